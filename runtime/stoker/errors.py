@@ -1,0 +1,153 @@
+"""Every error that stoker raises on purpose: one hierarchy, retryability as a type.
+
+An error names the object and the values and says the remedy. Adapters translate a foreign library's errors into
+these once, where they meet it; nothing above an adapter sees another library's exception.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BucketNotFoundError",
+    "BudgetError",
+    "ChecksumError",
+    "ConfigError",
+    "ConnectionLostError",
+    "CredentialsError",
+    "DatasetExistsError",
+    "DeadlineError",
+    "FetchError",
+    "FormatError",
+    "MissingExtraError",
+    "NotFoundError",
+    "ObjectChangedError",
+    "PackError",
+    "PermissionDeniedError",
+    "PreconditionFailedError",
+    "RankMismatchError",
+    "SampleError",
+    "SchemaError",
+    "ServerError",
+    "StateError",
+    "StokerError",
+    "StoreError",
+    "ThrottledError",
+    "TransientError",
+    "TruncatedError",
+    "WrongRegionError",
+]
+
+
+class StokerError(Exception):
+    """Base of every error that stoker raises on purpose."""
+
+
+class ConfigError(StokerError, ValueError):
+    """An argument or setting is wrong; nothing was started."""
+
+
+class MissingExtraError(StokerError, ImportError):
+    """A feature needs an optional dependency; the message names the extra to install."""
+
+
+class SchemaError(StokerError, ValueError):
+    """A schema is not valid, or a sample does not match its schema."""
+
+
+class FormatError(StokerError, ValueError):
+    """Bytes are not the super-sample, manifest or pack record that they should be."""
+
+
+class StateError(StokerError, ValueError):
+    """A saved loader state does not fit this loader."""
+
+
+class BudgetError(StokerError, ValueError):
+    """The memory budget, or a limit on requests or dollars, is too small; the message names the figure that fits."""
+
+
+class RankMismatchError(StokerError):
+    """The ranks of a job disagree on the data set or the order; raised on every rank before the first batch."""
+
+
+class SampleError(StokerError):
+    """A sample could not be decoded or transformed; names the sample and its super-sample. The cause is chained."""
+
+
+class PackError(StokerError):
+    """A pack cannot go on; what was packed before stays and can be resumed."""
+
+
+class DatasetExistsError(PackError, FileExistsError):
+    """There already is a data set at the URL."""
+
+
+class StoreError(StokerError, OSError):
+    """A store could not do what it was asked; the base of everything an adapter raises. Not retryable by itself."""
+
+
+class NotFoundError(StoreError, FileNotFoundError):
+    """The object does not exist."""
+
+
+class BucketNotFoundError(NotFoundError):
+    """The bucket (or local folder) itself does not exist."""
+
+
+class PermissionDeniedError(StoreError, PermissionError):
+    """The credentials are valid and do not allow this."""
+
+
+class CredentialsError(StoreError, PermissionError):
+    """Credentials are missing, invalid or expired and could not be refreshed."""
+
+
+class WrongRegionError(StoreError):
+    """The bucket lives in another region than the one that was asked; the message names it if the store told."""
+
+
+class PreconditionFailedError(StoreError):
+    """A conditional write lost: the object exists already, or changed since it was read."""
+
+
+class ObjectChangedError(StoreError):
+    """An object is not the one the manifest pinned: its size, checksum or ETag/generation differs."""
+
+
+class FetchError(StoreError):
+    """A super-sample could not be fetched after every allowed attempt; names it, the attempts and the last cause."""
+
+
+class TransientError(StoreError):
+    """May succeed if tried again. Raised from an adapter, it is retried by the fetcher.
+
+    Attributes:
+        retry_after_seconds: how long the store asked to wait, if it said so.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ThrottledError(TransientError):
+    """The store asks to slow down (503 SlowDown, 429)."""
+
+
+class ServerError(TransientError):
+    """The store failed inside (500, 502, 504)."""
+
+
+class ConnectionLostError(TransientError, ConnectionError):
+    """The connection could not be made, or broke."""
+
+
+class TruncatedError(TransientError):
+    """The body ended before the bytes that were promised."""
+
+
+class DeadlineError(TransientError, TimeoutError):
+    """An attempt did not end before its deadline."""
+
+
+class ChecksumError(TransientError):
+    """Bytes arrived whole and are not those that were stored: their checksum differs."""
