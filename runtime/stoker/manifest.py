@@ -1,0 +1,297 @@
+"""The manifest: a data set's index, one row per super-sample, itself a safetensors file.
+
+Rows are columns of integers, about 36 bytes a super-sample, and are never copied out of the buffer they were read into:
+a manifest of a million super-samples opens in milliseconds. Object keys are computed, not stored: the rows of one pack
+run stand together, and row ``i`` of a run has the key ``data/<run>/<number>``.
+
+An object's identity is its size and CRC-32C. Its ETag or generation is kept beside them, to be sent as a precondition;
+three encodings keep it small: 16 raw bytes (ETags of 32 hexadecimal digits), an integer (generations), or text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import tensorfile
+from stoker.checksum import crc32c
+from stoker.dtypes import DTYPES, DType
+from stoker.errors import ChecksumError, FormatError, SchemaError
+from stoker.schema import Schema
+from stoker.supersample import FORMAT, Packed
+from stoker.tier import ObjectRef
+
+__all__ = ["POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "version_key"]
+
+POINTER_KEY = "manifest.safetensors"
+_HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")
+
+
+def object_key(run: str, number: int) -> str:
+    """Return the key of a run's super-sample; the run's hash in front spreads the keys over a bucket's partitions."""
+    return f"data/{run}/{number:08d}"
+
+
+def version_key(version: int) -> str:
+    """Return the key of an immutable version of the manifest."""
+    return f"manifests/{version:08d}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class PackRun:
+    """Consecutive rows that one pack run wrote.
+
+    Attributes:
+        run: its id, 16 hexadecimal digits.
+        first_number: number of the first row's super-sample within the run.
+        rows: how many rows.
+    """
+
+    run: str
+    first_number: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of a manifest, column-wise; ``uint32 [rows]`` each.
+
+    Attributes:
+        size_bytes: of the object.
+        samples: in it.
+        head_bytes: of its head.
+        head_crc32c: checksum of its head.
+        crc32c: checksum of the object.
+        tags: ETags (``uint8 [rows, 16]`` or text) or generations (``int64 [rows]``).
+    """
+
+    size_bytes: NDArray[np.uint32]
+    samples: NDArray[np.uint32]
+    head_bytes: NDArray[np.uint32]
+    head_crc32c: NDArray[np.uint32]
+    crc32c: NDArray[np.uint32]
+    tags: NDArray[Any] | tuple[str, ...]
+
+    @classmethod
+    def of(cls, packed: Sequence[Packed]) -> Rows:
+        """Return the rows of packed super-samples, in the order given."""
+        columns = {name: np.array([getattr(item, name) for item in packed], "<u4") for name in _ROW_FIELDS}
+        return cls(**columns, tags=_compact([item.tag for item in packed]))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def tag(self, row: int) -> str:
+        """Return the ETag or generation of a row, ``""`` if there is none."""
+        if isinstance(self.tags, tuple):
+            return self.tags[row]
+        return self.tags[row].tobytes().hex() if self.tags.ndim == 2 else str(self.tags[row])
+
+    def followed_by(self, other: Rows) -> Rows:
+        """Return these rows and then the others."""
+        columns = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ROW_FIELDS}
+        tags: NDArray[Any] | tuple[str, ...]
+        if (
+            isinstance(self.tags, np.ndarray)
+            and isinstance(other.tags, np.ndarray)
+            and (self.tags.ndim == other.tags.ndim)
+        ):
+            tags = np.concatenate([self.tags, other.tags])
+        else:
+            tags = _compact([rows.tag(row) for rows in (self, other) for row in range(len(rows))])
+        return Rows(**columns, tags=tags)
+
+    def packed(self, row: int, ordinal: int) -> Packed:
+        """Return one row as a record."""
+        numbers = {name: int(getattr(self, name)[row]) for name in _ROW_FIELDS}
+        return Packed(ordinal=ordinal, tag=self.tag(row), **numbers)
+
+
+def _compact(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
+    if all(_HEX_TAG.fullmatch(tag) for tag in tags):
+        return np.frombuffer(bytes.fromhex("".join(tags)), np.uint8).reshape(len(tags), 16)
+    if all(tag.isdecimal() and tag == str(int(tag)) and int(tag) < 1 << 63 for tag in tags):
+        return np.array([int(tag) for tag in tags], "<i8")
+    return tuple(tags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Manifest:
+    """One immutable version of a data set's index.
+
+    Attributes:
+        dataset: id of the data set.
+        version: from 1, rising by one with every commit.
+        schema: its columns.
+        rows: its super-samples.
+        runs: which pack runs wrote them, in order of the rows.
+    """
+
+    dataset: str
+    version: int
+    schema: Schema
+    rows: Rows
+    runs: tuple[PackRun, ...]
+    _run_ends: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_run_ends", tuple(accumulate(run.rows for run in self.runs)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the data set has."""
+        return int(self.rows.samples.sum(dtype=np.int64))
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes all super-samples have."""
+        return int(self.rows.size_bytes.sum(dtype=np.int64))
+
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest super-sample."""
+        return int(self.rows.size_bytes.max())
+
+    def key(self, row: int) -> str:
+        """Return the object key of a row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a manifest with {len(self)}")
+        index = bisect_right(self._run_ends, row)
+        run = self.runs[index]
+        return object_key(run.run, run.first_number + row - (self._run_ends[index] - run.rows))
+
+    def ref(self, row: int) -> ObjectRef:
+        """Return what pins the object of a row: key, size, checksum and tag."""
+        return ObjectRef(
+            key=self.key(row),
+            size_bytes=int(self.rows.size_bytes[row]),
+            crc32c=int(self.rows.crc32c[row]),
+            tag=self.rows.tag(row),
+        )
+
+    def extended(self, rows: Rows, run: PackRun) -> Manifest:
+        """Return the next version, with the rows of one more run appended."""
+        runs = (*self.runs, run)
+        return replace(self, version=self.version + 1, rows=self.rows.followed_by(rows), runs=runs)
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest as a safetensors file; the same manifest gives the same bytes everywhere."""
+        arrays: dict[str, tuple[DType, NDArray[Any]]] = {
+            "run_id": (DTYPES["uint64"], np.array([int(run.run, 16) for run in self.runs], "<u8")),
+            "run_first_number": (DTYPES["uint32"], np.array([run.first_number for run in self.runs], "<u4")),
+            "run_rows": (DTYPES["uint32"], np.array([run.rows for run in self.runs], "<u4")),
+        }
+        tags = self.rows.tags
+        if isinstance(tags, tuple):
+            text = [tag.encode() for tag in tags]
+            arrays["tag.offsets"] = (DTYPES["int64"], np.cumsum([0, *map(len, text)], dtype="<i8"))
+            arrays["tag"] = (DTYPES["uint8"], np.frombuffer(b"".join(text), np.uint8))
+        else:
+            arrays["tag"] = (DTYPES["uint8" if tags.ndim == 2 else "int64"], tags)
+        for name in _ROW_FIELDS:
+            arrays[name] = (DTYPES["uint32"], getattr(self.rows, name))
+        data = b"".join(array.tobytes() for _, array in arrays.values())
+        metadata = {
+            "stoker_manifest": FORMAT,
+            "dataset": self.dataset,
+            "version": str(self.version),
+            "crc32c": f"{crc32c(data):08x}",
+            "schema": self.schema.to_json(),
+        }
+        tensors = tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in arrays.items())
+        return tensorfile.encode_header(metadata, tensors) + data
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
+        """Return the manifest whose file is ``data``; its arrays are views of it.
+
+        Raises:
+            FormatError: the bytes are not a manifest.
+            ChecksumError: they were one and are damaged.
+        """
+        header = tensorfile.parse_header(data, len(data))
+        if header.metadata.get("stoker_manifest") != FORMAT:
+            raise FormatError("this is not a manifest of a format that this version reads; a newer stoker may")
+        found = crc32c(memoryview(data)[header.header_bytes :])
+        arrays = {
+            tensor.name: np.frombuffer(
+                data,
+                tensor.dtype.holder,
+                (tensor.end - tensor.start) // tensor.dtype.size_bytes,
+                header.header_bytes + tensor.start,
+            ).reshape(tensor.shape)
+            for tensor in header.tensors
+        }
+        try:
+            metadata = header.metadata
+            if int(metadata["crc32c"], 16) != found:
+                raise ChecksumError(f"manifest has crc32c {found:08x}, its header says {metadata['crc32c']}")
+            manifest = cls(
+                dataset=metadata["dataset"],
+                version=int(metadata["version"]),
+                schema=Schema.from_json(metadata["schema"]),
+                rows=_parsed_rows(arrays),
+                runs=_parsed_runs(arrays),
+            )
+        except KeyError as error:
+            raise FormatError(f"the manifest has no {error}") from None
+        except SchemaError as error:
+            raise FormatError(f"the manifest's schema is not valid: {error}") from None
+        except ValueError as error:
+            if isinstance(error, FormatError):
+                raise
+            raise FormatError(f"the manifest is not valid: {str(error)[:200]}") from None
+        if sum(run.rows for run in manifest.runs) != len(manifest) or manifest.version < 1:
+            raise FormatError("the manifest's runs do not account for its rows")
+        return manifest
+
+
+def _parsed_rows(arrays: Mapping[str, NDArray[Any]]) -> Rows:
+    columns = {name: arrays[name] for name in _ROW_FIELDS}
+    count = len(columns["samples"])
+    if any(array.dtype != np.dtype("<u4") or array.shape != (count,) for array in columns.values()):
+        raise FormatError("the manifest's columns are not uint32 of one length")
+    if (columns["head_bytes"] > columns["size_bytes"]).any() or not columns["samples"].all():
+        raise FormatError("the manifest has a super-sample without samples, or with a head larger than itself")
+    tags = arrays["tag"]
+    if "tag.offsets" in arrays:
+        return Rows(**columns, tags=_parsed_text_tags(tags, arrays["tag.offsets"], count))
+    kinds = {((count, 16), np.dtype("u1")), ((count,), np.dtype("<i8"))}
+    if (tags.shape, tags.dtype) not in kinds:
+        raise FormatError("the manifest's tags are neither 16 bytes nor an int64 a row")
+    return Rows(**columns, tags=tags)
+
+
+def _parsed_text_tags(tags: NDArray[Any], offsets: NDArray[Any], count: int) -> tuple[str, ...]:
+    if tags.dtype != np.uint8 or tags.ndim != 1 or offsets.shape != (count + 1,) or offsets.dtype != np.dtype("<i8"):
+        raise FormatError("the manifest's text tags have the wrong shape or dtype")
+    ends = offsets.tolist()
+    if ends[0] != 0 or ends[-1] != len(tags) or (offsets[1:] < offsets[:-1]).any():
+        raise FormatError("the offsets of the manifest's tags do not rise to their end")
+    text = tags.tobytes()
+    try:
+        return tuple(str(text[start:end], "ascii") for start, end in pairwise(ends))
+    except UnicodeDecodeError:
+        raise FormatError("the manifest has a tag that is not ASCII") from None
+
+
+def _parsed_runs(arrays: Mapping[str, NDArray[Any]]) -> tuple[PackRun, ...]:
+    ids, firsts, rows = arrays["run_id"], arrays["run_first_number"], arrays["run_rows"]
+    wanted = (("<u8", ids), ("<u4", firsts), ("<u4", rows))
+    if any(array.dtype != np.dtype(code) or array.shape != (len(ids),) for code, array in wanted):
+        raise FormatError("the manifest's runs have the wrong shape or dtype")
+    return tuple(
+        PackRun(f"{run:016x}", first, count)
+        for run, first, count in zip(ids.tolist(), firsts.tolist(), rows.tolist(), strict=True)
+    )
