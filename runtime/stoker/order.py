@@ -69,8 +69,7 @@ class Block:
     """The samples of one delivery block, in their order.
 
     Attributes:
-        pieces: of the lane, that have samples here; half-open ``first, end`` plus those without samples left out by
-            ``which`` never naming them.
+        pieces: of the lane, that may have samples here.
         which: ``int64 [samples]``, index of each sample's piece, counted from ``pieces.start``.
         rows: ``int64 [samples]``, each sample's row in its super-sample.
     """
@@ -175,6 +174,7 @@ class Lane:
         self._group = window if order.config.shuffle == "block" else 1
         self.block_ends = np.cumsum(self._block_sizes())
         self._row_permutations: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
+        self._latest: tuple[int, Block] | None = None
 
     def _block_sizes(self) -> NDArray[np.int64]:
         if self._group > 1:
@@ -202,7 +202,17 @@ class Lane:
         return range(max(0, block - self._parts + 1), min(block + 1, count))
 
     def block(self, block: int) -> Block:
-        """Return the samples of a block, in order."""
+        """Return the samples of a block, in order; the last one asked for is kept."""
+        if self._latest is None or self._latest[0] != block:
+            self._latest = block, self._make_block(block)
+        return self._latest[1]
+
+    def picks(self, block: int, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return ``which`` and ``rows`` of the samples ``[start, end)`` of a block."""
+        content = self.block(block)
+        return content.which[start:end], content.rows[start:end]
+
+    def _make_block(self, block: int) -> Block:
         pieces = self.pieces_of(block)
         parts = [self._rows_of(piece, block) for piece in pieces]
         which = np.repeat(np.arange(len(parts)), [len(part) for part in parts])

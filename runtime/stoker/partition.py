@@ -1,0 +1,136 @@
+"""Who delivers what: how the positions of an epoch fall to steps and ranks.
+
+A step takes the next ``batch_size · world_size`` positions, groups them by lane, and gives rank ``r`` the ``r``-th of
+``world_size`` equal slices (sizes differ by at most 1). Where the lanes are a multiple of the ranks and the global
+batch a multiple of the lanes, a rank keeps to lanes of its own. Any world size and batch size may go on from any
+position: what was delivered is a prefix of the epoch, whoever delivered it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.errors import ConfigError
+
+__all__ = ["LaneSlice", "Partition", "Step"]
+
+_MAX_ENUMERATED_PLACES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSlice:
+    """Places ``[start, end)`` of one lane."""
+
+    lane: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one rank delivers in one step.
+
+    Attributes:
+        end: the position of the epoch behind the step, over all ranks.
+        slices: in order of delivery; the lanes rise.
+        repeated: how many samples all ranks together deliver a second time, to give each rank one.
+    """
+
+    end: int
+    slices: tuple[LaneSlice, ...]
+    repeated: int = 0
+
+    @property
+    def samples(self) -> int:
+        """How many samples the rank delivers."""
+        return sum(part.end - part.start for part in self.slices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """How an epoch is dealt to one rank.
+
+    Attributes:
+        samples: of the epoch.
+        lanes: into how many parts the order is cut.
+        batch_size: samples a step and rank.
+        rank: this rank.
+        world_size: how many ranks there are.
+        drop_last: leave out the last global batch if it is not full; else it is divided evenly, and if it has fewer
+            samples than there are ranks, samples are repeated so that each rank has one.
+        evaluation: never drop and never repeat; ranks may then differ by one step.
+    """
+
+    samples: int
+    lanes: int = 1
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size {self.batch_size} is not at least 1")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank {self.rank} is not in [0, world_size={self.world_size})")
+        if self.drop_last and self.evaluation:
+            raise ConfigError("evaluation delivers every sample: it cannot be combined with drop_last")
+
+    @property
+    def global_batch(self) -> int:
+        """Samples a step over all ranks."""
+        return self.batch_size * self.world_size
+
+    def steps_from(self, position: int = 0) -> int:
+        """Return how many steps this rank has from a position of the epoch to its end."""
+        full, rest = divmod(max(0, self.samples - position), self.global_batch)
+        if not rest or self.drop_last or (self.evaluation and self.rank >= rest):
+            return full
+        return full + 1
+
+    def step(self, position: int) -> Step | None:
+        """Return the step that starts at a position, or None if this rank's epoch ends there."""
+        if not self.steps_from(position):
+            return None
+        end = min(position + self.global_batch, self.samples)
+        count = end - position
+        if count >= self.world_size:
+            first, last = self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size
+            return Step(end, self._slices(position, end, first, last))
+        first = self.rank % count
+        repeated = 0 if self.evaluation else self.world_size - count
+        return Step(end, self._slices(position, end, first, first + 1), repeated)
+
+    def _slices(self, position: int, end: int, first: int, last: int) -> tuple[LaneSlice, ...]:
+        """Return places ``[first, last)`` of the positions ``[position, end)`` once these are grouped by lane."""
+        lanes = np.arange(self.lanes)
+        starts = -((lanes - position) // self.lanes)  # the first place of each lane at or behind `position`
+        ends = -((lanes - end) // self.lanes)
+        borders = np.concatenate([[0], np.cumsum(ends - starts)])
+        low = int(np.searchsorted(borders, first, "right")) - 1
+        high = int(np.searchsorted(borders, last, "left"))
+        slices = []
+        for lane in range(low, high):
+            offset = int(starts[lane]) - int(borders[lane])
+            begin, stop = max(first, int(borders[lane])), min(last, int(borders[lane + 1]))
+            if begin < stop:
+                slices.append(LaneSlice(lane, begin + offset, stop + offset))
+        return tuple(slices)
+
+    def lanes_touched(self) -> int:
+        """Return how many lanes this rank reads from over an epoch, or a bound on it."""
+        cycle = self.lanes // math.gcd(self.global_batch, self.lanes)
+        if cycle * self.lanes > _MAX_ENUMERATED_PLACES:
+            return self.lanes
+        touched: set[int] = set()
+        positions = [step * self.global_batch for step in range(min(cycle, self.steps_from()))]
+        positions.append(self.samples // self.global_batch * self.global_batch)
+        for position in positions:
+            step = self.step(position)
+            if step is not None:
+                touched.update(part.lane for part in step.slices)
+        return len(touched)

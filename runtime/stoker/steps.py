@@ -1,0 +1,205 @@
+"""The steps of a rank: which super-samples each batch needs, from when to when, worked out just ahead of use.
+
+:class:`Steps` walks the order through the partition, over as many epochs as the run has, and gives every super-sample
+that the rank must hold an **item** number, in order of first use. A step is a few **segments**, each the part of one
+delivery block that falls into the batch; a segment names the items it needs, and those that nobody needs behind it.
+Only borders of blocks are looked at here; which rows a block holds is computed when the batch is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.order import Lane, Order, OrderConfig
+from stoker.partition import LaneSlice, Partition
+
+__all__ = ["PlannedStep", "Segment", "Steps"]
+
+Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive samples of a batch that come from one set of super-samples.
+
+    Attributes:
+        start: place of its first sample in the batch.
+        end: place behind its last.
+        items: numbers of the items it needs.
+        super_samples: ``int64 [items]``, what each item is.
+        picks: computes ``(which, rows)``, ``int64 [samples]`` each: each sample's index into ``items``, and row.
+        done: numbers of the items that no later segment needs.
+    """
+
+    start: int
+    end: int
+    items: tuple[int, ...]
+    super_samples: NDArray[np.int64]
+    picks: Callable[[], Rows]
+    done: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One batch of this rank.
+
+    Attributes:
+        number: of the step in the run, from 0.
+        epoch: it belongs to.
+        end: position of the epoch behind it, over all ranks.
+        is_last: whether the rank's epoch ends with it.
+        segments: in order.
+        repeated: samples that all ranks together repeat in it.
+        first_uses: ``(item, super-sample)`` of every item that is first needed here, in order.
+    """
+
+    number: int
+    epoch: int
+    end: int
+    is_last: bool
+    segments: tuple[Segment, ...]
+    repeated: int
+    first_uses: tuple[tuple[int, int], ...]
+
+    @property
+    def samples(self) -> int:
+        """How many samples the batch has."""
+        return self.segments[-1].end if self.segments else 0
+
+
+@dataclass(slots=True)
+class _LaneItems:
+    """The items of one lane that are held now: piece → item number."""
+
+    lane: Lane
+    held: dict[int, int] = field(default_factory=dict)
+
+    def drop_before(self, piece: int) -> list[int]:
+        return [self.held.pop(old) for old in [old for old in self.held if old < piece]]
+
+
+class Steps:
+    """The steps of one rank, one epoch after the other.
+
+    Args:
+        samples: ``[super-samples]``, samples of each.
+        order: seed, shuffle, window and lanes.
+        partition: how an epoch is dealt to this rank.
+        epoch: the first epoch.
+        position: where in that epoch to start.
+        end_epoch: the epoch to stop before; None goes on forever.
+    """
+
+    def __init__(
+        self,
+        samples: NDArray[np.integer],
+        order: OrderConfig,
+        partition: Partition,
+        *,
+        epoch: int = 0,
+        position: int = 0,
+        end_epoch: int | None = None,
+    ) -> None:
+        self._samples, self._config, self._partition = samples, order, partition
+        self._next_item = 0
+        self._first_uses: list[tuple[int, int]] = []
+        self._steps = self._walk(epoch, position, end_epoch)
+
+    def next(self) -> PlannedStep | None:
+        """Return the next step, or None behind the last."""
+        return next(self._steps, None)
+
+    def _walk(self, epoch: int, position: int, end_epoch: int | None) -> Iterator[PlannedStep]:
+        number = 0
+        while (end_epoch is None or epoch < end_epoch) and self._partition.steps_from(0):
+            walk = self._walk_full if self._config.shuffle == "full" else self._walk_lanes
+            for step in walk(Order(self._samples, self._config, epoch), position):
+                yield replace(step, number=number)
+                number += 1
+            epoch, position = epoch + 1, 0
+
+    def _new_item(self, super_sample: int) -> int:
+        item, self._next_item = self._next_item, self._next_item + 1
+        self._first_uses.append((item, super_sample))
+        return item
+
+    def _take_first_uses(self) -> tuple[tuple[int, int], ...]:
+        taken, self._first_uses = tuple(self._first_uses), []
+        return taken
+
+    def _walk_lanes(self, order: Order, position: int) -> Iterator[PlannedStep]:
+        lanes: dict[int, _LaneItems] = {}
+        steps = self._partition.steps_from(position)
+        for left in range(steps - 1, -1, -1):
+            step = self._partition.step(position)
+            assert step is not None  # noqa: S101 - steps_from counts what step gives
+            segments: list[Segment] = []
+            for part in step.slices:
+                held = lanes.setdefault(part.lane, _LaneItems(order.lane(part.lane)))
+                segments.extend(self._segments(held, part, segments[-1].end if segments else 0))
+            if not left:
+                rest = tuple(item for held in lanes.values() for item in held.held.values())
+                segments[-1] = replace(segments[-1], done=(*segments[-1].done, *rest))
+            yield PlannedStep(
+                0, order.epoch, step.end, not left, tuple(segments), step.repeated, self._take_first_uses()
+            )
+            position = step.end
+
+    def _segments(self, held: _LaneItems, part: LaneSlice, at: int) -> Iterator[Segment]:
+        """Cut a slice of a lane at the borders of its blocks."""
+        lane, place = held.lane, part.start
+        while place < part.end:
+            block = lane.block_of(place)
+            block_end = int(lane.block_ends[block])
+            block_start = int(lane.block_ends[block - 1]) if block else 0
+            end = min(part.end, block_end)
+            pieces = lane.pieces_of(block)
+            skipped = held.drop_before(pieces.start)
+            for piece in pieces:
+                if piece not in held.held:
+                    held.held[piece] = self._new_item(int(lane.super_samples[piece]))
+            items = tuple(held.held[piece] for piece in pieces)
+            done = held.drop_before(lane.pieces_of(block + 1).start) if end == block_end else []
+            yield Segment(
+                start=at,
+                end=at + end - place,
+                items=items,
+                super_samples=lane.super_samples[pieces.start : pieces.stop],
+                picks=partial(lane.picks, block, place - block_start, end - block_start),
+                done=(*skipped, *done),
+            )
+            at, place = at + end - place, end
+
+    def _walk_full(self, order: Order, position: int) -> Iterator[PlannedStep]:
+        """Walk ``full`` with every super-sample held to the end of the epoch."""
+        permuted = order.feistel()
+        held: dict[int, int] = {}
+        steps = self._partition.steps_from(position)
+        for left in range(steps - 1, -1, -1):
+            step = self._partition.step(position)
+            assert step is not None  # noqa: S101 - steps_from counts what step gives
+            (part,) = step.slices
+            super_samples, rows = order.locate(permuted(np.arange(part.start, part.end)))
+            found, first, which = np.unique(super_samples, return_index=True, return_inverse=True)
+            for super_sample in found[np.argsort(first)].tolist():
+                if super_sample not in held:
+                    held[super_sample] = self._new_item(super_sample)
+            segment = Segment(
+                start=0,
+                end=len(rows),
+                items=tuple(held[super_sample] for super_sample in found.tolist()),
+                super_samples=found,
+                picks=partial(_known, (which, rows)),
+                done=() if left else tuple(held.values()),
+            )
+            yield PlannedStep(0, order.epoch, step.end, not left, (segment,), step.repeated, self._take_first_uses())
+            position = step.end
+
+
+def _known(rows: Rows) -> Rows:
+    return rows
