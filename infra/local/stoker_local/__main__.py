@@ -1,0 +1,89 @@
+"""``python -m stoker_local bucket``: the local bucket as a program."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+from stoker_local.bucket import LocalBucket
+from stoker_local.config import BucketConfig
+from stoker_local.s3.model import BucketSpec
+from stoker_local.shape import PROFILES
+
+_MEMORY = "memory"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+    options = _parser().parse_args(arguments)
+    watched = options.config == "-"
+    try:
+        config = BucketConfig.from_json(sys.stdin.readline()) if watched else _config(options)
+        asyncio.run(_serve(config, root=options.root, watch_stdin=watched))
+    except (OSError, ValueError) as error:
+        print(f"stoker_local: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m stoker_local", description="A cloud on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    bucket = commands.add_parser("bucket", help="serve S3 from memory")
+    bucket.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    bucket.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    bucket.add_argument(
+        "--root",
+        default=_MEMORY,
+        help="'memory' (default): start empty; or a folder whose sub-folders are read into memory as buckets",
+    )
+    bucket.add_argument("--profile", choices=sorted(PROFILES), default="none", help="shape of the network")
+    bucket.add_argument("--bucket", action="append", metavar="NAME", help="a bucket to make (default: stoker)")
+    bucket.add_argument("--anonymous", action="store_true", help="let unsigned requests read the buckets")
+    bucket.add_argument("--seed", type=int, default=0, help="of the delays that are drawn")
+    bucket.add_argument("--config", choices=["-"], help="read the whole configuration from standard input, as JSON")
+    return parser
+
+
+def _config(options: argparse.Namespace) -> BucketConfig:
+    names = list(dict.fromkeys([*(options.bucket or ["stoker"]), *(p.name for p in _folders(options.root))]))
+    return BucketConfig(
+        host=options.host,
+        port=options.port,
+        buckets=tuple(BucketSpec(name=name, anonymous=options.anonymous) for name in names),
+        shape=dataclasses.replace(PROFILES[options.profile], seed=options.seed),
+    )
+
+
+def _folders(root: str) -> list[Path]:
+    return [] if root == _MEMORY else sorted(path for path in Path(root).iterdir() if path.is_dir())
+
+
+async def _serve(config: BucketConfig, *, root: str, watch_stdin: bool) -> None:
+    """Serve until SIGINT, SIGTERM or, if it is watched, the end of standard input."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with LocalBucket(config) as bucket:
+        for folder in _folders(root):
+            for path in (path for path in folder.rglob("*") if path.is_file()):
+                bucket.put(folder.name, path.relative_to(folder).as_posix(), path.read_bytes())
+        if watch_stdin:
+            loop.add_reader(sys.stdin.fileno(), _watch, stop)
+        variables = " ".join(f"{name}={value}" for name, value in bucket.environment().items())
+        print(f"{bucket.url} {variables}", flush=True)
+        await stop.wait()
+
+
+def _watch(stop: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        stop.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""What S3's operations work on, and the XML they speak."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from stoker_local.http1 import Body, Request, Response
+from stoker_local.objects import ObjectMap
+from stoker_local.s3.errors import S3Error
+
+__all__ = ["Bucket", "BucketSpec", "Call", "Upload", "element", "iso_time", "parse_xml", "xml_response"]
+
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSpec:
+    """A bucket and who may read it.
+
+    Attributes:
+        region: where it lives; None is where the server is.
+        anonymous: unsigned requests may read it.
+        requester_pays: requests must say ``x-amz-request-payer: requester``.
+    """
+
+    name: str
+    region: str | None = None
+    anonymous: bool = False
+    requester_pays: bool = False
+
+    def __post_init__(self) -> None:
+        if not _BUCKET_NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not a bucket name: 3 to 63 of a-z, 0-9, '.' and '-'")
+
+
+@dataclass(slots=True, kw_only=True)
+class Upload:
+    """A multipart upload in progress: its parts by number, each with its quoted MD5."""
+
+    key: str
+    headers: dict[str, str]
+    parts: dict[int, tuple[str, Body]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Bucket:
+    """A bucket's contents."""
+
+    spec: BucketSpec
+    region: str
+    created_at: float
+    objects: ObjectMap = field(default_factory=ObjectMap)
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    next_upload: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operation that a client asks for.
+
+    Attributes:
+        operation: S3's name of it.
+        bucket: the bucket's name; empty for ``ListBuckets``.
+        key: the object's; empty for operations on buckets.
+        body: what follows the head, still aws-chunked if it was sent so.
+    """
+
+    operation: str
+    bucket: str
+    key: str
+    request: Request
+    body: Body = b""
+
+
+def element(name: str, text: object) -> str:
+    """Return one XML element with escaped text."""
+    return f"<{name}>{escape(str(text))}</{name}>"
+
+
+def xml_response(root: str, inner: str) -> Response:
+    """Return a 200 whose body is ``inner`` within ``root``, in S3's namespace."""
+    body = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        f'<{root} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</{root}>'
+    )
+    return Response(headers={"Content-Type": "application/xml"}, body=body.encode())
+
+
+def parse_xml(body: Body) -> ElementTree.Element:
+    """Parse a request's XML; its elements lose their namespace.
+
+    Raises:
+        S3Error: it is not XML, or holds a document type (which could define expanding entities).
+    """
+    try:
+        text = bytes(body).decode("utf-8")
+        if "<!DOCTYPE" in text:
+            raise S3Error("MalformedXML", "Document types are not accepted.")
+        root = ElementTree.fromstring(text)  # noqa: S314  (no document type, so no entities to expand)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise S3Error("MalformedXML", "The XML you provided was not well-formed.") from error
+    for node in root.iter():
+        node.tag = node.tag.rpartition("}")[2]
+    return root
+
+
+def iso_time(posix_seconds: float) -> str:
+    """Return a time as S3 writes it in XML."""
+    return datetime.fromtimestamp(posix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
