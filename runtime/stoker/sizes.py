@@ -1,0 +1,51 @@
+"""Numbers of bytes as people write and read them: ``"8MiB"``, ``"512 MB"``, ``"16_777_216"``."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from stoker.errors import ConfigError
+
+__all__ = ["format_bytes", "parse_bytes"]
+
+_DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB")
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_FACTORS = {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)} | {
+    unit.lower(): 1024**power for power, unit in enumerate(_BINARY)
+}
+_SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_MAX_TEXT = 40
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return a number of bytes; a fraction of a unit is rounded down.
+
+    Args:
+        text: a number, with a unit or without: ``B``, ``KB`` to ``PB`` (powers of 1000), ``KiB`` to ``PiB`` (of 1024),
+            in any case. A bare ``M`` is refused, since it means the one to some and the other to others.
+
+    Raises:
+        ConfigError: it is not a number of bytes, or a negative one.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text < 0:
+            raise ConfigError(f"a number of bytes cannot be negative: {text}")
+        return text
+    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= _MAX_TEXT else None
+    factor = _FACTORS.get(match[2].lower() or "b") if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"{text!r:.{_MAX_TEXT}} is not a number of bytes; write for example 8MiB, 8MB or 8388608")
+    return int(Fraction(match[1].replace("_", "")) * factor)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a number of bytes with three significant digits and a binary unit: ``8.00 MiB``."""
+    power = 0
+    while abs(size_bytes) >= 1000 and power < len(_BINARY) - 1:
+        size_bytes /= 1024
+        power += 1
+    if power == 0:
+        return f"{size_bytes:.0f} B"
+    digits = 2 if abs(size_bytes) < 10 else 1 if abs(size_bytes) < 100 else 0
+    return f"{size_bytes:.{digits}f} {_BINARY[power]}"
