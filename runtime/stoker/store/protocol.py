@@ -74,7 +74,7 @@ class Readable(Protocol):
         ...
 
     def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield the objects whose key starts with ``prefix``, in ascending (UTF-8) order of key, after ``start_after``."""
+        """Yield the objects whose key starts with ``prefix``, ascending by UTF-8 key, after ``start_after``."""
         ...
 
 
@@ -82,9 +82,7 @@ class Readable(Protocol):
 class Writable(Protocol):
     """Writing objects: whole, atomic, visible at once."""
 
-    async def put(
-        self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None
-    ) -> ObjectInfo:
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object; readers see the old bytes or the new, never a mixture.
 
         Raises:

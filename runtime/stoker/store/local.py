@@ -1,0 +1,286 @@
+"""A store in a local folder.
+
+An object is a file. A write goes to a hidden file beside its target and is renamed over it, so a reader sees the old
+object or the new one and a writer that is killed leaves nothing but that hidden file, which no listing shows. Writers
+hold a kernel lock (``flock``) on the target's folder while they check conditions and rename; the kernel frees it when
+a process dies, so there are no stale locks. The file system must offer such locks: local ones do, NFS may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from stoker.errors import (
+    BucketNotFoundError,
+    ConfigError,
+    NotFoundError,
+    ObjectChangedError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    ServerError,
+    StoreError,
+    TruncatedError,
+)
+from stoker.store.local_listing import Found, walk
+from stoker.store.location import Location, check_conditions, check_key, check_range
+from stoker.store.protocol import Buffer, ObjectInfo
+
+__all__ = ["LocalStore"]
+
+_T = TypeVar("_T")
+
+_PARTIAL_PREFIX, _PARTIAL_SUFFIX = ".stoker-", ".partial"
+_READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
+_PAGE_KEYS = 1000
+
+_ERRORS: dict[int, tuple[type[StoreError], str]] = {
+    errno.ENOENT: (NotFoundError, "does not exist"),
+    errno.ENOTDIR: (NotFoundError, "does not exist: a part of its path is a file"),
+    errno.EISDIR: (StoreError, "is a folder; a local store cannot hold both the keys 'a' and 'a/b'"),
+    errno.EEXIST: (StoreError, "lies below a file; a local store cannot hold both the keys 'a' and 'a/b'"),
+    errno.EACCES: (PermissionDeniedError, "is not permitted; check owner and mode of the file and its folders"),
+    errno.EPERM: (PermissionDeniedError, "is not permitted; check owner and mode of the file and its folders"),
+    errno.EROFS: (PermissionDeniedError, "is on a read-only file system"),
+    errno.ENAMETOOLONG: (StoreError, "has a name too long for this file system; use shorter keys"),
+    errno.ENOSPC: (StoreError, "does not fit: the disk is full; free some space and try again"),
+    errno.EDQUOT: (StoreError, "does not fit: the disk quota is used up; free some space and try again"),
+    errno.EMFILE: (StoreError, "cannot be opened: too many open files; raise 'ulimit -n'"),
+    errno.EIO: (ServerError, "could not be read or written: input/output error"),
+}
+
+
+class LocalStore:
+    """A folder, which the first write creates. All file operations run in threads of the loop's executor."""
+
+    def __init__(self, location: Location, _options: None = None) -> None:
+        self._at = location
+        self._root = Path(location.bucket)
+
+    @property
+    def url(self) -> str:
+        """The root as the user wrote it."""
+        return self._at.url
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        path = self._path(key)
+
+        def read(cancelled: threading.Event) -> tuple[bytes, ObjectInfo]:
+            with self._opened(key, path) as (file, info):
+                data = bytearray(info.size_bytes)
+                self._fill(file, info, memoryview(data), 0, cancelled)
+                return bytes(data), info
+
+        return await _in_thread(read)
+
+    async def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``; cancellation waits for the copy in progress, at most 4 MiB."""
+        check_range(start, end, into)
+        path = self._path(key)
+
+        def read(cancelled: threading.Event) -> ObjectInfo:
+            with self._opened(key, path) as (file, info):
+                if tag not in (None, info.tag):
+                    raise ObjectChangedError(f"{self._at.object_url(key)} changed: its tag is no longer {tag}")
+                if end > info.size_bytes:
+                    raise TruncatedError(
+                        f"{self._at.object_url(key)} has {info.size_bytes} bytes; "
+                        f"range [{start}, {end}) goes beyond its end"
+                    )
+                self._fill(file, info, into, start, cancelled)
+                return info
+
+        return await _in_thread(read)
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and tag."""
+        path = self._path(key)
+
+        def look(_: threading.Event) -> ObjectInfo:
+            with self._opened(key, path) as (_file, info):
+                return info
+
+        return await _in_thread(look)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
+        found = walk(self._root, prefix, start_after, hidden=_is_partial)
+
+        def page(_: threading.Event) -> list[ObjectInfo]:
+            with self._translated(self.url):
+                return [_info(item) for item in islice(found, _PAGE_KEYS)]
+
+        try:
+            while infos := await _in_thread(page):
+                for info in infos:
+                    yield info
+        finally:
+            found.close()
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Write an object. A cancelled write has happened or has not; ``data`` is no longer used either way."""
+        check_conditions(if_absent=if_absent, if_tag=if_tag)
+        path = self._path(key)
+
+        def write(_: threading.Event) -> ObjectInfo:
+            with self._translated(self._at.object_url(key)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with _partial_file(path.parent, data) as (partial, status), _locked(path.parent):
+                    current = _current_tag(path)
+                    if (if_absent and current is not None) or (if_tag is not None and current != if_tag):
+                        raise PreconditionFailedError(
+                            f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
+                        )
+                    partial.replace(path)
+                return ObjectInfo(key=key, size_bytes=status.st_size, tag=_tag(status))
+
+        return await _in_thread(write)
+
+    async def delete(self, key: str) -> None:
+        """Delete an object; its folder stays."""
+        path = self._path(key)
+
+        def remove(_: threading.Event) -> None:
+            with self._translated(self._at.object_url(key)):
+                try:
+                    with _locked(path.parent):
+                        path.unlink(missing_ok=True)
+                except (FileNotFoundError, NotADirectoryError):
+                    self._check_root()
+
+        await _in_thread(remove)
+
+    async def close(self) -> None:
+        """Do nothing: no file stays open between calls."""
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        parts = key.split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            raise ConfigError(f"object key {key!r} has an empty, '.' or '..' part: it cannot be a file's path")
+        if _is_partial(parts[-1]):
+            raise ConfigError(f"object key {key!r} is a name kept for unfinished writes; choose another")
+        return self._root.joinpath(*parts)
+
+    def _check_root(self) -> None:
+        if not self._root.is_dir():
+            raise BucketNotFoundError(f"the folder {self.url} does not exist; check the path or write to it first")
+
+    @contextmanager
+    def _translated(self, address: str) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except OSError as error:
+            kind, what = _ERRORS.get(error.errno or 0, (StoreError, f"could not be used: {error.strerror}"))
+            if kind is NotFoundError:
+                self._check_root()
+            raise kind(f"{address} {what}") from error
+
+    @contextmanager
+    def _opened(self, key: str, path: Path) -> Iterator[tuple[int, ObjectInfo]]:
+        address = self._at.object_url(key)
+        with self._translated(address):
+            # O_NONBLOCK: opening a named pipe must not wait for its writer.
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                status = os.fstat(file)
+                if not stat.S_ISREG(status.st_mode):
+                    raise NotFoundError(f"{address} is not a regular file")
+                yield file, _info((key, status))
+            finally:
+                os.close(file)
+
+    def _fill(self, file: int, info: ObjectInfo, into: memoryview, start: int, cancelled: threading.Event) -> None:
+        """Read ``into``'s bytes from ``start`` on, and make sure that the file did not change while we read."""
+        done = 0
+        while done < into.nbytes and not cancelled.is_set():
+            count = os.preadv(file, [into[done : done + _READ_BYTES]], start + done)
+            if count == 0:
+                raise TruncatedError(f"{self._at.object_url(info.key)} became shorter while it was read")
+            done += count
+        if _tag(os.fstat(file)) != info.tag:
+            raise ObjectChangedError(f"{self._at.object_url(info.key)} was modified while it was read")
+
+
+async def _in_thread(work: Callable[[threading.Event], _T]) -> _T:
+    """Run ``work(cancelled)`` in a thread and, however the call ends, return only when the thread is done with it."""
+    cancelled = threading.Event()
+    thread = asyncio.ensure_future(asyncio.to_thread(work, cancelled))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        cancelled.set()
+        while not thread.done():
+            try:
+                await asyncio.wait([thread])
+            except asyncio.CancelledError:  # the first cancellation is the one that is raised below
+                continue
+        if not thread.cancelled():
+            thread.exception()  # seen: the caller who would care has gone
+        raise
+
+
+def _tag(status: os.stat_result) -> str:
+    return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
+
+
+def _info(found: Found) -> ObjectInfo:
+    key, status = found
+    return ObjectInfo(key=key, size_bytes=status.st_size, tag=_tag(status))
+
+
+def _current_tag(path: Path) -> str | None:
+    try:
+        return _tag(path.stat())
+    except FileNotFoundError:
+        return None
+
+
+def _is_partial(name: str) -> bool:
+    return name.startswith(_PARTIAL_PREFIX) and name.endswith(_PARTIAL_SUFFIX)
+
+
+@contextmanager
+def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_result]]:
+    """Write ``data`` durably to a new hidden file, which is gone afterwards unless it was renamed."""
+    path = folder / f"{_PARTIAL_PREFIX}{secrets.token_hex(8)}{_PARTIAL_SUFFIX}"
+    try:
+        with path.open("xb", buffering=0) as file:
+            rest = memoryview(data).cast("B")
+            while rest:
+                rest = rest[file.write(rest) :]
+            # The kernel stamps files with a clock of 1 to 4 ms; nanoseconds tell two quick writes apart even if the
+            # second got the inode that the first had.
+            now = time.time_ns()
+            os.utime(file.fileno(), ns=(now, now))
+            os.fsync(file.fileno())
+            status = os.fstat(file.fileno())
+        yield path, status
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,115 @@
+"""Where a store is, and what its callers may ask: URLs, keys, ranges and conditions, checked once for every adapter."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from stoker.errors import ConfigError
+
+__all__ = ["Location", "check_conditions", "check_key", "check_range", "parse_url"]
+
+_BUCKET_SCHEMES = ("s3", "gs", "memory")
+_MAX_KEY_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A parsed store URL.
+
+    Attributes:
+        url: as the user wrote it, without trailing slashes; for messages.
+        scheme: ``file``, ``s3``, ``gs`` or ``memory``.
+        bucket: the bucket's name; for ``file``, the absolute path of the folder.
+        prefix: what stands before every key, without slashes at either end; always empty for ``file``.
+    """
+
+    url: str
+    scheme: str
+    bucket: str
+    prefix: str = ""
+
+    def object_url(self, key: str) -> str:
+        """Return the address of an object, for messages."""
+        return f"{self.url}/{key}"
+
+    def full_key(self, key: str) -> str:
+        """Return the key within the bucket of a valid key within the store."""
+        check_key(key)
+        return self.within_bucket(key)
+
+    def within_bucket(self, key_or_prefix: str) -> str:
+        """Return a key, or the beginning of one, within the bucket."""
+        return f"{self.prefix}/{key_or_prefix}" if self.prefix else key_or_prefix
+
+    def relative(self, full_key: str) -> str:
+        """Return the key within the store of a key within the bucket that :meth:`within_bucket` begins."""
+        return full_key[len(self.prefix) + 1 :] if self.prefix else full_key
+
+
+def parse_url(url: str | os.PathLike[str]) -> Location:
+    """Parse ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``memory://name/prefix``, ``file:///folder`` or a path.
+
+    Bucket prefixes are taken literally (``%20`` is three characters), ``file`` URLs are percent-decoded.
+
+    Raises:
+        ConfigError: the URL is not one of these.
+    """
+    text = os.fspath(url)
+    if not text or "\0" in text:
+        raise ConfigError("a store URL is empty or holds a NUL character; give a path or s3://bucket/prefix")
+    if "://" not in text:
+        return Location(url=text.rstrip("/") or "/", scheme="file", bucket=str(Path(text).absolute()))
+    scheme, rest = text.split("://", 1)
+    if scheme == "file":
+        return _parse_file_url(text)
+    if scheme not in _BUCKET_SCHEMES:
+        raise ConfigError(f"stoker has no store for {scheme}:// URLs; use s3://, gs://, file://, memory:// or a path")
+    bucket, _, prefix = rest.partition("/")
+    if "@" in bucket or ":" in bucket:
+        # What stands before the @ may be a secret, so the URL is not repeated.
+        raise ConfigError(
+            f"a {scheme}:// URL holds a user, password or port; give credentials and endpoints as options"
+        )
+    if not bucket or bucket != bucket.strip():
+        raise ConfigError(f"{text!r} names no bucket; write {scheme}://bucket/prefix")
+    return Location(url=text.rstrip("/"), scheme=scheme, bucket=bucket, prefix=prefix.strip("/"))
+
+
+def _parse_file_url(url: str) -> Location:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{url!r} is not a local folder; write file:///folder ('?' and '#' percent-encoded), or the plain path"
+        )
+    return Location(url=url.rstrip("/"), scheme="file", bucket=str(Path(unquote(parts.path)).absolute()))
+
+
+def check_key(key: str) -> None:
+    """Raise ConfigError unless ``key`` can name an object in a bucket."""
+    try:
+        size_bytes = len(key.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"object key {key!r} is not valid Unicode text") from None
+    if not key or key.startswith("/") or "\0" in key:
+        raise ConfigError(f"object key {key!r} is empty, starts with '/' or holds a NUL character")
+    if size_bytes > _MAX_KEY_BYTES:
+        raise ConfigError(f"object key {key[:64]!r}… has {size_bytes} bytes, more than a bucket's {_MAX_KEY_BYTES}")
+
+
+def check_range(start: int, end: int, into: memoryview) -> None:
+    """Raise ConfigError unless ``[start, end)`` is a range and ``into`` can take exactly its bytes."""
+    if not 0 <= start <= end:
+        raise ConfigError(f"byte range [{start}, {end}) is negative or reversed")
+    if into.readonly or into.itemsize != 1 or into.ndim != 1 or not into.contiguous:
+        raise ConfigError("'into' must be a writable, contiguous, one-dimensional memoryview of bytes")
+    if into.nbytes != end - start:
+        raise ConfigError(f"'into' has {into.nbytes} bytes for the {end - start} of range [{start}, {end})")
+
+
+def check_conditions(*, if_absent: bool, if_tag: str | None) -> None:
+    """Raise ConfigError if a write is asked to find both no object and a certain one."""
+    if if_absent and if_tag is not None:
+        raise ConfigError("if_absent and if_tag exclude each other; give one of them")

@@ -1,0 +1,103 @@
+"""How to reach a bucket: one options record per adapter, free of any cloud SDK."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.errors import ConfigError
+
+__all__ = ["GcsOptions", "HttpOptions", "S3Options", "StoreOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """Connections of one store in one event loop.
+
+    Attributes:
+        max_connections: open connections at once; a request beyond them waits for one.
+        connect_timeout_seconds: for one TCP and TLS handshake.
+        read_timeout_seconds: without a single byte arriving; a whole attempt's deadline is its caller's.
+        receive_buffer_bytes: what may arrive ahead of the copy into the caller's memory, per connection.
+    """
+
+    max_connections: int = 64
+    connect_timeout_seconds: float = 10.0
+    read_timeout_seconds: float = 60.0
+    receive_buffer_bytes: int = 256 << 10
+
+    def __post_init__(self) -> None:
+        for name in HttpOptions.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be greater than zero, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """How to reach an S3 bucket; what is left out comes from the standard AWS environment and configuration files.
+
+    Attributes:
+        endpoint_url: of an S3-compatible service, addressed path-style; default ``AWS_ENDPOINT_URL_S3``,
+            ``AWS_ENDPOINT_URL``, else AWS itself.
+        region: default ``AWS_REGION``, ``AWS_DEFAULT_REGION``, the profile's, else ``us-east-1``.
+        anonymous: send unsigned requests.
+        requester_pays: agree to pay for requests to a bucket of that kind.
+        access_key_id: with ``secret_access_key``, static credentials; else the standard chain, refreshed as needed.
+        session_token: of temporary static credentials.
+        profile: a section of the AWS configuration files.
+        http: connections and their limits.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    anonymous: bool = False
+    requester_pays: bool = False
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    profile: str | None = None
+    http: HttpOptions = field(default_factory=HttpOptions)
+
+    def __post_init__(self) -> None:
+        _check_endpoint(self.endpoint_url)
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ConfigError("access_key_id and secret_access_key go together; give both or neither")
+        if self.session_token is not None and self.access_key_id is None:
+            raise ConfigError("session_token needs access_key_id and secret_access_key")
+        if (self.access_key_id is not None) + (self.profile is not None) + self.anonymous > 1:
+            raise ConfigError("access keys, profile and anonymous exclude each other; give one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsOptions:
+    """How to reach a Google Cloud Storage bucket; what is left out comes from the standard Google environment.
+
+    Attributes:
+        endpoint_url: of an emulator, spoken to without credentials; default ``STORAGE_EMULATOR_HOST``, else Google.
+        anonymous: send requests without a token.
+        token: a ready OAuth 2 access token; it is not refreshed.
+        credentials_file: a service account or authorised user file; default ``GOOGLE_APPLICATION_CREDENTIALS``, the
+            gcloud CLI's, else the machine's own account.
+        user_project: the project to bill for requests to a requester-pays bucket.
+        http: connections and their limits.
+    """
+
+    endpoint_url: str | None = None
+    anonymous: bool = False
+    token: str | None = field(default=None, repr=False)
+    credentials_file: str | Path | None = None
+    user_project: str | None = None
+    http: HttpOptions = field(default_factory=HttpOptions)
+
+    def __post_init__(self) -> None:
+        _check_endpoint(self.endpoint_url)
+        if (self.token is not None) + (self.credentials_file is not None) + self.anonymous > 1:
+            raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")
+
+
+StoreOptions = S3Options | GcsOptions
+
+
+def _check_endpoint(url: str | None) -> None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise ConfigError("endpoint_url must start with http:// or https://")
