@@ -1,0 +1,181 @@
+"""The in-process buffer: fixed slots in one anonymous shared mapping, each with a life cycle.
+
+Invariant: every slot is in exactly one state, and ``free + filling + ready == slots``. A slot changes state only
+along the transition table below; anything else, a double release above all, is a :class:`RingStateError`.
+
+The ring decides and never waits: who may acquire, and when, is the business of its users. It is not thread-safe:
+one thread changes states; others may read memory through :meth:`Ring.view` and :meth:`Ring.offset` while they hold
+a READY slot.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.errors import ConfigError, StokerError
+
+__all__ = ["Ring", "RingStateError", "RingStatistics", "SlotState", "anonymous_memory"]
+
+ALIGNMENT_BYTES = 64
+"""Slots start on cache lines, so columns of every dtype are aligned views."""
+
+
+class RingStateError(StokerError, RuntimeError):
+    """A slot was asked for a transition that its state does not have. A bug in the caller, never bad luck."""
+
+
+class SlotState(enum.Enum):
+    """Where a slot stands in its life."""
+
+    FREE = "free"
+    FILLING = "filling"
+    READY = "ready"
+
+
+_TRANSITIONS = {
+    (SlotState.FREE, "acquire"): SlotState.FILLING,
+    (SlotState.FILLING, "commit"): SlotState.READY,
+    (SlotState.FILLING, "abort"): SlotState.FREE,
+    (SlotState.READY, "release"): SlotState.FREE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingStatistics:
+    """A moment of a ring.
+
+    Attributes:
+        free: slots that nobody holds.
+        filling: slots that a transport may be writing to.
+        ready: slots with verified bytes that a consumer has yet to release.
+        peak_used: the most slots that were not free at once, ever.
+        acquired: how often a slot was acquired.
+        committed: how often a slot became ready.
+        aborted: how often a slot was given back unfilled.
+    """
+
+    free: int
+    filling: int
+    ready: int
+    peak_used: int
+    acquired: int
+    committed: int
+    aborted: int
+
+
+def anonymous_memory(size_bytes: int) -> memoryview:
+    """Map ``size_bytes`` of zeroed memory, shared with children of a fork and in no file system.
+
+    Not /dev/shm, which containers keep at 64 MB; and pages are taken only when first written.
+    """
+    return memoryview(mmap.mmap(-1, size_bytes))
+
+
+class Ring:
+    """``slots`` slots of ``slot_bytes`` bytes each; the memory is allocated at the first acquire and then reused.
+
+    The slot freed last is acquired first: its pages are in memory already (fresh pages cost about 8 times a copy).
+    """
+
+    def __init__(
+        self, slots: int, slot_bytes: int, *, allocate: Callable[[int], memoryview] = anonymous_memory
+    ) -> None:
+        if slots < 1 or slot_bytes < 1:
+            raise ConfigError(f"a ring needs at least one slot of one byte, not {slots} of {slot_bytes}")
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self._stride_bytes = -(-slot_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._allocate = allocate
+        self._memory: memoryview | None = None
+        self._states = [SlotState.FREE] * slots
+        self._free = list(range(slots - 1, -1, -1))
+        self._ready = 0
+        self._peak_used = 0
+        self._acquired = 0
+        self._committed = 0
+        self._aborted = 0
+
+    @property
+    def memory(self) -> memoryview:
+        """All slots, :meth:`offset` apart."""
+        if self._memory is None:
+            self._memory = self._allocate(self.slots * self._stride_bytes)
+        return self._memory
+
+    @property
+    def free(self) -> int:
+        """How many slots can be acquired now."""
+        return len(self._free)
+
+    def acquire(self) -> int | None:
+        """FREE to FILLING: return a slot, or None when every slot is in use."""
+        if not self._free:
+            return None
+        _ = self.memory
+        slot = self._free.pop()
+        self._step(slot, "acquire")
+        self._acquired += 1
+        self._peak_used = max(self._peak_used, self.slots - len(self._free))
+        return slot
+
+    def commit(self, slot: int) -> None:
+        """FILLING to READY: the bytes are whole and verified, and no transport writes here any more."""
+        self._step(slot, "commit")
+        self._ready += 1
+        self._committed += 1
+
+    def abort(self, slot: int) -> None:
+        """FILLING to FREE: give the slot back unfilled. Its transport must have ended."""
+        self._step(slot, "abort")
+        self._free.append(slot)
+        self._aborted += 1
+
+    def release(self, slot: int) -> None:
+        """READY to FREE: the consumer is done with the bytes."""
+        self._step(slot, "release")
+        self._free.append(slot)
+        self._ready -= 1
+
+    def offset(self, slot: int) -> int:
+        """Return where the slot starts in :attr:`memory`, in bytes; a multiple of 64."""
+        if not 0 <= slot < self.slots:
+            raise RingStateError(f"slot {slot} is not in this ring of {self.slots}")
+        return slot * self._stride_bytes
+
+    def view(self, slot: int, length_bytes: int) -> memoryview:
+        """Return the first ``length_bytes`` bytes of a slot that is not free, writable, without a copy."""
+        start = self.offset(slot)
+        if self._states[slot] is SlotState.FREE:
+            raise RingStateError(f"slot {slot} is free: its bytes may be overwritten at any time")
+        if not 0 <= length_bytes <= self.slot_bytes:
+            raise RingStateError(f"{length_bytes} bytes do not fit in slots of {self.slot_bytes}")
+        return self.memory[start : start + length_bytes]
+
+    def statistics(self) -> RingStatistics:
+        """Return a snapshot."""
+        return RingStatistics(
+            free=len(self._free),
+            filling=self.slots - len(self._free) - self._ready,
+            ready=self._ready,
+            peak_used=self._peak_used,
+            acquired=self._acquired,
+            committed=self._committed,
+            aborted=self._aborted,
+        )
+
+    def _step(self, slot: int, action: str) -> None:
+        self.offset(slot)
+        state = self._states[slot]
+        following = _TRANSITIONS.get((state, action))
+        if following is None:
+            raise RingStateError(f"slot {slot} is {state.value}: cannot {action}")
+        self._states[slot] = following
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return (
+            f"<Ring {self.slots} x {self.slot_bytes} bytes: {now.free} free, {now.filling} filling, {now.ready} ready>"
+        )
