@@ -1,0 +1,152 @@
+"""Trying again: a store whose operations are repeated, with full-jitter back-off, while they may yet succeed.
+
+For packing, commits and maintenance, where an operation has no deadline of its own; the prefetcher has a policy of its
+own, with hedges and budgets. Full jitter is M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PreconditionFailedError, TransientError
+from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store
+
+__all__ = ["RetryPolicy", "RetryingReader", "RetryingStore", "holds"]
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Readable)
+_COMPARED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how soon to try again after a :class:`~stoker.errors.TransientError`.
+
+    Attributes:
+        attempts: in all, the first included.
+        first_seconds: the longest wait before the second attempt; it doubles with each.
+        longest_seconds: the longest wait, unless the store asks for more.
+        seed: of the jitter; None draws one from the operating system.
+    """
+
+    attempts: int = 8
+    first_seconds: float = 0.1
+    longest_seconds: float = 20.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not 0 <= self.first_seconds <= self.longest_seconds:
+            raise ConfigError("a retry policy needs attempts >= 1 and 0 <= first_seconds <= longest_seconds")
+
+
+class RetryingReader(Generic[R]):
+    """Reads through another store, trying again. Cancellation ends a wait at once."""
+
+    def __init__(self, store: R, policy: RetryPolicy | None = None) -> None:
+        self._store = store
+        self._policy = policy or RetryPolicy()
+        self._random = random.Random(self._policy.seed)  # noqa: S311 - jitter is no secret
+
+    @property
+    def url(self) -> str:
+        """The store's own URL."""
+        return self._store.url
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        return await self._retried(lambda: self._store.get(key))
+
+    async def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``."""
+        return await self._retried(lambda: self._store.get_range(key, start, end, into=into, tag=tag))
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and tag."""
+        return await self._retried(lambda: self._store.head(key))
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
+        failures = 0
+        while True:
+            try:
+                async for info in self._store.list(prefix, start_after=start_after):
+                    failures, start_after = 0, info.key
+                    yield info
+            except TransientError as error:
+                failures += 1
+                await self._wait(failures, error)
+            else:
+                return
+
+    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        failures = 0
+        while True:
+            try:
+                return await attempt()
+            except TransientError as error:
+                failures += 1
+                await self._wait(failures, error)
+
+    async def _wait(self, failures: int, error: TransientError) -> None:
+        """Wait before the next attempt, or raise ``error`` if it was the last."""
+        if failures >= self._policy.attempts:
+            raise error
+        longest = min(self._policy.longest_seconds, self._policy.first_seconds * 2 ** (failures - 1))
+        await asyncio.sleep(max(self._random.uniform(0, longest), error.retry_after_seconds or 0.0))
+
+
+class RetryingStore(RetryingReader[Store]):
+    """Reads and writes through another store, trying again."""
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Write an object; a conditional write whose answer was lost is recognised as one's own by its bytes."""
+        unsure = False
+
+        async def attempt() -> ObjectInfo:
+            nonlocal unsure
+            try:
+                return await self._store.put(key, data, if_absent=if_absent, if_tag=if_tag)
+            except TransientError:
+                unsure = True
+                raise
+            except PreconditionFailedError:
+                if unsure and (info := await holds(self._store, key, data)):
+                    return info
+                raise
+
+        return await self._retried(attempt)
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        await self._retried(lambda: self._store.delete(key))
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._store.close()
+
+
+async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
+    """Return what the store says of the object at ``key`` if its bytes are ``data``, else None.
+
+    Reads in small pieces, so that no second object is held in memory.
+    """
+    wanted = memoryview(data).cast("B")
+    try:
+        info = await store.head(key)
+        if info.size_bytes != len(wanted):
+            return None
+        piece = memoryview(bytearray(min(_COMPARED_BYTES, len(wanted))))
+        for start in range(0, len(wanted), _COMPARED_BYTES):
+            end = min(start + _COMPARED_BYTES, len(wanted))
+            await store.get_range(key, start, end, into=piece[: end - start], tag=info.tag)
+            if piece[: end - start] != wanted[start:end]:
+                return None
+    except (NotFoundError, ObjectChangedError):
+        return None
+    return info
