@@ -62,18 +62,17 @@ DTYPES: dict[str, DType] = {
 
 
 def dtype_of(name: object) -> DType:
-    """Return the element type called ``name``: a string, a numpy dtype or type, or a torch dtype.
+    """Return the element type called ``name``: a name in :data:`DTYPES`, a numpy or Python type, or a torch dtype.
 
     Raises:
         SchemaError: there is no such type, or it is one that cannot be stored.
     """
     if isinstance(name, DType):
         return name
-    text = name if isinstance(name, str) else str(name)
-    if text.startswith("torch."):
-        text = text.removeprefix("torch.")
-    elif not isinstance(name, str) or text not in DTYPES:
-        with contextlib.suppress(TypeError):
+    text = str(name).removeprefix("torch.")
+    # numpy takes None for float64, and runs a parser over strings: neither is what was meant.
+    if text not in DTYPES and name is not None and not isinstance(name, str):
+        with contextlib.suppress(TypeError, ValueError):
             text = np.dtype(name).name  # type: ignore[call-overload]
     if text in DTYPES:
         return DTYPES[text]

@@ -23,6 +23,7 @@ __all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_COLUMNS = 1024
+MAX_DIMENSIONS = 31  # with that of the samples, what numpy 1 can hold
 MAX_ROW_BYTES = 1 << 31
 
 
@@ -71,7 +72,7 @@ def _checked_shape(shape: object) -> tuple[int, ...]:
         shape = (shape,)
     if not isinstance(shape, tuple | list) or not all(type(n) is int and n > 0 for n in shape):
         raise SchemaError(f"shape {shape!r} is not a tuple of positive integers")
-    if len(shape) > 32 or math.prod(shape) > MAX_ROW_BYTES:
+    if len(shape) > MAX_DIMENSIONS or math.prod(shape) > MAX_ROW_BYTES:
         raise SchemaError(f"shape {shape!r} is too large for a sample")
     return tuple(shape)
 

@@ -14,6 +14,7 @@ metadata in the chunk itself).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ FORMAT = "1"
 SMALL_ROW_BYTES = 64
 MAX_SUPER_SAMPLE_BYTES = 32 << 20
 CHECKSUMS = "__crc32c__"
+_RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_ORDINAL = re.compile(r"[0-9]{1,9}", re.ASCII)
+_CRC32C = re.compile(r"[0-9a-f]{8}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,13 +310,16 @@ def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, int]:
             else f"super-sample format {found[:20]!r} is not {FORMAT!r}; use a newer stoker"
         )
     try:
-        schema = Schema.from_json(metadata["schema"])
-        origin = Origin(dataset=metadata["dataset"], run=metadata["run"], ordinal=int(metadata["ordinal"]))
-        return schema, origin, int(metadata["crc32c"], 16)
+        dataset, run, ordinal = metadata["dataset"], metadata["run"], metadata["ordinal"]
+        checksum, schema = metadata["crc32c"], Schema.from_json(metadata["schema"])
     except KeyError as error:
         raise FormatError(f"the header has no {error}") from None
-    except ValueError as error:  # SchemaError too
-        raise FormatError(f"the header's metadata is not valid: {str(error)[:200]}") from None
+    except SchemaError as error:
+        raise FormatError(f"the header's schema is not valid: {str(error)[:200]}") from None
+    for pattern, text in ((_RUN, run), (_ORDINAL, ordinal), (_CRC32C, checksum)):
+        if not pattern.fullmatch(text):
+            raise FormatError(f"the header's metadata has {text[:40]!r} for {pattern.pattern}")
+    return schema, Origin(dataset=dataset, run=run, ordinal=int(ordinal)), int(checksum, 16)
 
 
 def _samples(named: Mapping[str, tensorfile.Tensor]) -> int:

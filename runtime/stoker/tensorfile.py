@@ -22,6 +22,8 @@ __all__ = ["MAX_HEADER_BYTES", "PREFIX_BYTES", "Header", "Tensor", "encode_heade
 
 PREFIX_BYTES = 8
 MAX_HEADER_BYTES = 1 << 20
+MAX_DIMENSIONS = 32  # numpy 1's limit
+MAX_SIZE = 1 << 48
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
 
 
@@ -127,7 +129,8 @@ def parse_header(data: bytes | bytearray | memoryview, object_bytes: int) -> Hea
     if len(data) < header_bytes:
         raise FormatError(f"header of {header_bytes} bytes is cut off after {len(data)}")
     try:
-        entries = json.loads(bytes(data[PREFIX_BYTES:header_bytes]), object_pairs_hook=_unique)
+        text = str(data[PREFIX_BYTES:header_bytes], "utf-8")
+        entries = json.loads(text, object_pairs_hook=_unique, parse_int=_natural)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"header is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(entries, dict):
@@ -150,11 +153,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a key is repeated")
+    for text in (*entries, *entries.values()):
+        if isinstance(text, str) and not text.isascii():
+            text.encode()  # an escaped lone surrogate is no Unicode; UnicodeEncodeError is a ValueError
     return entries
 
 
+def _natural(digits: str) -> int:
+    if digits.startswith("-"):  # "-0" too: no safetensors reader takes it for a size
+        raise ValueError(f"{digits[:80]} is negative")
+    return int(digits)
+
+
 def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 48
+    return type(value) is int and 0 <= value < MAX_SIZE
 
 
 def _tensor(name: str, entry: object) -> Tensor:
@@ -164,8 +176,10 @@ def _tensor(name: str, entry: object) -> Tensor:
     dtype = _BY_CODE.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
         raise FormatError(f"tensor {name[:80]!r} has unknown dtype {str(entry['dtype'])[:80]!r}")
-    if not isinstance(shape, list) or len(shape) > 64 or not all(map(_is_size, shape)):
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
         raise FormatError(f"tensor {name[:80]!r} has a bad shape")
+    if math.prod(filter(None, shape)) >= MAX_SIZE:  # even an empty tensor's strides must be numbers
+        raise FormatError(f"tensor {name[:80]!r} has a shape that overflows")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise FormatError(f"tensor {name[:80]!r} has bad data_offsets")
     tensor = Tensor(name, dtype, tuple(shape), offsets[0])
