@@ -10,6 +10,7 @@ three encodings keep it small: 16 raw bytes (ETags of 32 hexadecimal digits), an
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ __all__ = ["POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "version_
 
 POINTER_KEY = "manifest.safetensors"
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")
 
 
@@ -206,10 +208,10 @@ class Manifest:
             "stoker_manifest": FORMAT,
             "dataset": self.dataset,
             "version": str(self.version),
-            "crc32c": f"{crc32c(data):08x}",
             "schema": self.schema.to_json(),
         }
         tensors = tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in arrays.items())
+        metadata["crc32c"] = _checksum(metadata, tensors, data)
         return tensorfile.encode_header(metadata, tensors) + data
 
     @classmethod
@@ -223,7 +225,6 @@ class Manifest:
         header = tensorfile.parse_header(data, len(data))
         if header.metadata.get("stoker_manifest") != FORMAT:
             raise FormatError("this is not a manifest of a format that this version reads; a newer stoker may")
-        found = crc32c(memoryview(data)[header.header_bytes :])
         arrays = {
             tensor.name: np.frombuffer(
                 data,
@@ -235,11 +236,12 @@ class Manifest:
         }
         try:
             metadata = header.metadata
-            if int(metadata["crc32c"], 16) != found:
-                raise ChecksumError(f"manifest has crc32c {found:08x}, its header says {metadata['crc32c']}")
+            found = _checksum(metadata, header.tensors, memoryview(data)[header.header_bytes :])
+            if metadata["crc32c"] != found:
+                raise ChecksumError(f"manifest has crc32c {found}, its header says {metadata['crc32c'][:20]!r}")
             manifest = cls(
                 dataset=metadata["dataset"],
-                version=int(metadata["version"]),
+                version=_parsed_version(metadata["version"]),
                 schema=Schema.from_json(metadata["schema"]),
                 rows=_parsed_rows(arrays),
                 runs=_parsed_runs(arrays),
@@ -247,19 +249,32 @@ class Manifest:
         except KeyError as error:
             raise FormatError(f"the manifest has no {error}") from None
         except SchemaError as error:
-            raise FormatError(f"the manifest's schema is not valid: {error}") from None
-        except ValueError as error:
-            if isinstance(error, FormatError):
-                raise
-            raise FormatError(f"the manifest is not valid: {str(error)[:200]}") from None
-        if sum(run.rows for run in manifest.runs) != len(manifest) or manifest.version < 1:
+            raise FormatError(f"the manifest's schema is not valid: {str(error)[:200]}") from None
+        if not len(manifest):
+            raise FormatError("the manifest has no super-sample")
+        if sum(run.rows for run in manifest.runs) != len(manifest):
             raise FormatError("the manifest's runs do not account for its rows")
+        # A value has 4 bytes of checksum in the head, so no row can claim more samples than its object has room for.
+        if (manifest.rows.samples * (4.0 * len(manifest.schema)) > manifest.rows.head_bytes).any():
+            raise FormatError("the manifest has a super-sample with more samples than its head can describe")
         return manifest
+
+
+def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor], data: bytes | memoryview) -> str:
+    """Return the CRC-32C of what the header says, and then of the data section: 8 hexadecimal digits."""
+    said = [{name: text for name, text in sorted(metadata.items()) if name != "crc32c"}, [t.name for t in tensors]]
+    return f"{crc32c(data, crc32c(json.dumps(said, separators=(',', ':')).encode())):08x}"
+
+
+def _parsed_version(text: str) -> int:
+    if not _VERSION.fullmatch(text):
+        raise FormatError(f"the manifest's version {text[:20]!r} is not a number from 1")
+    return int(text)
 
 
 def _parsed_rows(arrays: Mapping[str, NDArray[Any]]) -> Rows:
     columns = {name: arrays[name] for name in _ROW_FIELDS}
-    count = len(columns["samples"])
+    count = columns["samples"].size
     if any(array.dtype != np.dtype("<u4") or array.shape != (count,) for array in columns.values()):
         raise FormatError("the manifest's columns are not uint32 of one length")
     if (columns["head_bytes"] > columns["size_bytes"]).any() or not columns["samples"].all():
@@ -281,15 +296,15 @@ def _parsed_text_tags(tags: NDArray[Any], offsets: NDArray[Any], count: int) -> 
         raise FormatError("the offsets of the manifest's tags do not rise to their end")
     text = tags.tobytes()
     try:
-        return tuple(str(text[start:end], "ascii") for start, end in pairwise(ends))
+        return tuple(str(text[start:end], "utf-8") for start, end in pairwise(ends))
     except UnicodeDecodeError:
-        raise FormatError("the manifest has a tag that is not ASCII") from None
+        raise FormatError("the manifest has a tag that is not UTF-8") from None
 
 
 def _parsed_runs(arrays: Mapping[str, NDArray[Any]]) -> tuple[PackRun, ...]:
     ids, firsts, rows = arrays["run_id"], arrays["run_first_number"], arrays["run_rows"]
     wanted = (("<u8", ids), ("<u4", firsts), ("<u4", rows))
-    if any(array.dtype != np.dtype(code) or array.shape != (len(ids),) for code, array in wanted):
+    if any(array.dtype != np.dtype(code) or array.shape != (ids.size,) for code, array in wanted):
         raise FormatError("the manifest's runs have the wrong shape or dtype")
     return tuple(
         PackRun(f"{run:016x}", first, count)
