@@ -4,8 +4,9 @@ Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002), sectio
 (cycle walking): a Feistel network permutes ``[0, 4**h)``, the smallest such range that holds ``[0, n)``; a value that
 lands outside is permuted again until it lands inside, fewer than four times on average.
 
-A round maps ``(left, right)`` to ``(right, left ^ (mix(right ^ key) & (2**h - 1)))``, with ``mix`` the finaliser of
-SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+``left`` is the high ``h`` bits (``h`` at least 1) and ``right`` the low ones. A round maps ``(left, right)`` to
+``(right, left ^ (mix(right ^ key) & (2**h - 1)))``, with ``mix`` the finaliser of SplitMix64 (Steele, Lea, Flood,
+OOPSLA 2014); there are 12, each with a 64-bit key of its own.
 """
 
 from __future__ import annotations

@@ -1,16 +1,26 @@
 """The order: the exact sequence of samples of an epoch, known ahead, the same on every machine.
 
-The epoch's super-samples, permuted, are laid end to end and cut into ``lanes`` parts equal to ±1 sample. Position ``p``
-of the epoch is place ``p // lanes`` of lane ``p % lanes``. A lane is a row of **pieces** (whole super-samples, but for
-the at most ``lanes - 1`` that were cut) and is delivered in **blocks**, each the permuted union of parts of consecutive
-pieces:
+The epoch's super-samples, permuted, are laid end to end and cut into ``lanes`` parts equal to ±1 sample, the longer
+ones first. Position ``p`` of the epoch is place ``p // lanes`` of lane ``p % lanes``. A lane is a row of **pieces**
+(whole super-samples, but for those among them that a cut divides, at most ``lanes - 1`` in the epoch) and is delivered
+in **blocks**, each the permuted union of parts of consecutive pieces:
 
 - ``none``: super-samples in the packed order; block ``i`` is piece ``i`` as it was packed.
 - ``block``: block ``i`` is pieces ``[i w, (i + 1) w)``, ``w`` the window (DIESEL's chunk-based shuffle).
-- ``window``: every piece is permuted by itself; its ``G`` parts, cut at ``⌊g n / G⌋``, go to the blocks from ``i`` on:
-  ``G`` pieces are in memory at any time, and no sample is kept from its neighbours by a group's border. ``G`` is the
-  window, but at most half of the lane's pieces.
+- ``window``: every piece is permuted by itself; part ``g`` of the ``G`` parts of piece ``i``, its places
+  ``[⌊g n / G⌋, ⌊(g + 1) n / G⌋)`` of ``n``, goes to block ``i + g``: ``G`` pieces are in memory at any time, and no
+  sample is kept from its neighbours by a group's border. ``G`` is the window, but at most half of the lane's pieces
+  (rounded down), and at least 1.
 - ``full``: one keyed permutation of all samples (see :mod:`stoker.feistel`); lanes and pieces play no part.
+
+A permutation of ``n`` things is drawn by :func:`stoker.philox.permutation`: what it has at place ``k`` is delivered at
+place ``k``. With the streams (purpose, index, part):
+
+- ``(SUPER_SAMPLES, 0, 0)`` permutes the manifest's super-samples (``block`` and ``window``);
+- ``(ROWS, super-sample, first row)`` a piece's rows (``window`` with ``G > 1``), the super-sample by its number in the
+  manifest and the row by its number in the super-sample;
+- ``(BLOCK, block, lane)`` a block (``block`` and ``window``), whose union before that is in the order of its pieces;
+- ``(FULL, 0, 0)`` gives the round keys of ``full``, which maps a position to a sample's number in the packed order.
 
 Any place is found in O(super-samples), and only blocks that are asked for are computed.
 """
@@ -257,7 +267,7 @@ class Lane:
         return drawn
 
     def sample_ids(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the samples at ``count`` places from ``start`` on, by their number in the packed order."""
+        """Return the samples at ``count`` (at least 1) places from ``start`` on, by their number in the packed order."""
         found: list[NDArray[np.int64]] = []
         block = self.block_of(start)
         begin = int(self.block_ends[block - 1]) if block else 0
