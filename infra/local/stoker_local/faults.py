@@ -117,7 +117,7 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of sending an answer; ``data``, of which ``body_bytes`` are body, belongs to SEND, ``seconds`` to WAIT."""
+    """One step of sending an answer: SEND ``data``, of which ``body_bytes`` are body, or WAIT for ``seconds``."""
 
     kind: StepKind
     data: Body = b""

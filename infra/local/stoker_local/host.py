@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 
 from stoker_local.bucket import LocalBucket, environment_of
 from stoker_local.config import BucketConfig
+from stoker_local.gcs import GcsConfig, LocalGcs
 
-__all__ = ["BucketProcess", "bucket_process", "running", "running_bucket"]
+__all__ = ["BucketProcess", "bucket_process", "running", "running_bucket", "running_gcs"]
 
 _EXIT_SECONDS = 10.0
 
@@ -59,6 +60,13 @@ def running_bucket(config: BucketConfig | None = None) -> Iterator[LocalBucket]:
     """Run a local bucket on a thread of its own, for synchronous tests."""
     with running(lambda: LocalBucket(config)) as bucket:
         yield bucket
+
+
+@contextmanager
+def running_gcs(config: GcsConfig | None = None) -> Iterator[LocalGcs]:
+    """Run a local GCS on a thread of its own, for synchronous tests."""
+    with running(lambda: LocalGcs(config)) as gcs:
+        yield gcs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

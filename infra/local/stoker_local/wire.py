@@ -18,7 +18,7 @@ __all__ = ["Wire"]
 
 _INBOX_BYTES = 1 << 16
 _GROWTH_BYTES = 1 << 22
-_SLICE_BYTES = 1 << 18
+_SLICE_BYTES = 1 << 19
 
 Serve = Callable[["Wire"], Coroutine[Any, Any, None]]
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from stoker_local.http1 import Body, Request, Response
 from stoker_local.objects import StoredObject
+from stoker_local.ranges import UnsatisfiableRangeError, byte_range
 from stoker_local.s3.errors import S3Error
 from stoker_local.s3.model import Bucket, Call, element, iso_time, parse_xml, xml_response
 from stoker_local.s3.payload import decode_payload
@@ -26,7 +27,6 @@ __all__ = [
     "put_object",
 ]
 
-_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{1,18})?|-([0-9]{1,18}))", re.ASCII)
 _KEPT_HEADERS = ("cache-control", "content-disposition", "content-language", "content-type", "expires")
 _MAX_KEYS = 1000
 
@@ -75,22 +75,15 @@ def _matches(condition: str, tag: str) -> bool:
 
 
 def _span(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """Return the half-open range that a Range header asks for; None, as S3 does, if it is not one plain range."""
-    match = _RANGE.fullmatch(header.replace(" ", ""))
-    if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
-        return None
-    if match[3] is not None:
-        start, end = max(0, size_bytes - int(match[3])), size_bytes
-    else:
-        start, end = int(match[1]), size_bytes if match[2] is None else min(int(match[2]) + 1, size_bytes)
-    if start >= end:
+    try:
+        return byte_range(header, size_bytes)
+    except UnsatisfiableRangeError as error:
         raise S3Error(
             "InvalidRange",
             "The requested range is not satisfiable",
             elements={"RangeRequested": header, "ActualObjectSize": str(size_bytes)},
-            headers={"Content-Range": f"bytes */{size_bytes}"},
-        )
-    return start, end
+            headers={"Content-Range": error.content_range},
+        ) from error
 
 
 def check_write_conditions(bucket: Bucket, call: Call) -> None:
