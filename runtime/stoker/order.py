@@ -267,7 +267,7 @@ class Lane:
         return drawn
 
     def sample_ids(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return the samples at ``count`` (at least 1) places from ``start`` on, by their number in the packed order."""
+        """Return the samples at ``count`` places (at least 1) from ``start`` on, by number in the packed order."""
         found: list[NDArray[np.int64]] = []
         block = self.block_of(start)
         begin = int(self.block_ends[block - 1]) if block else 0

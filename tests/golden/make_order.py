@@ -1,0 +1,178 @@
+"""Compute the golden orders from raw Philox words, in plain Python, sharing no code with stoker.
+
+Written from the docstrings of ``order.py``, ``feistel.py`` and ``philox.py`` and from the papers they name; it imports
+neither stoker nor numpy. ``python tests/golden/make_order.py`` rewrites ``order.json`` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import TypedDict
+
+WORD = (1 << 64) - 1
+SUPER_SAMPLES, ROWS, BLOCK, FULL = 1, 2, 3, 4
+
+
+class Case(TypedDict):
+    """One golden order: what it depends on, and the samples by their number in the packed order."""
+
+    samples: list[int]
+    shuffle: str
+    window: int
+    lanes: int
+    seed: int
+    epoch: int
+    ids: list[int]
+
+
+def philox4x64(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return the Philox4x64-10 block of ``counter`` and ``key`` (Salmon et al., SC'11, section 3.3 and table 2)."""
+    a, b, c, d = counter
+    k0, k1 = key
+    for _ in range(10):
+        first, second = a * 0xD2E7470EE14C6C93, c * 0xCA5A826395121157
+        a, b, c, d = (second >> 64) ^ b ^ k0, second & WORD, (first >> 64) ^ d ^ k1, first & WORD
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & WORD, (k1 + 0xBB67AE8584CAA73B) & WORD
+    return a, b, c, d
+
+
+def words(count: int, seed: int, purpose: int, epoch: int, index: int = 0, part: int = 0) -> list[int]:
+    drawn: list[int] = []
+    while len(drawn) < count:
+        drawn.extend(philox4x64((len(drawn) // 4 + 1, epoch, index, part), (seed, purpose)))
+    return drawn[:count]
+
+
+def permutation(count: int, seed: int, purpose: int, epoch: int, index: int = 0, part: int = 0) -> list[int]:
+    drawn = words(count, seed, purpose, epoch, index, part)
+    return sorted(range(count), key=lambda i: (drawn[i], i))
+
+
+def mix(value: int) -> int:
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & WORD
+    return value ^ value >> 31
+
+
+def full_order(total: int, seed: int, epoch: int) -> list[int]:
+    half = 1
+    while 4**half < total:
+        half += 1
+    keys = words(12, seed, FULL, epoch)
+
+    def network(value: int) -> int:
+        left, right = value >> half, value % (1 << half)
+        for key in keys:
+            left, right = right, left ^ mix(right ^ key) % (1 << half)
+        return left << half | right
+
+    ids = []
+    for position in range(total):
+        value = network(position)
+        while value >= total:
+            value = network(value)
+        ids.append(value)
+    return ids
+
+
+Piece = list[tuple[int, int]]  # (super-sample, row) of every sample
+
+
+def cut_into_lanes(samples: list[int], sequence: list[int], lanes: int) -> list[list[Piece]]:
+    """Return each lane's pieces."""
+    line = [(number, row) for number in sequence for row in range(samples[number])]
+    shortest, longer = divmod(len(line), lanes)
+    cut: list[list[Piece]] = []
+    begin = 0
+    for lane in range(lanes):
+        end = begin + shortest + (lane < longer)
+        pieces: dict[int, Piece] = {}
+        for number, row in line[begin:end]:
+            pieces.setdefault(number, []).append((number, row))
+        cut.append(list(pieces.values()))
+        begin = end
+    return cut
+
+
+def blocks_of(pieces: list[Piece], shuffle: str, window: int, seed: int, epoch: int) -> list[Piece]:
+    """Return the blocks of a lane before each is permuted."""
+    if shuffle == "none":
+        return pieces
+    if shuffle == "block":
+        return [list(chain(*pieces[i : i + window])) for i in range(0, len(pieces), window)]
+    parts = max(1, min(window, len(pieces) // 2))
+    blocks: list[Piece] = [[] for _ in range(len(pieces) + parts - 1)]
+    for i, piece in enumerate(pieces):
+        number, first_row = piece[0]
+        n = len(piece)
+        drawn = permutation(n, seed, ROWS, epoch, number, first_row) if parts > 1 else range(n)
+        for g in range(parts):
+            blocks[i + g] += [piece[k] for k in list(drawn)[g * n // parts : (g + 1) * n // parts]]
+    return blocks
+
+
+def order(samples: list[int], shuffle: str, window: int, lanes: int, seed: int, epoch: int) -> list[int]:
+    """Return the epoch's samples in order, each by its number in the packed order."""
+    total = sum(samples)
+    if shuffle == "full":
+        return full_order(total, seed, epoch)
+    count = len(samples)
+    sequence = list(range(count)) if shuffle == "none" else permutation(count, seed, SUPER_SAMPLES, epoch)
+    delivered: list[list[int]] = []
+    for lane, pieces in enumerate(cut_into_lanes(samples, sequence, lanes)):
+        ids: list[int] = []
+        for index, block in enumerate(blocks_of(pieces, shuffle, window, seed, epoch)):
+            drawn = range(len(block)) if shuffle == "none" else permutation(len(block), seed, BLOCK, epoch, index, lane)
+            ids += [sum(samples[: block[k][0]]) + block[k][1] for k in drawn]
+        delivered.append(ids)
+    return [delivered[p % lanes][p // lanes] for p in range(total)]
+
+
+SIZES = {
+    "one": [1],
+    "single": [40],
+    "equal": [16] * 12,
+    "uneven": [1, 30, 2, 17, 9, 9, 1, 1, 25, 3, 40, 8],
+}
+SHUFFLES = [
+    ("none", 1),
+    ("block", 1),
+    ("block", 3),
+    ("block", 50),
+    *(("window", w) for w in (1, 2, 3, 8, 50)),
+    ("full", 1),
+]
+
+
+def cases() -> list[Case]:
+    """Return every golden order."""
+    made: list[Case] = []
+    for samples in SIZES.values():
+        for shuffle, window in SHUFFLES:
+            for lanes in (1,) if shuffle == "full" else (1, 3, 8):
+                for seed, epoch in ((7, 0), ((1 << 64) - 1, 3)):
+                    ids = order(samples, shuffle, window, lanes, seed, epoch)
+                    made.append(
+                        Case(
+                            samples=samples,
+                            shuffle=shuffle,
+                            window=window,
+                            lanes=lanes,
+                            seed=seed,
+                            epoch=epoch,
+                            ids=ids,
+                        )
+                    )
+    return made
+
+
+def text() -> str:
+    """Return the golden file, one case a line."""
+    lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases())
+    return f"[\n{lines}\n]\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("order.json").write_text(text())
