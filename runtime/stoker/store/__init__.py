@@ -22,12 +22,12 @@ __all__ = [
     "open_store",
 ]
 
-# Scheme → module, adapter, extra. Adapters that use an SDK are imported only when a URL of theirs is opened.
-_ADAPTERS = {
-    "memory": ("stoker.store.memory", "MemoryStore", ""),
-    "file": ("stoker.store.local", "LocalStore", ""),
-    "s3": ("stoker.store.s3", "S3Store", "s3"),
-    "gs": ("stoker.store.gcs", "GcsStore", "gcs"),
+# Scheme → module, adapter, its options, its extra. An adapter and its SDK are imported when a URL of theirs is opened.
+_ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
+    "memory": ("stoker.store.memory", "MemoryStore", None, ""),
+    "file": ("stoker.store.local", "LocalStore", None, ""),
+    "s3": ("stoker.store.s3", "S3Store", S3Options, "s3"),
+    "gs": ("stoker.store.gcs", "GcsStore", GcsOptions, "gcs"),
 }
 
 
@@ -42,10 +42,11 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
         MissingExtraError: the store's optional dependency is not installed.
     """
     location = parse_url(url)
-    kinds = {"s3": S3Options, "gs": GcsOptions}
-    if options is not None and not isinstance(options, kinds.get(location.scheme, ())):
+    module, adapter, options_type, extra = _ADAPTERS[location.scheme]
+    if options is None and options_type is not None:
+        options = options_type()
+    if options is not None and (options_type is None or not isinstance(options, options_type)):
         raise ConfigError(f"{location.url} takes no {type(options).__name__}")
-    module, adapter, extra = _ADAPTERS[location.scheme]
     try:
         opened: Store = getattr(import_module(module), adapter)(location, options)
     except ModuleNotFoundError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -12,6 +13,7 @@ from stoker.errors import ConfigError
 __all__ = ["Location", "check_conditions", "check_key", "check_range", "parse_url"]
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
+_BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _MAX_KEY_BYTES = 1024
 
 
@@ -73,7 +75,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         raise ConfigError(
             f"a {scheme}:// URL holds a user, password or port; give credentials and endpoints as options"
         )
-    if not bucket or bucket != bucket.strip():
+    if not _BUCKET_NAME.fullmatch(bucket):
         raise ConfigError(f"{text!r} names no bucket; write {scheme}://bucket/prefix")
     return Location(url=text.rstrip("/"), scheme=scheme, bucket=bucket, prefix=prefix.strip("/"))
 

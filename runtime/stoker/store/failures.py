@@ -1,0 +1,90 @@
+"""From a refusal over HTTP to a typed error that names the object, what happened and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from stoker.errors import (
+    CredentialsError,
+    DeadlineError,
+    NotFoundError,
+    ObjectChangedError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    ServerError,
+    StoreError,
+    ThrottledError,
+    TransientError,
+    TruncatedError,
+)
+
+__all__ = ["Failure", "Rule", "error_of", "retry_after_seconds"]
+
+Rule: TypeAlias = tuple[type[StoreError], str]
+
+_CHANGED: Rule = (ObjectChangedError, "the object was overwritten since the manifest pinned it")
+_LOST: Rule = (PreconditionFailedError, "it was written by somebody else; read it again and decide")
+_SERVER: Rule = (ServerError, "the store failed inside; try again")
+_THROTTLED: Rule = (ThrottledError, "the store asks to slow down; send fewer requests at once")
+
+_BY_STATUS: dict[int, Rule] = {
+    401: (CredentialsError, "the credentials are missing or not valid"),
+    403: (PermissionDeniedError, "these credentials may not do this; ask the bucket's owner for permission"),
+    404: (NotFoundError, "it does not exist"),
+    408: (DeadlineError, "the store waited too long for the request; try again"),
+    409: _LOST,
+    412: _CHANGED,
+    416: (TruncatedError, "the range begins beyond the object's end"),
+    429: _THROTTLED,
+    500: _SERVER,
+    502: _SERVER,
+    503: _THROTTLED,
+    504: _SERVER,
+}
+_UNKNOWN: Rule = (StoreError, "the store refused")
+_MAX_TEXT = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A refusal, as the store worded it.
+
+    Attributes:
+        address: of the object or bucket, for the message.
+        status: of HTTP.
+        code: the store's name for what happened, or empty.
+        text: the store's explanation, or empty.
+        region: where the store says that the bucket is, or empty.
+        headers: of the answer; names in any case.
+        writing: a precondition that failed is then a lost race, not a changed object.
+    """
+
+    address: str
+    status: int
+    code: str = ""
+    text: str = ""
+    region: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    writing: bool = False
+
+
+def error_of(failure: Failure, by_code: Mapping[str, Rule]) -> StoreError:
+    """Return the error for a failure: by the store's own code where ``by_code`` knows it, else by status."""
+    kind, remedy = by_code.get(failure.code) or _BY_STATUS.get(failure.status, _UNKNOWN)
+    if failure.writing and kind is ObjectChangedError:
+        kind, remedy = _LOST
+    said = ": ".join(filter(None, (f"{failure.status} {failure.code}".strip(), failure.text[:_MAX_TEXT])))
+    message = f"{failure.address}: {remedy.format(region=failure.region)} ({said})"
+    if issubclass(kind, TransientError):
+        return kind(message, retry_after_seconds=retry_after_seconds(failure.headers))
+    return kind(message)
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a ``Retry-After`` header; None if there is none or it is a date."""
+    for name, value in headers.items():
+        if name.lower() == "retry-after":
+            return float(value) if value.strip().isdecimal() else None
+    return None
