@@ -1,0 +1,204 @@
+"""One verified object in a ring slot: nearer tiers first, then the store, in parallel ranges where that is urgent."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import count, pairwise
+
+from stoker.checksum import crc32c
+from stoker.errors import BudgetError, ChecksumError, ObjectChangedError, StokerError, StoreError
+from stoker.fetch_config import FetchConfig
+from stoker.fetch_statistics import FetchStatistics, FetchTally
+from stoker.range_reader import Pursuit, RangePart, RangeReader
+from stoker.ring import Ring, RingStateError
+from stoker.store.protocol import Readable
+from stoker.task_group import task_group
+from stoker.tier import ObjectRef, Tier
+
+__all__ = ["CopiedBucketWarning", "FetchConfig", "FetchStatistics", "Fetcher", "RangePart"]
+
+
+class CopiedBucketWarning(UserWarning):
+    """Objects have the bytes that the manifest pins under another ETag or generation: the bucket was copied."""
+
+
+class Fetcher:
+    """Fetches objects of one store into one ring. Lives on one event loop; any number of fetches may run at once."""
+
+    def __init__(
+        self,
+        store: Readable,
+        *,
+        ring: Ring,
+        rng: random.Random,
+        config: FetchConfig | None = None,
+        tiers: Sequence[Tier] = (),
+    ) -> None:
+        self.config = config or FetchConfig()
+        self._store = store
+        self._ring = ring
+        self._tiers = tuple(tiers)
+        self._tally = FetchTally()
+        self._reader = RangeReader(store, ring=ring, rng=rng, config=self.config, tally=self._tally)
+        self._sends_tags = True
+
+    @property
+    def stats(self) -> FetchStatistics:
+        """A snapshot of everything counted so far."""
+        return self._reader.statistics()
+
+    async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
+        """Return a READY slot whose first ``ref.size_bytes`` bytes are the object's, verified by checksum.
+
+        The slot is acquired before the first await. ``urgent`` objects go before others and are read in parallel
+        ranges. Cancelling waits until no transport writes to the slot and frees it, as every error does. Takes
+        ``deadline_seconds`` at most, not counting the wait in line before the first request, and before that
+        ``attempt_seconds`` for each tier.
+
+        Raises:
+            FetchError: not fetched by the deadline or the last attempt, or its checksum always differs.
+            ObjectChangedError: the object is another than the one pinned.
+            StoreError: what the store raised, if trying again cannot help.
+            BudgetError: the object is larger than a slot.
+            RingStateError: no slot was free; admission is the caller's part.
+        """
+        if ref.size_bytes > self._ring.slot_bytes:
+            raise BudgetError(f"{ref.key} has {ref.size_bytes} bytes: more than the ring's {self._ring.slot_bytes}")
+        slot = self._ring.acquire()
+        if slot is None:
+            raise RingStateError(f"no free slot for {ref.key}: {self._ring!r}")
+        try:
+            if not await self._from_tier(ref, slot):
+                parts = self._split(ref.size_bytes, urgent)
+                await self.fetch_ranges(
+                    ref, parts, slot=slot, verify=lambda data: _verify_whole(ref, data), urgent=urgent
+                )
+                for tier in self._tiers:
+                    tier.offer(ref, self._ring.view(slot, ref.size_bytes))
+        except BaseException:
+            self._ring.abort(slot)
+            raise
+        self._ring.commit(slot)
+        return slot
+
+    async def fetch_ranges(
+        self,
+        ref: ObjectRef,
+        parts: Sequence[RangePart],
+        *,
+        slot: int,
+        verify: Callable[[memoryview], None],
+        urgent: bool = False,
+    ) -> None:
+        """Read parts of an object into a slot that the caller has acquired, and keeps in every case.
+
+        ``verify`` is given the slot's bytes from 0 to the end of the last part, once all parts are there, and raises
+        ChecksumError if they are not right. When the call ends, however it ends, no transport writes to the slot.
+
+        Raises:
+            FetchError: not fetched by the deadline or the last attempt, or the checksum always differs.
+            ObjectChangedError: the object is another than the one pinned.
+            StoreError: what the store raised, if trying again cannot help.
+        """
+        pursuit = Pursuit(
+            ref=ref,
+            name=f"{self._store.url.rstrip('/')}/{ref.key}",
+            slot=slot,
+            urgent=urgent,
+            tag=(ref.tag or None) if self._sends_tags else None,
+        )
+        try:
+            async with pursuit.scope:
+                await self._read_and_verify(pursuit, parts, verify)
+        except TimeoutError as error:
+            self._tally.failed += 1
+            if not pursuit.scope.expired():
+                raise
+            raise self._reader.gave_up(pursuit, "its deadline passed") from (pursuit.last_error or error)
+        except StokerError:
+            self._tally.failed += 1
+            raise
+        self._delivered(sum(part.size_bytes for part in parts))
+
+    async def _read_and_verify(
+        self, pursuit: Pursuit, parts: Sequence[RangePart], verify: Callable[[memoryview], None]
+    ) -> None:
+        """Read until the checksum is right. A tag that differs is let pass if size and checksum do not."""
+        data = self._ring.view(pursuit.slot, max((part.offset + part.size_bytes for part in parts), default=0))
+        changed: ObjectChangedError | None = None
+        for reading in count(1):
+            try:
+                await self._read_all(pursuit, parts)
+                verify(data)
+                break
+            except ObjectChangedError as error:
+                if pursuit.tag is None:
+                    raise
+                pursuit.tag = None
+                changed = error
+            except ChecksumError as error:
+                self._tally.checksum_failures += 1
+                self._reader.failed(pursuit, error)
+                if changed is not None:
+                    raise changed from error
+                if reading >= self.config.checksum_attempts:
+                    raise self._reader.gave_up(pursuit, "its checksum always differs") from error
+                await self._reader.back_off(pursuit, reading, error)
+        if changed is not None:
+            self._accept_copies(pursuit)
+
+    async def _read_all(self, pursuit: Pursuit, parts: Sequence[RangePart]) -> None:
+        if len(parts) == 1:
+            await self._reader.read(pursuit, parts[0])
+            return
+        async with task_group() as readings:
+            for part in parts:
+                readings.create_task(self._reader.read(pursuit, part))
+
+    async def _from_tier(self, ref: ObjectRef, slot: int) -> bool:
+        """Ask the nearer places in turn; one that lacks, spoils or fails costs time and nothing else."""
+        data = self._ring.view(slot, ref.size_bytes)
+        for tier in self._tiers:
+            try:
+                async with asyncio.timeout(self.config.attempt_seconds):
+                    if not await tier.read(ref, data):
+                        continue
+                _verify_whole(ref, data)
+            except (StoreError, TimeoutError) as error:
+                self._tally.tier_errors[tier.name] += 1
+                self._tally.checksum_failures += isinstance(error, ChecksumError)
+                continue
+            self._tally.tier_hits[tier.name] += 1
+            self._delivered(ref.size_bytes)
+            return True
+        return False
+
+    def _split(self, size_bytes: int, urgent: bool) -> list[RangePart]:
+        """Cut an urgent object into ranges of nearly equal size; nothing of an empty one needs to be read."""
+        parts = min(self.config.split_parts, size_bytes // self.config.split_least_bytes) if urgent else 1
+        parts = max(1, parts)
+        cuts = [size_bytes * part // parts for part in range(parts + 1)]
+        return [RangePart(start, end, start) for start, end in pairwise(cuts) if start < end]
+
+    def _delivered(self, size_bytes: int) -> None:
+        self._tally.objects += 1
+        self._tally.useful_bytes += size_bytes
+
+    def _accept_copies(self, pursuit: Pursuit) -> None:
+        if self._sends_tags:
+            self._sends_tags = False
+            warnings.warn(
+                f"{pursuit.name} has another ETag or generation than the manifest pins, but the same size and "
+                "checksum: the bucket seems to be a copy. From here on checksums alone identify objects.",
+                CopiedBucketWarning,
+                stacklevel=2,
+            )
+
+
+def _verify_whole(ref: ObjectRef, data: memoryview) -> None:
+    found = crc32c(data)
+    if found != ref.crc32c:
+        raise ChecksumError(f"{ref.key}: crc32c is {found:08x}, the manifest says {ref.crc32c:08x}")

@@ -1,0 +1,70 @@
+"""How hard to try: every knob of the fetcher, with its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.errors import ConfigError
+
+__all__ = ["FetchConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """How the fetcher retries, hedges and adapts.
+
+    Attributes:
+        deadline_seconds: for an object in all, from the moment its first request may be sent. What normally ends the
+            attempts in an outage.
+        attempts: requests for one range, at most, hedges aside.
+        attempt_seconds: for one request; a transfer slower than this never succeeds.
+        checksum_attempts: readings of an object whose checksum differs before it counts as spoilt at rest.
+        backoff_base_seconds: bound of the first wait; doubles with every failure.
+        backoff_cap_seconds: bound of every wait.
+        hedge: whether late requests are sent a second time.
+        hedge_fraction: hedges per request, in the long run at most.
+        hedge_burst: hedges that may be sent at once.
+        hedge_after_factor: a request is late after this many times the expected (median) time.
+        hedge_least_seconds: and never before this.
+        hedge_first_seconds: when a request is late while too few were seen to expect anything.
+        concurrency_start: requests in flight at first.
+        concurrency_least: requests in flight, at least, however much the store throttles.
+        concurrency_most: requests in flight, at most.
+        split_parts: parallel ranges that an urgent object is read in, at most; 1 never splits.
+        split_least_bytes: the smallest range worth a request of its own.
+    """
+
+    deadline_seconds: float = 60.0
+    attempts: int = 24
+    attempt_seconds: float = 20.0
+    checksum_attempts: int = 3
+    backoff_base_seconds: float = 0.05
+    backoff_cap_seconds: float = 5.0
+    hedge: bool = True
+    hedge_fraction: float = 0.10
+    hedge_burst: int = 2
+    hedge_after_factor: float = 2.0
+    hedge_least_seconds: float = 0.01
+    hedge_first_seconds: float = 1.0
+    concurrency_start: int = 16
+    concurrency_least: int = 1
+    concurrency_most: int = 64
+    split_parts: int = 4
+    split_least_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        positive = (
+            "deadline_seconds", "attempts", "attempt_seconds", "checksum_attempts", "backoff_base_seconds",
+            "hedge_first_seconds", "concurrency_least", "split_parts", "split_least_bytes",
+        )  # fmt: skip
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
+        if not self.backoff_cap_seconds >= self.backoff_base_seconds:
+            raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
+        if not 0.0 <= self.hedge_fraction <= 1.0 or self.hedge_burst < 1:
+            raise ConfigError(f"hedges need 0 <= fraction <= 1 and burst >= 1, not {self}")
+        if not self.hedge_after_factor >= 1.0 or not self.hedge_least_seconds >= 0.0:
+            raise ConfigError(f"hedge_after_factor must be >= 1 and hedge_least_seconds >= 0, not {self}")
+        if not self.concurrency_least <= self.concurrency_start <= self.concurrency_most:
+            raise ConfigError(f"concurrency must be least <= start <= most, not {self}")

@@ -1,0 +1,104 @@
+"""What a fetcher has done so far, in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+__all__ = ["FetchStatistics", "FetchTally"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchStatistics:
+    """A snapshot of a fetcher.
+
+    Attributes:
+        requests: ranged reads sent to the store: first tries, retries and hedges. Each is billed.
+        bytes: received whole by those requests.
+        useful_bytes: of objects and ranges that were verified and delivered, from store or tier.
+        failures: requests that failed, by name of the error.
+        retries: requests sent again after a failure, by name of the error.
+        hedges: second requests for late bytes.
+        hedge_wins: hedges that were first.
+        hedged_bytes: requested by the losers of hedge races: an upper bound of what they moved, since a cancelled
+            transfer does not tell how far it came.
+        throttled: requests that the store refused for now (503, 429).
+        checksum_failures: readings, from store or tier, whose checksum differed.
+        objects: fetches that ended well.
+        failed: fetches that ended in an error (cancelled ones are neither).
+        tier_hits: objects delivered by a tier, by name of the tier.
+        tier_errors: reads in which a tier failed or spoilt the bytes, by name of the tier.
+        first_byte_seconds: estimated wait for the first byte, lately.
+        bytes_per_second: estimated rate of one transfer, lately; 0 if sizes are too alike to tell.
+        transfer_seconds: median time of a whole transfer, lately.
+        concurrency: requests that may be in flight now.
+        in_flight: permits held now; a fetch that backs off keeps its permit.
+    """
+
+    requests: int
+    bytes: int
+    useful_bytes: int
+    failures: Mapping[str, int]
+    retries: Mapping[str, int]
+    hedges: int
+    hedge_wins: int
+    hedged_bytes: int
+    throttled: int
+    checksum_failures: int
+    objects: int
+    failed: int
+    tier_hits: Mapping[str, int]
+    tier_errors: Mapping[str, int]
+    first_byte_seconds: float
+    bytes_per_second: float
+    transfer_seconds: float
+    concurrency: int
+    in_flight: int
+
+
+@dataclass(slots=True)
+class FetchTally:
+    """The counts behind :class:`FetchStatistics`; its fields are described there."""
+
+    requests: int = 0
+    bytes: int = 0
+    useful_bytes: int = 0
+    hedges: int = 0
+    hedge_wins: int = 0
+    hedged_bytes: int = 0
+    checksum_failures: int = 0
+    objects: int = 0
+    failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    tier_hits: Counter[str] = field(default_factory=Counter)
+    tier_errors: Counter[str] = field(default_factory=Counter)
+
+    def snapshot(
+        self, *, fit: tuple[float, float], transfer_seconds: float, concurrency: int, in_flight: int
+    ) -> FetchStatistics:
+        """Return what has been counted, with what the fetcher estimates and allows now."""
+        first_byte_seconds, bytes_per_second = fit
+        return FetchStatistics(
+            requests=self.requests,
+            bytes=self.bytes,
+            useful_bytes=self.useful_bytes,
+            failures=MappingProxyType(dict(self.failures)),
+            retries=MappingProxyType(dict(self.retries)),
+            hedges=self.hedges,
+            hedge_wins=self.hedge_wins,
+            hedged_bytes=self.hedged_bytes,
+            throttled=self.failures["ThrottledError"],
+            checksum_failures=self.checksum_failures,
+            objects=self.objects,
+            failed=self.failed,
+            tier_hits=MappingProxyType(dict(self.tier_hits)),
+            tier_errors=MappingProxyType(dict(self.tier_errors)),
+            first_byte_seconds=first_byte_seconds,
+            bytes_per_second=bytes_per_second,
+            transfer_seconds=transfer_seconds,
+            concurrency=concurrency,
+            in_flight=in_flight,
+        )

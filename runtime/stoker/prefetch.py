@@ -1,0 +1,243 @@
+"""Performs a schedule: fetches a stream of items into the ring ahead of the consumer, in order of first use.
+
+Admission is strictly in order: item k has its slot before item k + 1 may have one. So the items that hold slots are
+always the next ones to be used, and as long as the ring holds what the consumer uses at once, nothing can wait in a
+circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stoker.errors import ConfigError, StokerError
+from stoker.fetch import Fetcher
+from stoker.ring import Ring, RingStateError
+from stoker.schedule import Progress, Schedule
+from stoker.task_group import task_group
+from stoker.tier import ObjectRef
+
+__all__ = ["Item", "PrefetchStatistics", "Prefetcher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something to fetch.
+
+    Attributes:
+        index: 0, 1, 2 … in order of first use over the run.
+        ref: the object.
+        step: the step that first uses it; never falls from one item to the next.
+    """
+
+    index: int
+    ref: ObjectRef
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefetchStatistics:
+    """A snapshot of a prefetcher.
+
+    Attributes:
+        issued: items whose fetch has begun.
+        fetched: items that became ready.
+        failed: items that ended in an error.
+        released: items that the consumer is done with.
+        waits: times the consumer had to wait for an item.
+        misses: items issued only because the consumer was waiting already, before the schedule would have.
+    """
+
+    issued: int
+    fetched: int
+    failed: int
+    released: int
+    waits: int
+    misses: int
+
+
+class Prefetcher:
+    """Keeps the ring filled. Lives on one event loop; only :meth:`ready` may be called from other threads."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        ring: Ring,
+        schedule: Schedule,
+        items: Callable[[], Item | None],
+        *,
+        hedge_slots: int,
+    ) -> None:
+        """Prepare; nothing is fetched before :meth:`run`.
+
+        Args:
+            fetcher: fetches into ``ring``.
+            ring: shared with the fetcher, used by nobody else.
+            schedule: how far ahead.
+            items: returns the next item, None after the last.
+            hedge_slots: slots that admission leaves free for hedges.
+        """
+        if hedge_slots < 0 or ring.slots - hedge_slots < schedule.needed_slots:
+            raise ConfigError(
+                f"{schedule} needs {schedule.needed_slots} slots beside {hedge_slots} for hedges; the ring has "
+                f"{ring.slots}: raise the memory budget or fetch less ahead"
+            )
+        self._fetcher = fetcher
+        self._ring = ring
+        self._schedule = schedule
+        self._items = items
+        self._hedge_slots = hedge_slots
+        self._outcomes: dict[int, int | Exception] = {}
+        self._arrivals: dict[int, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+        self._ended: Exception | None = None
+        self._unplanned: Exception | None = None
+        self._wanted = -1
+        self._granted = 0
+        self._step = 0
+        self._consumed = 0
+        self._first_step: int | None = None
+        self._issued = self._fetched = self._failed = self._released = self._waits = self._misses = 0
+
+    @property
+    def stats(self) -> PrefetchStatistics:
+        """A snapshot."""
+        return PrefetchStatistics(
+            issued=self._issued,
+            fetched=self._fetched,
+            failed=self._failed,
+            released=self._released,
+            waits=self._waits,
+            misses=self._misses,
+        )
+
+    async def run(self) -> None:
+        """Fetch until the items are exhausted and every fetch has ended.
+
+        An item that fails does not end the run: its error is raised to the consumer when it comes to the item.
+        Cancelling cancels every fetch, waits for the transports to end and frees all slots but the READY ones,
+        which the consumer releases (or :meth:`release_all`). Whoever waits is told.
+
+        Raises:
+            Exception: what ``items`` raised; the consumer gets it too, at the first item that is missing.
+        """
+        try:
+            async with task_group() as fetches:
+                await self._issue_all(fetches)
+        except BaseException:
+            self._end(StokerError("the prefetcher was stopped"))
+            raise
+        if self._unplanned is not None:
+            self._end(self._unplanned)
+            raise self._unplanned
+        self._end(StokerError(f"the order has only {self._issued} items"))
+
+    async def wait(self, index: int) -> int:
+        """Return the slot of an item, READY, once it is there; it and all before it are issued at once.
+
+        Raises:
+            StoreError: the item could not be fetched.
+            StokerError: it never will be: the run has ended.
+        """
+        if (slot := self.ready(index)) is not None:
+            return slot
+        self._waits += 1
+        self._wanted = max(self._wanted, index)
+        self._changed.set()
+        while slot is None:
+            if self._ended is not None:
+                raise self._ended
+            await self._arrivals.setdefault(index, asyncio.Event()).wait()
+            slot = self.ready(index)
+        return slot
+
+    def ready(self, index: int) -> int | None:
+        """Return the slot of an item if it is READY, else None; from any thread, without waiting.
+
+        Raises:
+            StoreError: the item could not be fetched.
+        """
+        outcome = self._outcomes.get(index)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def release(self, index: int) -> None:
+        """Free an item's slot; for one that failed, forget the error.
+
+        Raises:
+            RingStateError: the item was released already, or never was ready.
+        """
+        outcome = self._outcomes.pop(index, None)
+        if outcome is None:
+            raise RingStateError(f"item {index} holds no slot: it was released already, or was never ready")
+        if isinstance(outcome, int):
+            self._ring.release(outcome)
+        self._released += 1
+        self._changed.set()
+
+    def release_all(self) -> None:
+        """Release every item that is ready, used or not: for a consumer that leaves early, after the run."""
+        for index in list(self._outcomes):
+            self.release(index)
+
+    def reached(self, step: int, consumed: int) -> None:
+        """The consumer is at ``step`` and has begun to use ``consumed`` items."""
+        self._step = step
+        self._consumed = consumed
+        self._changed.set()
+
+    def _next_item(self) -> Item | None:
+        try:
+            return self._items()
+        except Exception as error:  # noqa: BLE001 - raised again once the items before it have been fetched
+            self._unplanned = error
+            return None
+
+    async def _issue_all(self, fetches: asyncio.TaskGroup) -> None:
+        while (item := self._next_item()) is not None:
+            if self._first_step is None:
+                self._first_step = item.step
+            while not self._may_issue(item):
+                self._changed.clear()
+                await self._changed.wait()
+            self._issued += 1
+            fetches.create_task(self._fill(item))
+            # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own
+            # task, so that one cancelled before it started has nothing to give back.
+            await asyncio.sleep(0)
+
+    def _may_issue(self, item: Item) -> bool:
+        """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""
+        waited_for = item.index <= self._wanted
+        if self._ring.free <= (0 if waited_for else self._hedge_slots):
+            return False
+        if self._granted == 0:
+            progress = Progress(self._issued, self._consumed, item.step, self._step)
+            self._granted = self._schedule.admit(progress)
+        if self._granted > 0:
+            self._granted -= 1
+            return True
+        self._misses += waited_for
+        return waited_for
+
+    async def _fill(self, item: Item) -> None:
+        urgent = item.index <= self._wanted or item.step == self._first_step
+        outcome: int | Exception
+        try:
+            outcome = await self._fetcher.fetch(item.ref, urgent=urgent)
+            self._fetched += 1
+        except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
+            outcome = error
+            self._failed += 1
+        self._outcomes[item.index] = outcome
+        if (arrival := self._arrivals.pop(item.index, None)) is not None:
+            arrival.set()
+        self._changed.set()
+
+    def _end(self, reason: Exception) -> None:
+        self._ended = reason
+        for arrival in self._arrivals.values():
+            arrival.set()
+        self._arrivals.clear()
