@@ -1,0 +1,93 @@
+"""Where samples come from: folders of files or images, numpy files, WebDataset tars; each at any store URL."""
+
+from __future__ import annotations
+
+import os
+
+from stoker.errors import ConfigError
+from stoker.sources.arrays import npy
+from stoker.sources.folders import files, image_folder, is_image
+from stoker.sources.listing import ARCHIVES, Listing, list_source
+from stoker.sources.protocol import Sample, Source
+from stoker.sources.webdataset import webdataset
+from stoker.sources.zipped import npz
+from stoker.store.options import StoreOptions
+
+__all__ = ["KINDS", "Sample", "Source", "detect_kind", "open_source"]
+
+KINDS = ("image-folder", "files", "npy", "npz", "webdataset")
+_BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
+
+
+async def open_source(
+    url: str | os.PathLike[str], kind: str | None = None, options: StoreOptions | None = None
+) -> Source:
+    """List what is at a path or store URL and return it as samples; the caller closes it.
+
+    Args:
+        url: a folder, an ``.npy``, ``.npz`` or ``.tar`` file, or several tars as ``train-{000..009}.tar``.
+        kind: one of ``KINDS``; by default what :func:`detect_kind` says.
+        options: how to reach the store.
+
+    Raises:
+        ConfigError: the kind is unknown, cannot be told, or not that of what is there.
+        PackError: there is nothing to pack, or it is damaged.
+        StoreError: the store cannot be read.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"there is no kind of source {kind!r}; use one of {', '.join(KINDS)}")
+    listing = await list_source(url, options)
+    try:
+        return await _opened(listing, kind or detect_kind(listing))
+    except BaseException:
+        await listing.store.close()
+        raise
+
+
+async def _opened(listing: Listing, kind: str) -> Source:
+    if kind in ("npy", "npz"):
+        if len(listing.objects) != 1 or listing.is_folder:
+            raise ConfigError(
+                f"--kind {kind} is for one file, not for {listing.url}; pack one after the other, --append"
+            )
+        return await (npy if kind == "npy" else npz)(listing)
+    if kind == "webdataset":
+        return await webdataset(listing)
+    if not listing.is_folder:
+        raise ConfigError(f"--kind {kind} is for a folder, not for {listing.url}; give the folder it is in")
+    return (files if kind == "files" else image_folder)(listing)
+
+
+def detect_kind(listing: Listing) -> str:
+    """Return the kind of what is listed.
+
+    A file's suffix says it. A folder is ``webdataset`` if it has nothing but ``.tar`` files; ``image-folder`` if it has
+    sub-folders with nothing but images in them (files beside the sub-folders do not matter); ``files`` if it has
+    neither tars, arrays nor images in sub-folders.
+
+    Raises:
+        ConfigError: none of this is so.
+    """
+    keys = [item.key for item in listing.objects]
+    if not listing.is_folder:
+        return _BY_SUFFIX[keys[0][-4:].lower()]
+    if all(key.lower().endswith(".tar") for key in keys):
+        return "webdataset"
+    nested = [key for key in keys if "/" in key]
+    if images := sum(map(is_image, nested)):
+        if images == len(nested):
+            return "image-folder"
+        odd = next(key for key in nested if not is_image(key))
+        what = f"{images} of {len(nested)} files in sub-folders are images, {odd} is not"
+        raise _unclear(listing, what, "--kind image-folder to leave the others out")
+    if tars := sum(key.lower().endswith(".tar") for key in keys):
+        raise _unclear(listing, f"{tars} of {len(keys)} files are tars", "--kind webdataset to leave the others out")
+    if arrays := [key for key in keys if key.lower().endswith(ARCHIVES)]:
+        raise _unclear(listing, f"it holds arrays ({arrays[0]})", "pack them one by one, with --append from the second")
+    return "files"
+
+
+def _unclear(listing: Listing, what: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"{listing.url}: {what}, so its kind is unclear; say --kind files to pack each file as it is, or {remedy}"
+    )

@@ -1,0 +1,172 @@
+"""Which objects a source's URL stands for: everything below a folder, one object, or those of a brace pattern."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from stoker.errors import ConfigError, NotFoundError, PackError
+from stoker.retry import RetryingStore
+from stoker.schema import Schema
+from stoker.store import open_store
+from stoker.store.location import Location, parse_url
+from stoker.store.options import StoreOptions
+from stoker.store.protocol import ObjectInfo
+
+__all__ = ["ARCHIVES", "Listing", "fingerprint_of", "list_source"]
+
+ARCHIVES = (".npy", ".npz", ".tar")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
+_MAX_NAMES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The objects of a source; about 300 bytes of memory each.
+
+    Attributes:
+        url: as the user wrote it.
+        store: where the keys are relative to; it tries again. Whoever asked for the listing closes it.
+        objects: in ascending UTF-8 order of key; those of a brace pattern in the pattern's order.
+        is_folder: whether the URL stands for all that is below it.
+    """
+
+    url: str
+    store: RetryingStore
+    objects: tuple[ObjectInfo, ...]
+    is_folder: bool
+
+
+def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
+    """Return the hash of a source: 64 hexadecimal digits."""
+    digest = hashlib.sha256(f"{kind}\n{schema.to_json()}\n".encode())
+    for item in objects:
+        digest.update(json.dumps([item.key, item.size_bytes, item.tag]).encode())
+    return digest.hexdigest()
+
+
+async def list_source(url: str | os.PathLike[str], options: StoreOptions | None) -> Listing:
+    """List what a URL stands for.
+
+    A URL that ends in ``.npy``, ``.npz`` or ``.tar`` is one object, or several with braces (``{000..009}``,
+    ``{a,b}``); any other, and a local folder of any name, stands for all below it. Hidden objects (a part of the key
+    starts with a dot), the empty objects that stand for folders, and, in a local folder, links to what is not below it
+    are left out.
+
+    Raises:
+        ConfigError: the URL is malformed.
+        NotFoundError: an object that it names does not exist.
+        PackError: there is nothing.
+        StoreError: the store cannot be read.
+    """
+    location = parse_url(url)
+    is_folder = _is_folder(location)
+    root, names = (_address(location), []) if is_folder else _root_and_names(location)
+    store = RetryingStore(open_store(root, options=options))
+    try:
+        if is_folder:
+            objects = await _below(store, location)
+        elif len(names) == 1:
+            objects = [await store.head(names[0])]
+        else:
+            objects = await _named(store, location.url, names)
+    except BaseException:
+        await store.close()
+        raise
+    return Listing(location.url, store, tuple(objects), is_folder)
+
+
+def _is_folder(location: Location) -> bool:
+    """Return whether the URL stands for all that is below it."""
+    is_archive = location.url.lower().endswith(ARCHIVES)
+    if location.scheme != "file":
+        return not is_archive or not location.prefix
+    path = Path(location.bucket)
+    if path.is_file() and not is_archive:
+        raise ConfigError(f"{location.url} is a file of no known kind; give a folder, or one of {', '.join(ARCHIVES)}")
+    return not is_archive or path.is_dir()
+
+
+def _address(location: Location) -> str:
+    """Return the URL, for a local one the absolute path, in the form whose parts are names of objects."""
+    return location.bucket if location.scheme == "file" else f"{location.scheme}://{location.bucket}/{location.prefix}"
+
+
+def _root_and_names(location: Location) -> tuple[str, list[str]]:
+    """Return the folder that the named objects are in, and their keys below it."""
+    address = _address(location)
+    static = address if location.scheme == "file" and Path(address).exists() else address.partition("{")[0]
+    root = static.rpartition("/")[0]
+    pattern = address[len(root) + 1 :]
+    names = [pattern] if static == address else list(islice(_expanded(pattern), _MAX_NAMES + 1))
+    if len(names) > _MAX_NAMES:
+        raise ConfigError(f"{location.url} stands for more than {_MAX_NAMES} objects; use a folder instead")
+    return root or "/", names
+
+
+async def _below(store: RetryingStore, location: Location) -> list[ObjectInfo]:
+    found = [item async for item in store.list() if _is_wanted(item)]
+    if location.scheme == "file":
+        found = await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
+    if not found:
+        raise PackError(f"{location.url} holds no files to pack (hidden ones do not count); check the URL")
+    return found
+
+
+async def _named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
+    found = {item.key: item async for item in store.list(_common_prefix(names))}
+    if missing := [name for name in names if name not in found]:
+        raise NotFoundError(
+            f"{url}: {missing[0]} does not exist ({len(missing)} of {len(names)} are missing); check the range"
+        )
+    return [found[name] for name in names]
+
+
+def _common_prefix(names: list[str]) -> str:
+    first, last = min(names), max(names)
+    return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+
+
+def _is_wanted(item: ObjectInfo) -> bool:
+    return not item.key.endswith("/") and not any(part.startswith(".") for part in item.key.split("/"))
+
+
+def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
+    """Leave out what links lead to outside of ``root``."""
+    real_root = root.resolve()
+
+    @cache
+    def is_inside(folder: Path) -> bool:
+        return folder.resolve().is_relative_to(real_root)
+
+    def is_kept(path: Path) -> bool:
+        return path.resolve().is_relative_to(real_root) if path.is_symlink() else is_inside(path.parent)
+
+    return [item for item in found if is_kept(root / item.key)]
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """Yield the names of a brace pattern, the first braces varying slowest."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    numbers = _NUMBERS.fullmatch(match[1])
+    for choice in _numbers(numbers[1], numbers[2]) if numbers else match[1].split(","):
+        yield from (pattern[: match.start()] + choice + rest for rest in _expanded(pattern[match.end() :]))
+
+
+def _numbers(first: str, last: str) -> Iterator[str]:
+    padded = first.startswith("0") or last.startswith("0")
+    width = max(len(first), len(last)) if padded else 0
+    step = 1 if int(first) <= int(last) else -1
+    return (f"{number:0{width}d}" for number in range(int(first), int(last) + step, step))

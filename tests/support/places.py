@@ -1,0 +1,86 @@
+"""Places to put objects into and to read them from by URL: one a store."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from stoker.sources import Source, open_source
+from stoker.store import Store, open_store
+
+T = TypeVar("T")
+
+
+def put_all(url: str, objects: Mapping[str, bytes]) -> None:
+    """Write objects below a URL."""
+
+    async def write(store: Store) -> None:
+        for key, data in objects.items():
+            await store.put(key, data)
+
+    with_store(url, write)
+
+
+def with_store(url: str, work: Callable[[Store], Any]) -> Any:
+    """Return what ``work`` does with the store at a URL."""
+
+    async def run() -> Any:
+        store = open_store(url)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def with_source(url: str, work: Callable[[Source], Any], kind: str | None = None) -> Any:
+    """Return what ``work`` does with the source at a URL."""
+
+    async def run() -> Any:
+        source = await open_source(url, kind)
+        try:
+            return await work(source)
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def read_all(url: str, kind: str | None = None, start: int = 0) -> list[tuple[str, dict[str, Any]]]:
+    """Return the samples of a source, each checked against its schema."""
+
+    async def read(source: Source) -> list[tuple[str, dict[str, Any]]]:
+        async with aclosing(source.read(start)) as samples:
+            found = [item async for item in samples]
+        for where, sample in found:
+            source.schema.encode(sample, where)
+        return found
+
+    samples: list[tuple[str, dict[str, Any]]] = with_source(url, read, kind)
+    return samples
+
+
+def look(url: str, kind: str | None = None) -> Source:
+    """Return a source, closed again, to look at its attributes."""
+
+    async def same(source: Source) -> Source:
+        return source
+
+    source: Source = with_source(url, same, kind)
+    return source
+
+
+def tar_of(members: Iterable[tuple[str, bytes]], *, tar_format: int = tarfile.PAX_FORMAT) -> bytes:
+    """Return a tar with the given files."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tar_format) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return data.getvalue()
