@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from golden import make_order
+from stoker.errors import ConfigError
+from stoker.order import MAX_LANES, Order, OrderConfig
+
+GOLDEN: list[make_order.Case] = json.loads(Path(make_order.__file__).with_name("order.json").read_text())
+
+
+def order_of(samples: list[int], *, epoch: int = 0, **config: Any) -> Order:
+    return Order(np.array(samples), OrderConfig(**config), epoch)
+
+
+def everything(order: Order) -> list[int]:
+    return list(map(int, order.at(0, order.samples)))
+
+
+def golden_name(case: make_order.Case) -> str:
+    words = (
+        case["shuffle"],
+        f"w{case['window']}",
+        f"l{case['lanes']}",
+        f"e{case['epoch']}",
+        f"of{len(case['samples'])}",
+    )
+    return "-".join((*words, str(max(case["samples"]))))
+
+
+def test_the_golden_file_is_what_the_independent_script_computes() -> None:
+    assert make_order.cases() == GOLDEN
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=golden_name)
+def test_the_order_is_the_golden_one(case: make_order.Case) -> None:
+    order = order_of(
+        case["samples"],
+        shuffle=case["shuffle"],
+        window=case["window"],
+        lanes=case["lanes"],
+        seed=case["seed"],
+        epoch=case["epoch"],
+    )
+    assert everything(order) == case["ids"]
+
+
+def test_the_golden_file_has_every_shuffle_cut_super_samples_and_lanes_without_a_sample() -> None:
+    assert {case["shuffle"] for case in GOLDEN} == {"none", "block", "window", "full"}
+    assert any(sum(case["samples"]) % case["lanes"] for case in GOLDEN)
+    assert any(sum(case["samples"]) < case["lanes"] for case in GOLDEN)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"seed": -1}, "seed -1"),
+        ({"seed": 1 << 64}, "seed 18446744073709551616"),
+        ({"shuffle": "random"}, "'random' is not one of none, block, window, full"),
+        ({"window": 0}, "window 0"),
+        ({"lanes": 0}, "lanes 0"),
+        ({"lanes": MAX_LANES + 1}, "lanes 65537"),
+    ],
+)
+def test_a_config_out_of_range_is_refused_with_its_value(config: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        OrderConfig(**config)
+
+
+def test_none_on_one_lane_is_the_packed_order() -> None:
+    order = order_of([3, 1, 4], shuffle="none")
+    assert everything(order) == list(range(8))
+
+
+def test_none_on_lanes_deals_the_parts_of_the_packed_order_in_turn() -> None:
+    order = order_of([3, 1, 4], shuffle="none", lanes=3)
+    assert everything(order) == [0, 3, 6, 1, 4, 7, 2, 5]
+
+
+def test_none_does_not_depend_on_seed_or_epoch() -> None:
+    assert everything(order_of([5, 5], shuffle="none", seed=1)) == everything(
+        order_of([5, 5], shuffle="none", seed=2, epoch=9)
+    )
+
+
+@pytest.mark.parametrize("shuffle", ["block", "window", "full"])
+def test_shuffled_orders_differ_between_epochs_and_between_seeds(shuffle: str) -> None:
+    of = [everything(order_of([25] * 8, shuffle=shuffle, seed=s, epoch=e)) for s, e in ((1, 0), (1, 1), (2, 0), (2, 1))]
+    assert len(set(map(tuple, of))) == 4
+
+
+def test_lanes_are_dealt_anew_each_epoch() -> None:
+    dealt = {tuple(order_of([10] * 16, lanes=4, epoch=epoch).lane(0).super_samples.tolist()) for epoch in range(5)}
+    assert len(dealt) == 5
+
+
+def test_a_block_of_block_is_all_of_its_group_and_nothing_else() -> None:
+    order = order_of([4] * 7, shuffle="block", window=3)
+    lane = order.lane(0)
+    assert lane.block_ends.tolist() == [12, 24, 28]
+    assert [lane.pieces_of(block) for block in range(3)] == [range(3), range(3, 6), range(6, 7)]
+    for block in range(3):
+        ids = lane.sample_ids(block * 12, len(lane.block(block).rows)).tolist()
+        numbers = lane.super_samples[block * 3 : (block + 1) * 3]
+        assert sorted(ids) == sorted(int(n) * 4 + row for n in numbers for row in range(4))
+
+
+def test_window_is_capped_at_half_of_the_lane_s_super_samples() -> None:
+    assert [order_of([8] * n, window=8).lane(0).most_pieces for n in (1, 2, 3, 4, 15, 16, 40)] == [1, 1, 1, 2, 7, 8, 8]
+
+
+def test_a_window_block_has_one_part_of_every_piece_in_the_window() -> None:
+    lane = order_of([12] * 10, window=4).lane(0)
+    assert np.diff(lane.block_ends, prepend=0).tolist() == [3, 6, 9, *[12] * 7, 9, 6, 3]
+    for block in range(3, 10):
+        content = lane.block(block)
+        assert content.pieces == range(block - 3, block + 1)
+        assert np.bincount(content.which).tolist() == [3, 3, 3, 3]
+
+
+def test_pieces_smaller_than_the_window_still_deliver_every_row_once() -> None:
+    order = order_of([1] * 20, window=8)
+    assert sorted(everything(order)) == list(range(20))
+
+
+def test_a_place_between_empty_blocks_is_found_in_the_block_that_holds_it() -> None:
+    lane = order_of([1] * 20, window=8).lane(0)
+    sizes = np.diff(lane.block_ends, prepend=0)
+    assert (sizes == 0).any()
+    for place in range(20):
+        block = lane.block_of(place)
+        assert sizes[block] > 0
+        assert lane.block_ends[block] - sizes[block] <= place < lane.block_ends[block]
+
+
+def test_seeking_back_gives_what_was_there_before() -> None:
+    order = order_of([9] * 30, window=4, seed=3)
+    lane = order.lane(0)
+    first = lane.sample_ids(0, 50).tolist()
+    lane.sample_ids(200, 70)
+    assert lane.sample_ids(0, 50).tolist() == first
+
+
+def test_full_has_one_lane_whatever_was_asked() -> None:
+    order = order_of([5, 6], shuffle="full", lanes=4)
+    assert order.lanes == 1
+    assert order.lane_samples(0) == 11
+    assert everything(order) == everything(order_of([5, 6], shuffle="full", window=3))
+
+
+def test_more_lanes_than_samples_leaves_the_last_lanes_empty() -> None:
+    order = order_of([1, 2], lanes=5, shuffle="none")
+    assert [order.lane_samples(lane) for lane in range(5)] == [1, 1, 1, 0, 0]
+    assert len(order.lane(4).super_samples) == 0
+    assert order.lane(4).block_ends.tolist() == []
+    assert everything(order) == [0, 1, 2]
+
+
+def test_locate_and_sample_ids_are_inverse() -> None:
+    order = order_of([3, 1, 4, 1, 5])
+    super_samples, rows = order.locate(np.arange(14))
+    assert super_samples.tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 4, 4, 4, 4]
+    assert rows.tolist() == [0, 1, 2, 0, 0, 1, 2, 3, 0, 0, 1, 2, 3, 4]
+    assert order.sample_ids(super_samples, rows).tolist() == list(range(14))
+
+
+def test_a_manifest_of_many_samples_is_sought_without_being_laid_out() -> None:
+    order = order_of([1_000_000] * 2000, window=2, lanes=2)
+    middle = order.samples // 2
+    ids = order.at(middle, middle + 10)
+    assert len(set(ids.tolist())) == 10
+    assert len(order.lane(0)._row_permutations) <= 2
