@@ -12,7 +12,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from stoker.bounded import for_each
 from stoker.errors import (
@@ -155,7 +154,7 @@ def _version_of(data: bytes) -> int:
         return 0
 
 
-async def _read_newest(reader: RetryingReader[Any]) -> _Stored:
+async def _read_newest(reader: RetryingReader[Readable]) -> _Stored:
     """Return what the pointer holds; without one, the newest version that a crash left behind."""
     try:
         return await _read(reader, POINTER_KEY)
@@ -166,12 +165,12 @@ async def _read_newest(reader: RetryingReader[Any]) -> _Stored:
     return found
 
 
-async def _newest_listed(reader: RetryingReader[Any]) -> _Stored | None:
+async def _newest_listed(reader: RetryingReader[Readable]) -> _Stored | None:
     versions = await list_versions(reader)
     return await _read_version(reader, versions[-1]) if versions else None
 
 
-async def _newest(reader: RetryingReader[Any]) -> _Stored | None:
+async def _newest(reader: RetryingReader[Readable]) -> _Stored | None:
     """Return the newest complete version: the pointer's, or one that follows it without a gap."""
     try:
         newest = await _read(reader, POINTER_KEY)
@@ -182,7 +181,7 @@ async def _newest(reader: RetryingReader[Any]) -> _Stored | None:
     return newest
 
 
-async def _following(reader: RetryingReader[Any], version: int) -> AsyncIterator[_Stored]:
+async def _following(reader: RetryingReader[Readable], version: int) -> AsyncIterator[_Stored]:
     try:
         while True:
             version += 1
@@ -191,21 +190,21 @@ async def _following(reader: RetryingReader[Any], version: int) -> AsyncIterator
         return
 
 
-async def _read_version(reader: RetryingReader[Any], version: int) -> _Stored:
+async def _read_version(reader: RetryingReader[Readable], version: int) -> _Stored:
     found = await _read(reader, version_key(version))
     if found.manifest.version != version:
         raise FormatError(f"{reader.url}/{version_key(version)} says that it is version {found.manifest.version}")
     return found
 
 
-async def _read(reader: RetryingReader[Any], key: str) -> _Stored:
+async def _read(reader: RetryingReader[Readable], key: str) -> _Stored:
     try:
         return await _read_once(reader, key)
     except (ChecksumError, ObjectChangedError):  # damaged on its way, or replaced between two ranges
         return await _read_once(reader, key)
 
 
-async def _read_once(reader: RetryingReader[Any], key: str) -> _Stored:
+async def _read_once(reader: RetryingReader[Readable], key: str) -> _Stored:
     data = await _fetch(reader, key)
     remedy = f"stoker rebuild-manifest {reader.url} makes a new one from the super-samples"
     try:
@@ -216,7 +215,7 @@ async def _read_once(reader: RetryingReader[Any], key: str) -> _Stored:
         raise FormatError(f"{reader.url}/{key} is not a manifest: {error}; {remedy}") from None
 
 
-async def _fetch(reader: RetryingReader[Any], key: str) -> bytes | bytearray:
+async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearray:
     whole = asyncio.ensure_future(reader.get(key))
     try:
         await asyncio.wait({whole}, timeout=_SMALL_SECONDS)
@@ -230,7 +229,7 @@ async def _fetch(reader: RetryingReader[Any], key: str) -> bytes | bytearray:
         await asyncio.gather(whole, return_exceptions=True)
 
 
-async def _fetch_in_parts(reader: RetryingReader[Any], info: ObjectInfo) -> bytearray:
+async def _fetch_in_parts(reader: RetryingReader[Readable], info: ObjectInfo) -> bytearray:
     data = bytearray(info.size_bytes)
     view = memoryview(data)
 

@@ -18,7 +18,7 @@ from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store
 __all__ = ["RetryPolicy", "RetryingReader", "RetryingStore", "holds"]
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Readable)
+R_co = TypeVar("R_co", bound=Readable, covariant=True)
 _COMPARED_BYTES = 1 << 20
 
 
@@ -43,39 +43,48 @@ class RetryPolicy:
             raise ConfigError("a retry policy needs attempts >= 1 and 0 <= first_seconds <= longest_seconds")
 
 
-class RetryingReader(Generic[R]):
-    """Reads through another store, trying again. Cancellation ends a wait at once."""
+class RetryingReader(Generic[R_co]):
+    """Reads through another store, trying again; of one that does so already, only the policy may change.
 
-    def __init__(self, store: R, policy: RetryPolicy | None = None) -> None:
-        self._store = store
-        self._policy = policy or RetryPolicy()
-        self._random = random.Random(self._policy.seed)  # noqa: S311 - jitter is no secret
+    Cancellation ends a wait at once.
+
+    Attributes:
+        wrapped: the store that may fail.
+        policy: how often and how soon it is tried again.
+    """
+
+    def __init__(self, store: R_co, policy: RetryPolicy | None = None) -> None:
+        self.wrapped: R_co = store
+        self.policy = policy or RetryPolicy()
+        if isinstance(store, RetryingReader):
+            self.wrapped, self.policy = store.wrapped, policy or store.policy
+        self._random = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
 
     @property
     def url(self) -> str:
         """The store's own URL."""
-        return self._store.url
+        return self.wrapped.url
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""
-        return await self._retried(lambda: self._store.get(key))
+        return await self._retried(lambda: self.wrapped.get(key))
 
     async def get_range(
         self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``."""
-        return await self._retried(lambda: self._store.get_range(key, start, end, into=into, tag=tag))
+        return await self._retried(lambda: self.wrapped.get_range(key, start, end, into=into, tag=tag))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""
-        return await self._retried(lambda: self._store.head(key))
+        return await self._retried(lambda: self.wrapped.head(key))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
         failures = 0
         while True:
             try:
-                async for info in self._store.list(prefix, start_after=start_after):
+                async for info in self.wrapped.list(prefix, start_after=start_after):
                     failures, start_after = 0, info.key
                     yield info
             except TransientError as error:
@@ -95,9 +104,9 @@ class RetryingReader(Generic[R]):
 
     async def _wait(self, failures: int, error: TransientError) -> None:
         """Wait before the next attempt, or raise ``error`` if it was the last."""
-        if failures >= self._policy.attempts:
+        if failures >= self.policy.attempts:
             raise error
-        longest = min(self._policy.longest_seconds, self._policy.first_seconds * 2 ** (failures - 1))
+        longest = min(self.policy.longest_seconds, self.policy.first_seconds * 2 ** (failures - 1))
         await asyncio.sleep(max(self._random.uniform(0, longest), error.retry_after_seconds or 0.0))
 
 
@@ -111,12 +120,12 @@ class RetryingStore(RetryingReader[Store]):
         async def attempt() -> ObjectInfo:
             nonlocal unsure
             try:
-                return await self._store.put(key, data, if_absent=if_absent, if_tag=if_tag)
+                return await self.wrapped.put(key, data, if_absent=if_absent, if_tag=if_tag)
             except TransientError:
                 unsure = True
                 raise
             except PreconditionFailedError:
-                if unsure and (info := await holds(self._store, key, data)):
+                if unsure and (info := await holds(self.wrapped, key, data)):
                     return info
                 raise
 
@@ -124,11 +133,11 @@ class RetryingStore(RetryingReader[Store]):
 
     async def delete(self, key: str) -> None:
         """Delete an object."""
-        await self._retried(lambda: self._store.delete(key))
+        await self._retried(lambda: self.wrapped.delete(key))
 
     async def close(self) -> None:
         """Close the store."""
-        await self._store.close()
+        await self.wrapped.close()
 
 
 async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:

@@ -1,0 +1,180 @@
+"""Deciding, before anything is packed, which run a pack is: a new one, or an unfinished one to resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from stoker import catalog
+from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
+from stoker.manifest import Manifest
+from stoker.packlog import list_records
+from stoker.packrecord import MODES, PackRecord, record_key, run_id, run_prefix
+from stoker.retry import RetryingReader, RetryPolicy
+from stoker.schema import Schema
+from stoker.store.protocol import Readable
+from stoker.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+
+__all__ = ["PackConfig", "PackPlan", "plan_pack"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackConfig:
+    """What to pack, and how.
+
+    Attributes:
+        schema: the columns of every sample.
+        mode: ``create`` a data set where there is none, or ``append`` to one.
+        super_sample_bytes: limit of a super-sample's data, at most 32 MiB; a header of a few hundred bytes is added.
+        source: what names the samples, such as a fingerprint of the files they come from. A pack that did not finish
+            is resumed by the next one of the same source, schema and size; by default the URL names the source.
+        concurrency: uploads at once. Memory is this many super-samples, and the one under construction.
+        retry: of every request.
+    """
+
+    schema: Schema
+    mode: Literal["create", "append"] = "create"
+    super_sample_bytes: int = 8 << 20
+    source: str | None = None
+    concurrency: int = 8
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"mode must be 'create' or 'append', not {self.mode!r}")
+        if not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
+            raise ConfigError(
+                f"super_sample_bytes must be from 1 to {MAX_SUPER_SAMPLE_BYTES}, not {self.super_sample_bytes}"
+            )
+        if self.concurrency < 1:
+            raise ConfigError(f"concurrency must be at least 1, not {self.concurrency}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """Which run a pack is.
+
+    Attributes:
+        dataset: id of the data set.
+        record: the run's record; its prefix is durable.
+        tag: of what is stored under the record's key, None if nothing is.
+        is_resumed: whether the record is there already.
+        is_in_manifest: an earlier process committed the run and died before its record said so.
+    """
+
+    dataset: str
+    record: PackRecord
+    tag: str | None
+    is_resumed: bool
+    is_in_manifest: bool
+
+
+async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
+    """Return which run a pack of ``config`` to ``store`` is.
+
+    Raises:
+        DatasetExistsError: ``create``, and there is a data set.
+        NotFoundError: ``append``, and there is none.
+        SchemaError: ``append``, and the data set has another schema.
+        PackError: what is there does not allow to go on; the message says what to do.
+    """
+    base = await catalog.newest_manifest(store)
+    if config.mode == "append":
+        _check_can_append(store, config, base)
+    identity = _identity(store, config, base if config.mode == "append" else None)
+    logged = await list_records(store, run_prefix(identity) if config.mode == "append" else "")
+    mine = [item for item in logged if item.record is not None and item.record.identity == identity]
+    for item in mine:
+        if item.record is not None and not item.record.is_committed:
+            return await _resumed(store, item.record, item.tag, base)
+    if config.mode == "create":
+        _check_can_create(store, base, [item.record for item in logged if item.record is not None])
+    run = run_id(identity, 0 if base is None else base.version)
+    tag = next((item.tag for item in logged if item.key == record_key(run)), None)
+    source = config.source if config.source is not None else store.url
+    record = PackRecord(run=run, identity=identity, source=source, mode=config.mode)
+    return PackPlan(
+        dataset=run if base is None else base.dataset,
+        record=record,
+        tag=tag,
+        is_resumed=False,
+        is_in_manifest=False,
+    )
+
+
+def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str:
+    """Return the hash of what is packed: the same again is the same pack, anything else is another."""
+    # Without a name of the source, the place where it goes to stands for it.
+    source = ["url", store.url] if config.source is None else ["source", config.source]
+    dataset = None if base is None else base.dataset
+    what = [FORMAT, config.mode, dataset, config.schema.to_json(), config.super_sample_bytes, source]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def _check_can_append(store: Readable, config: PackConfig, base: Manifest | None) -> None:
+    if base is None:
+        raise NotFoundError(f"there is no data set at {store.url} to append to; use mode='create'")
+    if base.schema != config.schema:
+        raise SchemaError(
+            f"the data set at {store.url} has schema {base.schema.to_json()}, not {config.schema.to_json()}; "
+            "append samples with the data set's own columns, in their order"
+        )
+
+
+def _check_can_create(store: Readable, base: Manifest | None, records: list[PackRecord]) -> None:
+    if base is not None:
+        raise _exists(store, base)
+    if any(record.is_committed for record in records):
+        raise DatasetExistsError(
+            f"the data set at {store.url} has lost its manifest; restore it with: stoker rebuild-manifest {store.url}"
+        )
+    for record in records:
+        _log.warning(
+            "%s has %d super-samples of an unfinished pack of another source (%.80s); "
+            "resume it, or delete it with: stoker gc --abandoned %s",
+            store.url,
+            len(record),
+            record.source,
+            store.url,
+        )
+
+
+def _exists(store: Readable, base: Manifest) -> DatasetExistsError:
+    return DatasetExistsError(
+        f"there is a data set at {store.url} already (version {base.version}, {base.samples} samples); "
+        "use mode='append' to add to it, or another URL"
+    )
+
+
+async def _resumed(store: Readable, record: PackRecord, tag: str, base: Manifest | None) -> PackPlan:
+    dataset = record.run if base is None else base.dataset
+    is_in_manifest = base is not None and any(run.run == record.run for run in base.runs)
+    if is_in_manifest and record.state == "packing":
+        raise PackError(
+            f"the {len(record)} super-samples of an unfinished pack of this source were adopted into the data set at "
+            f"{store.url} by rebuild-manifest; pack what is missing under another name with source="
+        )
+    if base is not None and record.mode == "create" and not is_in_manifest:
+        raise _exists(store, base)
+    if record.prefix is not None and not await _is_stored(store, record.prefix, dataset):
+        _log.warning(
+            "%s has lost objects of the unfinished pack %s; packing again from the first sample", store.url, record.run
+        )
+        record = replace(record, state="packing", prefix=None)
+    return PackPlan(dataset=dataset, record=record, tag=tag, is_resumed=True, is_in_manifest=is_in_manifest)
+
+
+async def _is_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:
+    """Return whether every object of a record's prefix is in the store as it was written."""
+    run = prefix.runs[0].run
+    stored = {info.key: info async for info in RetryingReader(store).list(f"data/{run}/")}
+    found = (stored.get(prefix.key(row)) for row in range(len(prefix)))
+    return prefix.dataset == dataset and all(
+        info is not None and (info.size_bytes, info.tag) == (prefix.rows.size_bytes[row], prefix.rows.tag(row))
+        for row, info in enumerate(found)
+    )
