@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, ObjectChangedError, TruncatedError
+from stoker.store.protocol import ObjectInfo
 
-__all__ = ["Location", "check_conditions", "check_key", "check_range", "parse_url"]
+__all__ = ["Location", "check_conditions", "check_empty_range", "check_key", "check_range", "parse_url"]
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
 _BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
@@ -109,6 +110,21 @@ def check_range(start: int, end: int, into: memoryview) -> None:
         raise ConfigError("'into' must be a writable, contiguous, one-dimensional memoryview of bytes")
     if into.nbytes != end - start:
         raise ConfigError(f"'into' has {into.nbytes} bytes for the {end - start} of range [{start}, {end})")
+
+
+def check_empty_range(location: Location, info: ObjectInfo, start: int, tag: str | None) -> ObjectInfo:
+    """Return ``info`` if ``[start, start)`` can be read from that object; HTTP cannot ask for an empty range.
+
+    Raises:
+        ObjectChangedError: the object has not the ``tag``.
+        TruncatedError: ``start`` is beyond its end.
+    """
+    address = location.object_url(info.key)
+    if tag not in (None, info.tag):
+        raise ObjectChangedError(f"{address} was overwritten: its tag is no longer {tag}")
+    if start > info.size_bytes:
+        raise TruncatedError(f"{address} has {info.size_bytes} bytes, fewer than {start}")
+    return info
 
 
 def check_conditions(*, if_absent: bool, if_tag: str | None) -> None:

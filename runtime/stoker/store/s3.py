@@ -40,11 +40,12 @@ from stoker.errors import (
 )
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.http import Reply, ask, read_into, translated
-from stoker.store.location import Location, check_conditions, check_range
+from stoker.store.location import Location, check_conditions, check_empty_range, check_range
 from stoker.store.options import S3Options
 from stoker.store.per_loop import PerLoop
 from stoker.store.protocol import Buffer, ObjectInfo
-from stoker.store.s3_access import ExpiredCredentialsError, S3Access
+from stoker.store.renewal import ExpiredCredentialsError, with_renewal
+from stoker.store.s3_access import S3Access
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
@@ -127,7 +128,7 @@ class S3Store:
         """Read bytes ``[start, end)`` into ``into``; cancellation closes the connection."""
         check_range(start, end, into)
         if start == end:
-            return await self._check_empty_range(key, start, tag)
+            return check_empty_range(self._at, await self.head(key), start, tag)
         headers = {"Range": f"bytes={start}-{end - 1}"} | ({"If-Match": f'"{tag}"'} if tag is not None else {})
         return self._info(key, await self._read("GET", key, headers, into=into, start=start))
 
@@ -203,7 +204,7 @@ class S3Store:
                 raise error_of(_failure(address, reply), _BY_CODE)
             return reply
 
-        return await access.with_credentials(once)
+        return await with_renewal(access, once)
 
     async def _control(self, address: str, work: Callable[[S3Client], Awaitable[_T]], *, writing: bool = False) -> _T:
         """Perform a call of the control plane, once more if the credentials had to be renewed."""
@@ -213,16 +214,7 @@ class S3Store:
             with _control_errors(address, writing=writing):
                 return await work(await access.client())
 
-        return await access.with_credentials(once)
-
-    async def _check_empty_range(self, key: str, start: int, tag: str | None) -> ObjectInfo:
-        """HTTP has no empty range: look at the object instead."""
-        info = await self.head(key)
-        if tag not in (None, info.tag):
-            raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
-        if start > info.size_bytes:
-            raise TruncatedError(f"{self._at.object_url(key)} has {info.size_bytes} bytes, not {start}")
-        return info
+        return await with_renewal(access, once)
 
     def _info(self, key: str, reply: Reply) -> ObjectInfo:
         if "ETag" not in reply.headers:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import aioboto3
@@ -30,18 +30,12 @@ from stoker.store.options import S3Options
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
 
-__all__ = ["ExpiredCredentialsError", "S3Access"]
-
-_T = TypeVar("_T")
+__all__ = ["S3Access"]
 
 _NO_CREDENTIALS = (
     "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
     "run where a role is attached, or open the store with S3Options(anonymous=True)"
 )
-
-
-class ExpiredCredentialsError(CredentialsError):
-    """Temporary credentials have expired; others may be had where these came from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +66,31 @@ class S3Access:
         self._clients = AsyncExitStack()
         self.http = open_session(options.http)
 
-    async def with_credentials(self, work: Callable[[ReadOnlyCredentials | None], Awaitable[_T]]) -> _T:
-        """Do ``work``; if the credentials prove to have expired and others are to be had, do it once more with them.
+    async def current(self) -> ReadOnlyCredentials | None:
+        """Return credentials, refreshed if they are about to expire; None for anonymous requests.
 
         Raises:
-            CredentialsError: there are none, or only expired ones.
+            CredentialsError: there are none.
         """
-        used = await self._credentials()
-        try:
-            return await work(used)
-        except ExpiredCredentialsError:
-            renewed = await self._renew(used)
-            if renewed == used:
-                raise
-        return await work(renewed)
+        if self._options.anonymous:
+            return None
+        async with self._credentials_lock:
+            try:
+                found = await self._botocore.get_credentials()
+                if found is None:
+                    raise CredentialsError(_NO_CREDENTIALS)
+                frozen: ReadOnlyCredentials = await found.get_frozen_credentials()
+            except (BotoCoreError, ClientError) as error:
+                raise CredentialsError(f"AWS credentials could not be had: {error}") from error
+        return frozen
+
+    async def renew(self, used: ReadOnlyCredentials | None) -> ReadOnlyCredentials | None:
+        """Look for credentials afresh, unless another call has done so since ``used`` were taken."""
+        current = await self.current()
+        if current == used:
+            self._botocore, self._client = _botocore_session(self._options), None
+            current = await self.current()
+        return current
 
     async def client(self) -> S3Client:
         """Return the control-plane client, made on first use and again after credentials were renewed."""
@@ -119,27 +124,6 @@ class S3Access:
         """Close the connections; those of calls in progress break."""
         await self._clients.aclose()
         await self.http.close()
-
-    async def _credentials(self) -> ReadOnlyCredentials | None:
-        if self._options.anonymous:
-            return None
-        async with self._credentials_lock:
-            try:
-                found = await self._botocore.get_credentials()
-                if found is None:
-                    raise CredentialsError(_NO_CREDENTIALS)
-                frozen: ReadOnlyCredentials = await found.get_frozen_credentials()
-            except (BotoCoreError, ClientError) as error:
-                raise CredentialsError(f"AWS credentials could not be had: {error}") from error
-        return frozen
-
-    async def _renew(self, used: ReadOnlyCredentials | None) -> ReadOnlyCredentials | None:
-        """Look for credentials afresh, unless another call has done so since ``used`` were taken."""
-        current = await self._credentials()
-        if current == used:
-            self._botocore, self._client = _botocore_session(self._options), None
-            current = await self._credentials()
-        return current
 
 
 def _botocore_session(options: S3Options) -> AioSession:

@@ -1,0 +1,237 @@
+"""Google Cloud Storage: objects are read into the caller's memory over HTTP, all else goes through gcloud-aio."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import aiohttp
+
+from stoker.errors import (
+    BucketNotFoundError,
+    NotFoundError,
+    PermissionDeniedError,
+    StoreError,
+    ThrottledError,
+)
+from stoker.store.failures import Failure, Rule, error_of
+from stoker.store.gcs_access import GcsAccess
+from stoker.store.http import Call, Reply, ask, read_into, translated
+from stoker.store.location import Location, check_conditions, check_empty_range, check_range
+from stoker.store.options import GcsOptions
+from stoker.store.per_loop import PerLoop
+from stoker.store.protocol import Buffer, ObjectInfo
+from stoker.store.renewal import ExpiredCredentialsError, with_renewal
+
+__all__ = ["GcsStore"]
+
+_T = TypeVar("_T")
+
+_REJECTED: Rule = (ExpiredCredentialsError, "the token is missing, expired or not valid; log in again")
+_SLOW: Rule = (ThrottledError, "Google asks to slow down; send fewer requests at once")
+
+_BY_CODE: dict[str, Rule] = {
+    "401": _REJECTED,
+    "authError": _REJECTED,
+    "quotaExceeded": _SLOW,
+    "rateLimitExceeded": _SLOW,
+    "required": _REJECTED,
+    "userProjectMissing": (
+        PermissionDeniedError,
+        "the requester pays for this bucket; open it with GcsOptions(user_project=...)",
+    ),
+    "userRateLimitExceeded": _SLOW,
+}
+
+_LIST_FIELDS = "items(name,size,generation),nextPageToken"
+# Generations are times in microseconds: no object ever had this one.
+_NO_GENERATION = "1"
+
+
+class GcsStore:
+    """``gs://bucket/prefix``. Connections are made on first use, one pool per event loop, none shared across a fork."""
+
+    def __init__(self, location: Location, options: GcsOptions) -> None:
+        self._at = location
+        self._access = PerLoop(lambda: GcsAccess(options))
+
+    @property
+    def url(self) -> str:
+        """The root as the user wrote it."""
+        return self._at.url
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        reply = await self._read(key, {}, {})
+        return reply.body, await self._info(key, reply)
+
+    async def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``; cancellation closes the connection."""
+        check_range(start, end, into)
+        if start == end:
+            return check_empty_range(self._at, await self.head(key), start, tag)
+        condition = {} if tag is None else {"ifGenerationMatch": _generation(tag)}
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        return await self._info(key, await self._read(key, condition, headers, into=into, start=start))
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and generation."""
+        full_key = self._at.full_key(key)
+        metadata = await self._control(
+            self._at.object_url(key),
+            lambda access, headers: access.storage.download_metadata(self._at.bucket, full_key, headers=headers),
+        )
+        return _object_info(key, metadata)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield objects, a request per thousand."""
+        parameters = {"prefix": self._at.within_bucket(prefix), "fields": _LIST_FIELDS, "maxResults": "1000"}
+        if start_after:
+            parameters["startOffset"] = self._at.within_bucket(start_after)
+        after = start_after.encode()
+        while True:
+            page = await self._control(
+                self.url,
+                lambda access, headers: access.storage.list_objects(
+                    self._at.bucket, params=parameters, headers=headers
+                ),
+            )
+            for entry in page.get("items", []):
+                key = self._at.relative(entry["name"])
+                if key.encode() > after:  # startOffset itself is among what Google lists
+                    yield _object_info(key, entry)
+            if not page.get("nextPageToken"):
+                return
+            parameters["pageToken"] = page["nextPageToken"]
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Write an object in one request."""
+        check_conditions(if_absent=if_absent, if_tag=if_tag)
+        full_key, body = self._at.full_key(key), bytes(data)
+        condition = {"ifGenerationMatch": "0"} if if_absent else {}
+        if if_tag is not None:
+            condition = {"ifGenerationMatch": _generation(if_tag)}
+        metadata = await self._control(
+            self._at.object_url(key),
+            lambda access, headers: access.storage.upload(
+                self._at.bucket,
+                full_key,
+                body,
+                content_type="application/octet-stream",
+                parameters=dict(condition),
+                headers=headers,
+                force_resumable_upload=False,
+                timeout=access.http.timeout,  # type: ignore[arg-type]  # handed on to aiohttp, which takes both
+            ),
+            writing=True,
+        )
+        return _object_info(key, metadata)
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        full_key = self._at.full_key(key)
+        try:
+            await self._control(
+                self._at.object_url(key),
+                lambda access, headers: access.storage.delete(self._at.bucket, full_key, headers=headers),
+            )
+        except BucketNotFoundError:
+            raise
+        except NotFoundError:
+            return
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        if (access := self._access.take()) is not None:
+            await access.close()
+
+    async def _read(
+        self,
+        key: str,
+        parameters: dict[str, str],
+        headers: dict[str, str],
+        *,
+        into: memoryview | None = None,
+        start: int = 0,
+    ) -> Reply:
+        """Send a request for an object's bytes, once more if the token had to be renewed."""
+        access, address = self._access.get(), self._at.object_url(key)
+        query = urlencode({"alt": "media", **parameters})
+        url = f"{access.root_url}/storage/v1/b/{self._at.bucket}/o/{quote(self._at.full_key(key), safe='')}?{query}"
+
+        async def once(token: str | None) -> Reply:
+            call = Call(method="GET", url=url, headers=access.headers(token) | headers, address=address)
+            if into is None:
+                reply = await ask(access.http, call)
+            else:
+                reply = await read_into(access.http, call, into, start=start, end=start + into.nbytes)
+            if reply.refused:
+                failure = _failure(address, reply.status, reply.body.decode(errors="replace"), reply.headers)
+                raise await self._error(access, token, failure)
+            return reply
+
+        return await with_renewal(access, once)
+
+    async def _control(
+        self,
+        address: str,
+        work: Callable[[GcsAccess, dict[str, str]], Awaitable[_T]],
+        *,
+        writing: bool = False,
+    ) -> _T:
+        """Perform a call of the control plane, once more if the token had to be renewed."""
+        access = self._access.get()
+
+        async def once(token: str | None) -> _T:
+            with translated(address):
+                try:
+                    return await work(access, access.headers(token))
+                except aiohttp.ClientResponseError as error:
+                    failure = _failure(address, error.status, error.message, error.headers or {}, writing=writing)
+                    raise await self._error(access, token, failure) from error
+
+        return await with_renewal(access, once)
+
+    async def _error(self, access: GcsAccess, token: str | None, failure: Failure) -> StoreError:
+        """Return the error for a failure; a 404 does not say what is missing, so the bucket is asked for."""
+        if failure.status == 404 and not await _bucket_exists(access, self._at.bucket, token):
+            return BucketNotFoundError(f"{failure.address}: the bucket does not exist; check its name")
+        return error_of(failure, _BY_CODE)
+
+    async def _info(self, key: str, reply: Reply) -> ObjectInfo:
+        generation = reply.headers.get("x-goog-generation")
+        if generation is None:  # an emulator that leaves the header out
+            return await self.head(key)
+        return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=generation)
+
+
+async def _bucket_exists(access: GcsAccess, bucket: str, token: str | None) -> bool:
+    try:
+        await access.storage.list_objects(bucket, params={"maxResults": "1"}, headers=access.headers(token))
+    except aiohttp.ClientResponseError as error:
+        return error.status != 404
+    return True
+
+
+def _object_info(key: str, metadata: dict[str, Any]) -> ObjectInfo:
+    return ObjectInfo(key=key, size_bytes=int(metadata["size"]), tag=str(metadata["generation"]))
+
+
+def _generation(tag: str) -> str:
+    return tag if tag.isdecimal() and tag != "0" else _NO_GENERATION
+
+
+def _failure(address: str, status: int, text: str, headers: Any, *, writing: bool = False) -> Failure:
+    """Read an error document: JSON, after the client library's own words if it came through that, else plain text."""
+    code = str(status)
+    try:
+        document = json.loads(text[text.index("{") :])["error"]
+        text = str(document["message"])
+        code = str(document["errors"][0]["reason"])
+    except (ValueError, LookupError, TypeError):
+        pass
+    return Failure(address=address, status=status, code=code, text=text, headers=headers, writing=writing)

@@ -1,0 +1,116 @@
+"""Reaching Google Cloud Storage: the endpoint, and the token that goes with each request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import aiohttp
+from gcloud.aio.auth import Token
+from gcloud.aio.auth.token import Type
+from gcloud.aio.storage import Storage
+from jwt import PyJWTError
+
+from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.store.http import open_session
+from stoker.store.options import GcsOptions
+
+if TYPE_CHECKING:
+    from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
+
+__all__ = ["GcsAccess"]
+
+_GOOGLE = "https://storage.googleapis.com"
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_TOKEN_TIMEOUT_SECONDS = 10
+_TOKEN_MARGIN_SECONDS = 60  # a token is renewed so long before its end
+_NO_CREDENTIALS = (
+    "no Google credentials were found: run 'gcloud auth application-default login', set "
+    "GOOGLE_APPLICATION_CREDENTIALS, run where a service account is attached, or open the store with "
+    "GcsOptions(anonymous=True)"
+)
+
+
+class GcsAccess:
+    """Connections, token and control-plane client of one store in one event loop."""
+
+    def __init__(self, options: GcsOptions) -> None:
+        self._options = options
+        self._emulator = _emulator(options, os.environ)
+        self._lock = asyncio.Lock()
+        self._token: str | None = options.token
+        self._token_until = float("inf") if options.token else 0.0
+        self.root_url = self._emulator or _GOOGLE
+        self.http = open_session(options.http)
+        # A "development" client asks for no token: ours goes into every call's headers.
+        self.storage = Storage(
+            session=cast("Session", self.http),
+            api_root=self.root_url,
+            api_is_dev=True,
+            token=cast("Token", object()),
+        )
+
+    async def current(self) -> str | None:
+        """Return a token, refreshed if it is about to expire; None where requests carry none.
+
+        Raises:
+            CredentialsError: there are no credentials, or they were refused.
+        """
+        if self._emulator or self._options.anonymous:
+            return None
+        async with self._lock:
+            if asyncio.get_running_loop().time() >= self._token_until:
+                await self._refresh()
+            return self._token
+
+    async def renew(self, used: str | None) -> str | None:
+        """Get a new token, unless another call has done so since ``used`` was taken or it cannot be had anew."""
+        if used is not None and used == self._token and self._options.token is None:
+            self._token_until = 0.0
+        return await self.current()
+
+    def headers(self, token: str | None) -> dict[str, str]:
+        """Return the headers of a request that ``token`` authorises."""
+        headers = {"Accept-Encoding": "identity"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        if self._options.user_project is not None:
+            headers["X-Goog-User-Project"] = self._options.user_project
+        return headers
+
+    async def close(self) -> None:
+        """Close the connections; those of calls in progress break."""
+        await self.http.close()
+
+    async def _refresh(self) -> None:
+        """Get a token past the library's own cache, which retries for a minute and leaves a task behind."""
+        file = str(self._options.credentials_file) if self._options.credentials_file else None
+        try:
+            # Not our session: that one leaves bodies as they come, and this endpoint compresses its own.
+            async with aiohttp.ClientSession() as session:
+                source = Token(file, cast("Session", session), [_SCOPE])
+                fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
+        except aiohttp.ClientResponseError as error:
+            raise CredentialsError(f"Google refused the credentials ({error.status}); log in again") from error
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            if source.token_type is Type.GCE_METADATA:
+                raise CredentialsError(_NO_CREDENTIALS) from error
+            raise ConnectionLostError(f"Google's token endpoint could not be reached: {error}") from error
+        except (OSError, ValueError, LookupError, PyJWTError) as error:
+            # The cause may quote the file: it is not repeated.
+            raise CredentialsError(
+                f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
+                "check GOOGLE_APPLICATION_CREDENTIALS or GcsOptions(credentials_file=...)"
+            ) from None
+        self._token = fresh.value
+        self._token_until = asyncio.get_running_loop().time() + fresh.expires_in - _TOKEN_MARGIN_SECONDS
+
+
+def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None:
+    """Return the address of an emulator, if one is meant; as in Google's own clients, its scheme may be left out."""
+    address = options.endpoint_url or environment.get("STORAGE_EMULATOR_HOST")
+    if not address:
+        return None
+    return (address if "://" in address else f"http://{address}").rstrip("/")
