@@ -150,7 +150,8 @@ class LocalBucket:
             response = error.response("")
         self.counts.requests["Malformed"] += 1
         self.counts.statuses[response.status] += 1
-        await wire.write(compose_head(response, keep_alive=False) + response.body)
+        await wire.write(compose_head(response, keep_alive=False) + bytes(response.body))
+        await wire.linger()
 
     async def _read_body(self, wire: Wire, request: Request) -> Body:
         limit = self.config.max_object_bytes
@@ -228,7 +229,7 @@ class LocalBucket:
     async def _administer(self, wire: Wire, request: Request) -> bool:
         """Answer ``GET /-/counts`` and ``POST /-/reset``, to this machine only."""
         match request.method, request.path.removeprefix(_ADMIN):
-            case _ if not ipaddress.ip_address(wire.socket.getpeername()[0]).is_loopback:
+            case _ if not ipaddress.ip_address(wire.peer_address).is_loopback:
                 response = Response(status=403)
             case "GET", "counts":
                 body = json.dumps(self.counts.as_dict()).encode()

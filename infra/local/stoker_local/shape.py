@@ -21,10 +21,12 @@ class Shape:
     Attributes:
         first_byte_seconds: median delay before the first byte of an answer, of every operation.
         first_byte_sigma: sigma of its lognormal distribution; 0 is a constant delay.
-        connection_bytes_per_second: rate of each connection (GETs); None is unlimited.
+        connection_bytes_per_second: rate of each connection (GETs); None is unlimited. Where the kernel paces, it lets
+            the first ten segments of a connection (640 KB on loopback) go at once.
         total_bytes_per_second: rate of all connections together (GETs); None is unlimited.
         tail_fraction: how many GETs, of all, are delayed by another ``tail_seconds``.
-        software_pacing: pace connections with timers even where the kernel can do it.
+        software_pacing: pace connections with timers even where the kernel can do it: exact from the first byte,
+            at the cost of a timer for every 256 KiB.
         seed: of the delays, drawn in the order in which requests arrive.
     """
 

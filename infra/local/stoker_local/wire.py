@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, cast
 
 from stoker_local.http1 import BadRequestError, Body
@@ -17,6 +18,7 @@ from stoker_local.http1 import BadRequestError, Body
 __all__ = ["Wire"]
 
 _INBOX_BYTES = 1 << 16
+_LINGER_SECONDS = 1.0
 _GROWTH_BYTES = 1 << 22
 _SLICE_BYTES = 1 << 19
 
@@ -25,6 +27,8 @@ Serve = Callable[["Wire"], Coroutine[Any, Any, None]]
 
 class Wire(asyncio.BufferedProtocol):
     """A connection that is served by one task, which ends with it (and it with the task).
+
+    asyncio has already switched Nagle's algorithm off (TCP_NODELAY).
 
     The task is cancelled when the peer goes away, so none of the awaits here needs a time limit of its own.
     """
@@ -46,7 +50,7 @@ class Wire(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=0)
         self.socket: socket.socket = transport.get_extra_info("socket")
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer_address: str = (transport.get_extra_info("peername") or ("0.0.0.0",))[0]  # noqa: S104  (nobody's)
         self.task = asyncio.get_running_loop().create_task(self._run())
         self._on_change(self, True)
 
@@ -152,6 +156,18 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.write(view[start : start + _SLICE_BYTES])
             if self._drained is not None:
                 await self._drained
+
+    async def linger(self) -> None:
+        """End our side and discard what still comes, for a moment.
+
+        Closing with unread bytes would reset the connection, and the peer might never see why it was refused.
+        """
+        self._transport.write_eof()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while True:
+                    self._inbox.clear()
+                    await self._arrive()
 
     def reset(self) -> None:
         """Drop the connection so that the peer sees a reset, not an end."""

@@ -223,6 +223,8 @@ class LocalGcs:
             raise GcsError(400, f"uploadType {kind!r} is not one of media, multipart and resumable.")
         resource = json_object(body)
         resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
+        name = str(resource.get("name") or request.query.get("name"))
+        _check_generation(request.query, self.buckets[bucket].get(name))  # and again when the bytes are there
         self._sessions.append((request.query, resource))
         location = f"{self.url}{request.path}?uploadType=resumable&upload_id={len(self._sessions) - 1}"
         return web.Response(headers={"Location": location})

@@ -51,6 +51,7 @@ _SUBRESOURCES = frozenset(
         "metrics",
         "notification",
         "object-lock",
+        "partNumber",
         "policy",
         "policyStatus",
         "publicAccessBlock",
@@ -120,7 +121,8 @@ class S3Service:
         """Return which operation, on what, a request is; it may still be refused."""
         bucket, _, key = request.path[1:].partition("/")
         level = "object" if key else "bucket" if bucket else "service"
-        subresource = next((name for name, _ in request.query if name in _SUBRESOURCES), "")
+        asked = [name for name, _ in request.query if name in _SUBRESOURCES]
+        subresource = "uploadId" if "uploadId" in asked else asked[0] if asked else ""
         operation = _ROUTES.get((request.method, level, subresource), "Unknown")
         return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
 

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker_local import BucketConfig, BucketSpec, bucket_process
+from support.local_bucket import s3_client
+
+COMMAND = [sys.executable, "-m", "stoker_local", "bucket"]
+
+
+class Served:
+    """A program started by hand: its URL is the first word that it prints."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.line = process.stdout.readline()
+        self.url = self.line.partition(" ")[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_program_says_where_it_is_and_ends_cleanly_on_a_signal(number: signal.Signals) -> None:
+    command = [*COMMAND, "--profile", "cloud", "--bucket", "one", "--bucket", "two"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        served = Served(process)
+        words = dict(word.split("=", 1) for word in served.line.split()[1:])
+        assert words["AWS_ENDPOINT_URL"] == served.url
+        with s3_client(served, aws_access_key_id=words["AWS_ACCESS_KEY_ID"]) as client:
+            assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["one", "two"]
+        process.send_signal(number)
+        assert process.communicate(timeout=20) == ("", "")
+    assert process.returncode == 0
+
+
+def test_a_folder_is_served_as_buckets(tmp_path: Path) -> None:
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    (tmp_path / "train" / "a" / "b.bin").write_bytes(b"content")
+    command = [*COMMAND, "--root", str(tmp_path), "--anonymous"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with s3_client(Served(process)) as client:
+            assert client.get_object(Bucket="train", Key="a/b.bin")["Body"].read() == b"content"
+        process.terminate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--root", "/does/not/exist"], "No such file"),
+        (["--bucket", "A"], "not a bucket name"),
+        (["--port", "-1"], "port=-1"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:
+    ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_bucket_process_serves_counts_and_ends_with_its_block() -> None:
+    with bucket_process(BucketConfig(buckets=(BucketSpec(name="mine"),))) as bucket:
+        with s3_client(bucket) as client:
+            client.put_object(Bucket="mine", Key="k", Body=b"abc")
+        assert bucket.counts()["requests"] == {"PutObject": 1}
+        assert bucket.environment()["AWS_ENDPOINT_URL"] == bucket.url
+        bucket.reset()
+        assert bucket.counts()["bytes_in"] == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(bucket.pid, 0)
+
+
+def test_a_bucket_process_outlives_its_parent_by_nothing() -> None:
+    script = """if True:
+        import time
+        from stoker_local import bucket_process
+        with bucket_process() as bucket:
+            print(bucket.pid, flush=True)
+            time.sleep(600)
+    """
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    for _ in range(1000):
+        if _ended(child):
+            return
+        time.sleep(0.01)
+    pytest.fail("the bucket's process is still there")
+
+
+def _ended(pid: int) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return listed.stdout.strip()[:1] in ("", "Z")
+
+
+def test_a_bucket_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="did not start"), bucket_process(BucketConfig(host="192.0.2.1")):
+        pytest.fail("nobody owns that address")
+    assert "stoker_local:" in capfd.readouterr().err

@@ -1,0 +1,82 @@
+"""Clients of the local bucket: boto3's, and requests signed by botocore for raw sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+
+__all__ = ["Endpoint", "exchange", "s3_client", "signed_headers", "signed_request"]
+
+
+class Endpoint(Protocol):
+    """Whatever serves S3: in this process or another."""
+
+    @property
+    def url(self) -> str: ...
+
+
+@contextmanager
+def s3_client(endpoint: Endpoint, **changes: Any) -> Iterator[Any]:
+    """A boto3 client with the default keys that does not retry."""
+    settings: dict[str, Any] = {
+        "endpoint_url": endpoint.url,
+        "aws_access_key_id": "stoker",
+        "aws_secret_access_key": "stoker-secret",
+        "region_name": "us-east-1",
+        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20),
+    }
+    client = boto3.client("s3", **{**settings, **changes})
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def signed_headers(
+    url: str,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    data: bytes = b"",
+    credentials: Credentials | None = None,
+    region: str = "us-east-1",
+) -> dict[str, str]:
+    """The headers of a request, `Host` among them, as botocore's own signer signs them."""
+    host = {"Host": urlsplit(url).netloc}
+    request = AWSRequest(method=method, url=url, headers={**host, **(headers or {})}, data=data)
+    signer = S3SigV4Auth(credentials or Credentials("stoker", "stoker-secret"), "s3", region)
+    signer.add_auth(request)
+    return dict(request.headers.items())
+
+
+def signed_request(url: str, *, method: str = "GET", data: bytes = b"", **signing: Any) -> bytes:
+    """A whole signed request as bytes; the connection is to be closed after it."""
+    signed = signed_headers(url, method=method, data=data, **signing)
+    headers = {**signed, "Connection": "close", "Content-Length": str(len(data))}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    target = url.removeprefix(f"http://{headers['Host']}")
+    return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode() + data
+
+
+def exchange(endpoint: Endpoint, request: bytes) -> bytes:
+    """Send bytes and return all that comes back until the server closes.
+
+    Raises:
+        ConnectionResetError: the server reset the connection.
+    """
+    host, _, port = urlsplit(endpoint.url).netloc.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        parts = []
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
