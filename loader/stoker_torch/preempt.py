@@ -48,7 +48,7 @@ def save_on_sigterm(
     batch yielded may not have reached the model yet. To save a model that agrees with the position, let training go on
     to the end of its step: call :meth:`Preemption.checkpoint` after each step and give ``wait_seconds``. If no
     checkpoint comes within that time (training waits for data, say), or a second signal does, the state is handed over
-    where it is. Further signals wait until it is.
+    where it is. Signals that come while the callback runs are ignored.
 
     Then the signal goes on to the handler that was there before; if that is the default, it ends the process. An
     exception from the callback goes up through the training loop instead, so ``raise SystemExit`` unwinds it in order.

@@ -1,5 +1,22 @@
-"""Keeps a GPU fed from a bucket."""
+"""Keeps a GPU fed from a bucket: packs samples into super-samples and reads them in the order training asks for them.
 
+The loader for PyTorch is the package ``stoker_torch``.
+"""
+
+from stoker.pack import Packer
+from stoker.schema import Array, Bytes, Ragged, Schema, Text
+from stoker.store import GcsOptions, S3Options, open_store
 from stoker.version import __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "Array",
+    "Bytes",
+    "GcsOptions",
+    "Packer",
+    "Ragged",
+    "S3Options",
+    "Schema",
+    "Text",
+    "__version__",
+    "open_store",
+]

@@ -10,7 +10,7 @@ Batches own their memory: nothing here returns a view of the ring.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stoker.schema import Column
 from stoker.supersample import Head
 
-__all__ = ["Columns", "Picked", "RaggedValues", "concatenate", "gather", "gather_rows"]
+__all__ = ["Columns", "GatherRows", "Picked", "RaggedValues", "concatenate", "gather", "gather_rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,15 +92,22 @@ def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int
     return elements[addresses].view(np.uint8).reshape(len(addresses), row_bytes)
 
 
-def gather(memory: memoryview, picked: Picked, columns: dict[str, Column]) -> Columns:
-    """Return the picked rows of each of ``columns``."""
+GatherRows = Callable[[memoryview, NDArray[np.int64], int], NDArray[np.uint8]]
+"""What :func:`gather_rows` does, perhaps into memory of another kind."""
+
+
+def gather(
+    memory: memoryview, picked: Picked, columns: Mapping[str, Column], rows: GatherRows = gather_rows
+) -> Columns:
+    """Return the picked rows of each of ``columns``; those of fixed columns are copied by ``rows``."""
     return {
-        name: (_fixed if column.is_fixed else _ragged)(memory, picked, name, column) for name, column in columns.items()
+        name: _fixed(memory, picked, name, column, rows) if column.is_fixed else _ragged(memory, picked, name, column)
+        for name, column in columns.items()
     }
 
 
-def _fixed(memory: memoryview, picked: Picked, name: str, column: Column) -> NDArray[Any]:
-    rows = gather_rows(memory, picked.addresses(name, column.element_bytes), column.element_bytes)
+def _fixed(memory: memoryview, picked: Picked, name: str, column: Column, copy: GatherRows) -> NDArray[Any]:
+    rows = copy(memory, picked.addresses(name, column.element_bytes), column.element_bytes)
     return rows.view(column.dtype.holder).reshape(len(rows), *column.shape)
 
 

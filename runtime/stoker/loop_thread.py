@@ -12,7 +12,7 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,12 +37,23 @@ class LoopThread:
         self._running: _Running | None = None
         _instances.add(self)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started, in this process, and not closed."""
+        return self._running is not None
+
     def call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the thread; cancelling the future cancels it."""
         with self._lock:
             if self._running is None:
                 self._running = self._start()
             return asyncio.run_coroutine_threadsafe(coroutine, self._running.loop)
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
+        """Have the thread call a function and forget the result; does nothing when the thread is not running."""
+        with self._lock:
+            if self._running is not None:
+                self._running.loop.call_soon_threadsafe(function, *args)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the thread and return its result; an interrupt (Ctrl-C) cancels it.

@@ -1,0 +1,9 @@
+"""Trains PyTorch models from a bucket: the loader, and what its batches are made of."""
+
+from stoker_torch.config import LoaderConfig
+from stoker_torch.loader import Loader
+from stoker_torch.plan import LoaderPlan
+from stoker_torch.statistics import LoaderStatistics
+from stoker_torch.tensors import RaggedColumn
+
+__all__ = ["Loader", "LoaderConfig", "LoaderPlan", "LoaderStatistics", "RaggedColumn"]

@@ -1,0 +1,150 @@
+"""What a loader can be told: every setting, its default and its check in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from stoker.errors import ConfigError
+from stoker.fetch import FetchConfig
+from stoker.order import Shuffle
+from stoker.schedule import Continuous, Schedule
+from stoker.sizes import parse_bytes
+from stoker.store.options import StoreOptions
+
+__all__ = ["LoaderConfig", "Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig:
+    """The settings of a :class:`~stoker_torch.Loader`.
+
+    Attributes:
+        batch_size: samples a batch and rank.
+        shuffle: ``"window"``, ``"block"``, ``"full"`` or ``"none"``.
+        seed: with the manifest's version and the epoch it fixes the order, on every machine.
+        window: super-samples that are mixed at a time, per lane.
+        lanes: into how many parts the order is cut; default the world size. A multiple of every world size that the run
+            may have keeps each rank to super-samples of its own.
+        memory: of this rank, for the manifest and the ring: bytes, ``"512MB"``, or ``"node:4GB"``, which is divided by
+            ``LOCAL_WORLD_SIZE``. Batches that were handed out are the caller's and not counted.
+        rank: and ``world_size``: default torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
+        drop_last: leave out the last global batch of an epoch if it is not full; else it is divided evenly.
+        evaluation: every sample exactly once, with no repeats and no drops; ranks may differ by one batch, so do not
+            use it with collective operations in the loop.
+        columns: which to deliver; default all.
+        limit: only the first so many samples of every epoch's order.
+        version: of the manifest; default the newest when the loader is made.
+        epochs: how many the run has: nothing is fetched beyond.
+        decode: column → function of one value (``bytes``, ``str`` or a tensor), run in the pool. Results that are
+            tensors or arrays of one shape are stacked, others make a list.
+        transform: function of one sample, a dictionary of values after ``decode``, run in the pool.
+        collate: function of the list of a batch's samples; default torch's ``default_collate``.
+        batch_transform: function of a whole batch, run in the pool; the last thing done to it.
+        workers: threads of the pool that runs those four; default the number of cores.
+        max_bad_samples: how many samples in the run may fail in ``decode`` or ``transform``; each is replaced by
+            another of its batch and counted. Default none.
+        with_ids: add ``"__id__"``, ``int64 [samples]``: each sample's number in the packed order.
+        pin_memory: put batches into page-locked memory.
+        reuse_buffers: gather into buffers of earlier batches that nobody holds any more.
+        schedule: how far ahead to fetch; default as far as the memory goes.
+        fetch: deadlines, retries, hedges and concurrency.
+        options: how to reach the bucket (``S3Options``, ``GcsOptions``).
+        max_dollars_per_epoch: refuse an order whose requests would cost more.
+
+    Raises:
+        ConfigError: a value is out of range, or two of them do not go together.
+    """
+
+    batch_size: int
+    shuffle: Shuffle = "window"
+    seed: int = 0
+    window: int = 8
+    lanes: int | None = None
+    memory: int | str = "512MB"
+    rank: int | None = None
+    world_size: int | None = None
+    drop_last: bool = False
+    evaluation: bool = False
+    columns: Sequence[str] | None = None
+    limit: int | None = None
+    version: int | None = None
+    epochs: int | None = None
+    decode: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    transform: Callable[[dict[str, Any]], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
+    workers: int | None = None
+    max_bad_samples: int = 0
+    with_ids: bool = False
+    pin_memory: bool = False
+    reuse_buffers: bool = False
+    schedule: Schedule = field(default_factory=Continuous)
+    fetch: FetchConfig = field(default_factory=FetchConfig)
+    options: StoreOptions | None = None
+    max_dollars_per_epoch: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least_one = {"workers": self.workers, "epochs": self.epochs, "limit": self.limit, "version": self.version}
+        for name, value in at_least_one.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value} is not at least 1")
+        if self.max_bad_samples < 0:
+            raise ConfigError(f"max_bad_samples {self.max_bad_samples} is negative")
+        if isinstance(self.columns, str):
+            raise ConfigError(f"columns is a sequence of names: write columns=[{self.columns!r}]")
+        unknown = [name for name in self.decode if self.columns is not None and name not in self.columns]
+        if unknown:
+            raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
+        self.memory_bytes()
+
+    def memory_bytes(self) -> int:
+        """Return the budget of one rank in bytes.
+
+        Raises:
+            ConfigError: it is not a size.
+        """
+        if isinstance(self.memory, str) and self.memory.startswith("node:"):
+            return parse_bytes(self.memory.removeprefix("node:")) // max(
+                1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            )
+        return parse_bytes(self.memory)
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether samples are handled one by one, in the pool."""
+        return bool(self.decode) or self.transform is not None or self.collate is not None
+
+
+class Settings(TypedDict, total=False):
+    """The fields of :class:`LoaderConfig`, for type checkers: what ``Loader(url, **settings)`` takes."""
+
+    batch_size: int
+    shuffle: Shuffle
+    seed: int
+    window: int
+    lanes: int | None
+    memory: int | str
+    rank: int | None
+    world_size: int | None
+    drop_last: bool
+    evaluation: bool
+    columns: Sequence[str] | None
+    limit: int | None
+    version: int | None
+    epochs: int | None
+    decode: Mapping[str, Callable[[Any], Any]]
+    transform: Callable[[dict[str, Any]], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    batch_transform: Callable[[Any], Any] | None
+    workers: int | None
+    max_bad_samples: int
+    with_ids: bool
+    pin_memory: bool
+    reuse_buffers: bool
+    schedule: Schedule
+    fetch: FetchConfig
+    options: StoreOptions | None
+    max_dollars_per_epoch: float

@@ -1,0 +1,295 @@
+"""The feed: batches of one rank, in order, from a bucket, through the ring.
+
+The front that training talks to is synchronous; fetching runs on a background event-loop thread. Between the two there
+is little: the consumer looks up ready items, gathers rows from their slots and says which items it is done with. A
+:class:`Feed` holds what lasts (store, manifest, memory, statistics), a walk what belongs to one uninterrupted stretch
+of the order.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.budget import SlotPlan, plan_slots
+from stoker.errors import ConfigError
+from stoker.fetch import FetchConfig, Fetcher, FetchStatistics
+from stoker.gather import Columns, GatherRows, gather_rows
+from stoker.loop_thread import LoopThread
+from stoker.manifest import Manifest
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.ring import Ring
+from stoker.schedule import Continuous, Schedule
+from stoker.schema import Column
+from stoker.steps import Steps
+from stoker.store.protocol import Readable
+from stoker.walk import Walk, WalkParts, WalkStatistics
+
+__all__ = ["Batch", "Feed", "FeedConfig", "FeedStatistics"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedConfig:
+    """What to deliver and how.
+
+    Attributes:
+        order: seed, shuffle, window and lanes.
+        batch_size: samples a batch and rank.
+        rank: this rank.
+        world_size: how many ranks there are.
+        drop_last: leave out the last global batch if it is not full.
+        evaluation: deliver every sample once, with no repeats and no drops; ranks may differ by one batch.
+        limit: deliver only the first so many positions of every epoch.
+        columns: which to deliver, in this order; all if None.
+        memory_bytes: budget of this rank.
+        end_epoch: do not look ahead into this epoch or beyond.
+        schedule: how far ahead to fetch.
+        fetch: deadlines, retries, hedges and concurrency.
+    """
+
+    order: OrderConfig = field(default_factory=OrderConfig)
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool = False
+    evaluation: bool = False
+    limit: int | None = None
+    columns: tuple[str, ...] | None = None
+    memory_bytes: int = 512 << 20
+    end_epoch: int | None = None
+    schedule: Schedule = field(default_factory=Continuous)
+    fetch: FetchConfig = field(default_factory=FetchConfig)
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit {self.limit} is not at least 1 sample")
+
+    def partition(self, samples: int) -> Partition:
+        """Return how an epoch of a data set of so many samples is dealt to this rank."""
+        return Partition(
+            samples=samples if self.limit is None else min(samples, self.limit),
+            lanes=1 if self.order.shuffle == "full" else self.order.lanes,
+            batch_size=self.batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            drop_last=self.drop_last,
+            evaluation=self.evaluation,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """One batch of this rank; it owns its memory.
+
+    Attributes:
+        columns: the values.
+        epoch: it belongs to.
+        end: position of the epoch behind it, over all ranks.
+        is_last: whether this rank's epoch ends with it.
+        super_samples: ``int64 [samples]``, the manifest row that each sample comes from.
+        rows: ``int64 [samples]``, its row in that super-sample.
+        repeated: how many samples all ranks together delivered a second time in this step.
+    """
+
+    columns: Columns
+    epoch: int
+    end: int
+    is_last: bool
+    super_samples: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    repeated: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedStatistics:
+    """Counts since the feed was made.
+
+    Attributes:
+        batches: delivered.
+        samples: delivered.
+        repeated: samples that all ranks together delivered a second time, to give each rank one in a last batch.
+        look_ups: super-samples that a batch asked for when it first needed them.
+        misses: of these, those that were not in the ring yet.
+        wait_seconds: time that the consumer waited for super-samples.
+        first_batch_seconds: from the start of the first walk to its first batch, None before it.
+        fetch: requests, bytes, retries and hedges.
+    """
+
+    batches: int
+    samples: int
+    repeated: int
+    look_ups: int
+    misses: int
+    wait_seconds: float
+    first_batch_seconds: float | None
+    fetch: FetchStatistics
+
+
+class Feed:
+    """Batches of one rank, as numpy arrays.
+
+    Not thread-safe: one thread consumes. After a fork the child has its own memory, connections and thread, and goes on
+    where the parent was.
+
+    Args:
+        store: where the data set is.
+        manifest: the pinned version of its index.
+        config: what to deliver and how.
+        thread: runs the fetching; the store must only be used on it.
+        rows: how rows are copied out of the ring.
+
+    Raises:
+        BudgetError: the memory is too small; names the figure that fits.
+        ConfigError: a column is not in the schema.
+    """
+
+    def __init__(
+        self,
+        store: Readable,
+        manifest: Manifest,
+        config: FeedConfig,
+        thread: LoopThread,
+        rows: GatherRows = gather_rows,
+    ) -> None:
+        self.store, self.manifest, self.config = store, manifest, config
+        self.partition = config.partition(manifest.samples)
+        self.columns = _chosen(manifest, config.columns)
+        self.slots: SlotPlan = plan_slots(
+            manifest, len(manifest.to_bytes()), config.order, self.partition, config.memory_bytes
+        )
+        self._thread, self._rows = thread, rows
+        self._waits = WalkStatistics()
+        self._batches = self._samples = self._repeated = 0
+        self._first_batch_seconds: float | None = None
+        self._packed_starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+        self._place = (0, 0)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what belongs to this process; nothing is allocated or connected before the first fetch."""
+        self._pid = os.getpid()
+        self._walk: Walk | None = None
+        self._ring = Ring(self.slots.slots, self.slots.slot_bytes)
+        self._fetcher = Fetcher(
+            self.store,
+            config=self.config.fetch,
+            ring=self._ring,
+            rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
+        )
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The epoch and position that the walk under way would deliver next, None if there is none."""
+        return self._place if self._walk is not None and self._pid == os.getpid() else None
+
+    def start(self, epoch: int, position: int = 0) -> None:
+        """Go to a position of an epoch, over all ranks; fetching begins. A walk that is under way is ended."""
+        self.stop()
+        if self._pid != os.getpid():
+            self._begin()
+        self._place = (epoch, position)
+        steps = Steps(
+            self.manifest.rows.samples,
+            self.config.order,
+            self.partition,
+            epoch=epoch,
+            position=position,
+            end_epoch=self.config.end_epoch,
+        )
+        self._walk = Walk(
+            WalkParts(
+                manifest=self.manifest,
+                columns=self.columns,
+                rows=self._rows,
+                steps=steps,
+                ring=self._ring,
+                fetcher=self._fetcher,
+                schedule=self.config.schedule,
+                hedge_slots=self.slots.hedge_slots,
+                thread=self._thread,
+                statistics=self._waits,
+            )
+        )
+
+    def next(self) -> Batch | None:
+        """Return the next batch, or None where the run ends.
+
+        Epochs follow one another: the batch behind one that ``is_last`` is the first of the next epoch.
+
+        Raises:
+            StokerError: a super-sample that the batch needs could not be had; names it. The walk has ended.
+        """
+        started = time.perf_counter()
+        if self.place is None:
+            self.start(*self._place)
+        assert self._walk is not None  # noqa: S101 - start made it
+        try:
+            gathered = self._walk.next()
+        except BaseException:
+            self.stop()
+            raise
+        if gathered is None:
+            self.stop()
+            return None
+        step = gathered.step
+        self._place = (step.epoch + 1, 0) if step.is_last else (step.epoch, step.end)
+        self._batches += 1
+        self._samples += len(gathered.rows)
+        self._repeated += step.repeated
+        if self._first_batch_seconds is None:
+            self._first_batch_seconds = time.perf_counter() - started
+        return Batch(
+            columns=gathered.columns,
+            epoch=step.epoch,
+            end=step.end,
+            is_last=step.is_last,
+            super_samples=gathered.super_samples,
+            rows=gathered.rows,
+            repeated=step.repeated,
+        )
+
+    def is_ready(self) -> bool:
+        """Return whether :meth:`next` would not wait for the bucket."""
+        return self.place is not None and self._walk is not None and self._walk.is_ready()
+
+    def stop(self) -> None:
+        """End the walk that is under way, if any: nothing is fetched any more. Idempotent."""
+        walk, self._walk = self._walk, None
+        if walk is not None and self._pid == os.getpid():
+            walk.close()
+
+    def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
+        """Return the number of each sample of a batch in the packed order, ``int64 [samples]``."""
+        ids: NDArray[np.int64] = self._packed_starts[batch.super_samples] + batch.rows
+        return ids
+
+    def statistics(self) -> FeedStatistics:
+        """Return a snapshot."""
+        return FeedStatistics(
+            batches=self._batches,
+            samples=self._samples,
+            repeated=self._repeated,
+            look_ups=self._waits.look_ups,
+            misses=self._waits.misses,
+            wait_seconds=self._waits.wait_seconds,
+            first_batch_seconds=self._first_batch_seconds,
+            fetch=self._fetcher.stats,
+        )
+
+
+def _chosen(manifest: Manifest, names: tuple[str, ...] | None) -> dict[str, Column]:
+    if names is None:
+        return dict(manifest.schema)
+    unknown = [name for name in names if name not in manifest.schema]
+    if unknown or not names:
+        raise ConfigError(f"columns {', '.join(unknown) or '()'} are not in the data set: {', '.join(manifest.schema)}")
+    return {name: manifest.schema[name] for name in names}
