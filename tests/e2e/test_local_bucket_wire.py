@@ -281,7 +281,7 @@ def test_a_client_that_does_not_read_holds_up_only_itself() -> None:
             idle.sendall(GET)
             _wait_for(lambda: bucket.counts.requests["GetObject"] == 1)
             for wire in bucket._wires:
-                _wait_for(lambda w=wire: w._drained is not None)  # type: ignore[misc]  # a lambda's default
+                _wait_for(lambda w=wire: w._drained is not None)
                 assert wire._transport.get_write_buffer_size() < 1 << 20
             assert len(_split(exchange(bucket, GET))[2]) == len(large)
 

@@ -20,7 +20,8 @@ DATA = bytes(range(256)) * 40
 @asynccontextmanager
 async def _opened(config: GcsConfig | None = None) -> AsyncIterator[tuple[LocalGcs, aiohttp.ClientSession, Any]]:
     async with LocalGcs(config) as gcs, aiohttp.ClientSession() as session:
-        yield gcs, session, Storage(session=session, api_root=gcs.url)
+        untyped: Any = session  # gcloud-aio names another class than the one it takes
+        yield gcs, session, Storage(session=untyped, api_root=gcs.url)
 
 
 async def _status(work: Awaitable[object]) -> int:
@@ -110,7 +111,8 @@ def test_a_listing_is_paged_in_order_from_any_offset() -> None:
             keys = sorted(f"{folder}/{n}" for folder in "aü" for n in range(5))
             for key in keys:
                 await storage.upload("stoker", key, b"x")
-            listed, token = [], ""
+            listed: list[str] = []
+            token: str | None = ""
             while token is not None:
                 page = await storage.list_objects("stoker", params={"maxResults": "3", "pageToken": token})
                 listed += [o["name"] for o in page["items"]]

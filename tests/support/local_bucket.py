@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import boto3
+import boto3  # type: ignore[import-untyped]  # it ships no types
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
