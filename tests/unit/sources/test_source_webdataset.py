@@ -64,7 +64,8 @@ def test_what_webdataset_writes_is_read(tmp_path: Path) -> None:
                 {"__key__": f"{number:03}", "cls": number, "txt": str(number), "bin": bytes([number] * number)}
             )
     assert samples_of(str(tmp_path / "x.tar")) == [
-        {"key": f"{number:03}", "bin": bytes(number), "cls": number, "txt": str(number)} for number in range(20)
+        {"key": f"{number:03}", "bin": bytes([number] * number), "cls": number, "txt": str(number)}
+        for number in range(20)
     ]
 
 

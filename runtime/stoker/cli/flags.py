@@ -1,0 +1,79 @@
+"""Arguments that several commands share: how to reach a store, which version, how many bytes."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from stoker.errors import ConfigError
+from stoker.sizes import parse_bytes
+from stoker.store import GcsOptions, S3Options, Store, open_store
+from stoker.store.location import parse_url
+from stoker.store.options import StoreOptions
+
+__all__ = ["add_dataset", "add_store_options", "opened", "positive", "size", "store_options"]
+
+
+def add_dataset(parser: ArgumentParser) -> None:
+    """Add the URL of a data set, its version, and how to reach it."""
+    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    parser.add_argument("--at", type=positive, metavar="N", help="version of the data set (default: the newest)")
+    add_store_options(parser)
+
+
+def add_store_options(parser: ArgumentParser, *, prefix: str = "", of: str = "") -> None:
+    """Add how to reach a bucket; what is left out comes from the standard environment variables and files."""
+    title = f"how to reach {of or 'the bucket'}"
+    group = parser.add_argument_group(title, "otherwise as AWS_* or GOOGLE_* variables and configuration files say")
+    name = f"--{prefix}"
+    group.add_argument(f"{name}endpoint-url", metavar="URL", help="of an S3- or GCS-compatible service")
+    group.add_argument(f"{name}region", metavar="NAME", help="of the bucket (s3)")
+    group.add_argument(f"{name}anonymous", action="store_true", help="send no credentials")
+    group.add_argument(f"{name}requester-pays", action="store_true", help="agree to pay for the requests (s3)")
+    group.add_argument(f"{name}user-project", metavar="ID", help="project that pays for the requests (gs)")
+
+
+def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOptions | None:
+    """Return the options for the store at ``url``, None if it takes none or none were given.
+
+    Raises:
+        ConfigError: an option is given that this kind of store does not have.
+    """
+    names = ("endpoint_url", "region", "anonymous", "requester_pays", "user_project")
+    given = {name: value for name in names if (value := getattr(args, prefix + name, None))}
+    kinds: dict[str, type[S3Options] | type[GcsOptions]] = {"s3": S3Options, "gs": GcsOptions}
+    kind = kinds.get(parse_url(url).scheme)
+    if kind is None or not given:
+        return None
+    unknown = [name for name in given if name not in kind.__slots__]
+    if unknown:
+        flag = f"--{prefix}{unknown[0]}".replace("_", "-")
+        remedy = "; use --user-project" if unknown == ["requester_pays"] else ""
+        raise ConfigError(f"{url} takes no {flag}{remedy}")
+    return kind(**given)
+
+
+@asynccontextmanager
+async def opened(args: Namespace) -> AsyncIterator[Store]:
+    """Open the store at ``args.url``, and close it at the end."""
+    store = open_store(args.url, options=store_options(args, args.url))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def size(text: str) -> int:
+    """Return a number of bytes, for ``add_argument(type=...)``."""
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    """Return a positive integer, for ``add_argument(type=...)``."""
+    if not text.isascii() or not text.isdecimal() or not int(text[:18]) > 0:
+        raise ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text[:18])

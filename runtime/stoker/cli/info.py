@@ -1,0 +1,94 @@
+"""``stoker info``: what a data set is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from stoker.catalog import list_versions, read_manifest
+from stoker.cli.command import Command
+from stoker.cli.flags import add_dataset, opened
+from stoker.cli.output import describe, printable, table
+from stoker.manifest import Manifest
+from stoker.sizes import format_bytes
+
+__all__ = ["command"]
+
+
+def _configure(parser: ArgumentParser) -> None:
+    add_dataset(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON")
+
+
+def _run(args: Namespace) -> int:
+    manifest, versions = asyncio.run(_read(args))
+    if args.json:
+        print(json.dumps({"url": args.url, **_as_json(manifest, versions)}, indent=2))
+    else:
+        print(_as_text(args.url, manifest, versions))
+    return 0
+
+
+async def _read(args: Namespace) -> tuple[Manifest, list[int]]:
+    async with opened(args) as store:
+        return await read_manifest(store, args.at), await list_versions(store)
+
+
+def _runs(manifest: Manifest) -> list[dict[str, Any]]:
+    runs, start = [], 0
+    for run in manifest.runs:
+        rows = slice(start, start + run.rows)
+        start += run.rows
+        runs.append(
+            {
+                "run": run.run,
+                "super_samples": run.rows,
+                "samples": int(manifest.rows.samples[rows].sum(dtype="i8")),
+                "size_bytes": int(manifest.rows.size_bytes[rows].sum(dtype="i8")),
+            }
+        )
+    return runs
+
+
+def _as_json(manifest: Manifest, versions: list[int]) -> dict[str, Any]:
+    return {
+        "dataset": manifest.dataset,
+        "version": manifest.version,
+        "versions": versions,
+        "samples": manifest.samples,
+        "super_samples": len(manifest),
+        "size_bytes": manifest.size_bytes,
+        "largest_bytes": manifest.largest_bytes,
+        "schema": json.loads(manifest.schema.to_json()),
+        "runs": _runs(manifest),
+    }
+
+
+def _as_text(url: str, manifest: Manifest, versions: list[int]) -> str:
+    average = format_bytes(manifest.size_bytes / max(1, len(manifest)))
+    largest = format_bytes(manifest.largest_bytes)
+    facts = [
+        ("data set", printable(manifest.dataset)),
+        ("version", f"{manifest.version} of {', '.join(map(str, versions))}"),
+        ("samples", f"{manifest.samples:,}"),
+        ("super-samples", f"{len(manifest):,}: {average} on average, {largest} the largest"),
+        ("size", format_bytes(manifest.size_bytes)),
+    ]
+    columns = [(name, describe(column)) for name, column in manifest.schema.items()]
+    runs = [
+        (
+            run["run"],
+            f"{run['super_samples']:,} super-samples",
+            f"{run['samples']:,} samples",
+            format_bytes(run["size_bytes"]),
+        )
+        for run in _runs(manifest)
+    ]
+    return f"{url}\n{table(facts)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
+
+
+command = Command(
+    name="info", help="show a data set's versions, size, columns and pack runs", configure=_configure, run=_run
+)

@@ -1,0 +1,71 @@
+"""Values as people read them. What comes from a bucket may hold anything, so control characters are escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.schema import Array, Bytes, Column, Text
+
+__all__ = ["describe", "preview", "printable", "table"]
+
+_TEXT_CHARACTERS = 60
+_SHOWN_BYTES = 16
+_SHOWN_VALUES = 6
+_SHOWN_CLASSES = 5
+
+
+def printable(text: str) -> str:
+    """Return the text with all that is not printable escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of the text, printable, in quotes."""
+    rest = len(text) - _TEXT_CHARACTERS
+    return f'"{printable(text[:_TEXT_CHARACTERS])}"' + (f"… and {rest:,} more" if rest > 0 else "")
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
+    """Return rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def describe(column: Column) -> str:
+    """Return what a column holds."""
+    if isinstance(column, Bytes):  # Text too
+        return column.kind
+    dims = ([] if column.is_fixed else ["any"]) + list(map(str, column.shape))
+    text = column.dtype.name + (f"[{', '.join(dims)}]" if dims else "")
+    if isinstance(column, Array) and column.classes is not None:
+        shown = ", ".join(map(printable, column.classes[:_SHOWN_CLASSES]))
+        text += f", {len(column.classes)} classes: {shown}" + (", …" if len(column.classes) > _SHOWN_CLASSES else "")
+    return text
+
+
+def preview(column: Column, value: Any) -> str:
+    """Return a value as one line."""
+    if isinstance(column, Text):
+        return shortened(value)
+    if isinstance(column, Bytes):
+        more = "…" if len(value) > _SHOWN_BYTES else ""
+        return f"{len(value):,} bytes: {value[:_SHOWN_BYTES].hex(' ')}{more}" if value else "0 bytes"
+    array = np.asarray(value)
+    kind = column.dtype.name + (f"{list(array.shape)}" if array.ndim else "")
+    if column.dtype.is_bits:
+        return f"{kind}, bits {' '.join(f'{bits:x}' for bits in array.flat[:_SHOWN_VALUES])}"
+    if array.size > _SHOWN_VALUES:
+        return f"{kind}, {array.min():.6g} to {array.max():.6g}, mean {array.mean(dtype='f8'):.6g}"
+    if array.ndim:
+        return f"{kind}: {' '.join(str(item) for item in array.ravel())}"
+    return f"{array}{_class_name(column, int(array)) if array.dtype.kind in 'iu' else ''}"
+
+
+def _class_name(column: Column, number: int) -> str:
+    classes = column.classes if isinstance(column, Array) else None
+    return f" ({printable(classes[number])})" if classes is not None and 0 <= number < len(classes) else ""

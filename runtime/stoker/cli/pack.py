@@ -1,0 +1,135 @@
+"""``stoker pack``: from a source to a data set."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from stoker.cli.command import Command
+from stoker.cli.flags import add_store_options, positive, size, store_options
+from stoker.errors import ConfigError
+from stoker.manifest import Manifest
+from stoker.pack import AsyncPacker, PackConfig, PackProgress
+from stoker.progress import Amount, Progress
+from stoker.sizes import format_bytes
+from stoker.sources import KINDS, Source, open_source
+from stoker.store import Store, open_store
+from stoker.store.location import Location, parse_url
+
+__all__ = ["command"]
+
+_OWN_FOLDERS = ("data", "manifests", "packs")
+
+
+def _configure(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="a folder (of images in class folders, of files, of .tar files), an .npy, .npz or .tar file, or several "
+        "WebDataset tars as 'train-{000..099}.tar'; a path, or an s3:// or gs:// URL",
+    )
+    parser.add_argument("url", metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL")
+    parser.add_argument("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
+    parser.add_argument("--append", action="store_true", help="add to the data set that is there")
+    parser.add_argument(
+        "--super-sample-bytes", type=size, metavar="SIZE", help="limit of a super-sample, as 8MiB (the default) or 16MB"
+    )
+    parser.add_argument("--concurrency", type=positive, metavar="N", help="uploads at once (default: 8)")
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
+    add_store_options(parser, prefix="source-", of="SRC")
+    parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
+
+
+def _run(args: Namespace) -> int:
+    _check_apart(args.source, args.url)
+    asyncio.run(_pack(args))
+    return 0
+
+
+async def _pack(args: Namespace) -> None:
+    options = store_options(args, args.source, prefix="source_") or store_options(args, args.source)
+    source = await open_source(args.source, args.kind, options)
+    try:
+        store = open_store(args.url, options=store_options(args, args.url))
+        try:
+            await _from_source_to_store(args, source, store)
+        finally:
+            await store.close()
+    finally:
+        await source.close()
+
+
+async def _from_source_to_store(args: Namespace, source: Source, store: Store) -> None:
+    started_seconds = asyncio.get_running_loop().time()
+    _say(args, f"packing {args.source} as {source.kind}", *source.notes)
+    total = Amount(count=source.samples, size_bytes=source.size_bytes)
+    async with Progress("packing", "samples", total, sys.stderr, quiet=args.quiet) as progress:
+        last = PackProgress()
+
+        def show(done: PackProgress) -> None:
+            nonlocal last
+            last = done
+            progress.update(_amount(done))
+
+        async with AsyncPacker(store, _config(args, source), on_progress=show) as packer:
+            durable = packer.durable_samples
+            if durable:
+                packer.skip(durable)
+                progress.start(_amount(last))
+            async with aclosing(source.read(durable)) as samples:
+                async for where, sample in samples:
+                    await packer.write(sample, where)
+            manifest = await packer.commit()
+    _say(args, _summary(store.url, manifest, last, durable, asyncio.get_running_loop().time() - started_seconds))
+
+
+def _config(args: Namespace, source: Source) -> PackConfig:
+    given = {name: getattr(args, name) for name in ("super_sample_bytes", "concurrency")}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    mode: Any = "append" if args.append else "create"
+    return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, **settings)
+
+
+def _amount(done: PackProgress) -> Amount:
+    return Amount(count=done.samples, size_bytes=done.size_bytes)
+
+
+def _summary(url: str, manifest: Manifest, done: PackProgress, durable: int, seconds: float) -> str:
+    fresh = done.samples - durable
+    return (
+        f"packed {done.samples:,} samples into {done.objects:,} super-samples ({format_bytes(done.size_bytes)}) at "
+        f"{url}, version {manifest.version}: {fresh:,} samples in {seconds:.1f} s "
+        f"({fresh / max(seconds, 1e-3):,.0f} samples/s)" + (f", {durable:,} were there already" if durable else "")
+    )
+
+
+def _say(args: Namespace, *lines: str) -> None:
+    if not args.quiet:
+        for line in lines:
+            print(line, file=sys.stderr)
+
+
+def _check_apart(source: str, destination: str) -> None:
+    """Refuse a data set inside its own source, and a source where the data set keeps its objects."""
+    src, dst = _path(parse_url(source)), _path(parse_url(destination))
+    if dst.startswith(src):
+        raise ConfigError(f"DST {destination} lies inside SRC {source}, which would change while it is packed; move it")
+    if any(src.startswith(f"{dst}{folder}/") for folder in _OWN_FOLDERS):
+        raise ConfigError(f"SRC {source} lies where DST {destination} keeps its own objects; choose another DST")
+
+
+def _path(location: Location) -> str:
+    """Return the place as a comparable text that ends with a slash."""
+    if location.scheme == "file":
+        return f"{Path(location.bucket).resolve()}/".replace("//", "/")
+    return f"{location.scheme}://{location.bucket}/{location.prefix}".rstrip("/") + "/"
+
+
+command = Command(
+    name="pack", help="pack samples into a data set, or resume a pack that was cut off", configure=_configure, run=_run
+)
