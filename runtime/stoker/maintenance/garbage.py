@@ -1,0 +1,139 @@
+"""Collecting garbage: what no version of the manifest covers, and versions that nobody wants any more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoker import catalog
+from stoker.bounded import for_each
+from stoker.errors import ConfigError, NotFoundError, PackError
+from stoker.maintenance.inspection import list_super_samples
+from stoker.manifest import Manifest, version_key
+from stoker.packlog import Logged, list_records
+from stoker.retry import RetryingStore
+from stoker.store.protocol import ObjectInfo, Store
+
+__all__ = ["GarbageReport", "gc"]
+
+_DELETES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageReport:
+    """What is garbage, and what would be if it were abandoned.
+
+    Attributes:
+        objects: super-samples that nothing covers.
+        records: keys of pack records whose runs are nowhere.
+        versions: of the manifest, older than those that are kept.
+        unfinished: run → how many super-samples are protected for a pack that can be resumed.
+        is_deleted: whether the garbage is gone.
+    """
+
+    objects: tuple[ObjectInfo, ...]
+    records: tuple[str, ...]
+    versions: tuple[int, ...]
+    unfinished: dict[str, int]
+    is_deleted: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the super-samples have."""
+        return sum(info.size_bytes for info in self.objects)
+
+
+async def gc(
+    store: Store, *, delete: bool = False, keep_versions: int | None = None, abandoned: bool = False
+) -> GarbageReport:
+    """Find, and with ``delete`` delete, what no version of the manifest covers.
+
+    A pack that runs, or that was killed and can be resumed, is left alone. The listing of objects is taken before the
+    records are read and those before the manifests, so a pack that starts or commits meanwhile loses nothing.
+
+    Args:
+        store: where the data set is.
+        delete: delete what was found.
+        keep_versions: how many of the newest versions to keep, at least 1; None keeps all. What only older ones
+            cover becomes garbage, so no training must run on them.
+        abandoned: unfinished packs are garbage too. No pack must be running.
+
+    Raises:
+        ConfigError: ``keep_versions`` is less than 1.
+        NotFoundError: there is no manifest, and not ``abandoned``.
+        PackError: records tell of versions that are lost; the manifest must be rebuilt first.
+        FormatError: a version cannot be read, so nobody can tell what it covers. ChecksumError likewise.
+    """
+    if keep_versions is not None and keep_versions < 1:
+        raise ConfigError(f"keep_versions must be at least 1, not {keep_versions}; the newest version is never deleted")
+    retrying = RetryingStore(store)
+    objects = await list_super_samples(retrying)
+    logged = await list_records(retrying)
+    newest = await catalog.newest_manifest(retrying)
+    _check_manifest_is_there(store.url, newest, logged, abandoned=abandoned)
+    versions = await catalog.list_versions(retrying)
+    dropped = [] if keep_versions is None else versions[:-keep_versions]
+    kept = [newest] if newest is not None else []
+    kept += [await catalog.read_manifest(retrying, version) for version in versions if version not in dropped]
+    covered = _covered(kept)
+    resumable = [] if abandoned else [item for item in logged if _is_unfinished(item)]
+    unfinished = {run: 0 for item in resumable if (run := _run_of(item.key)) not in covered}
+    garbage = []
+    for place, info in objects.items():
+        if place[0] in unfinished:
+            unfinished[place[0]] += 1
+        elif not any(start <= place[1] < end for start, end in covered.get(place[0], ())):
+            garbage.append(info)
+    records = [item for item in logged if _run_of(item.key) not in covered and _run_of(item.key) not in unfinished]
+    report = GarbageReport(
+        objects=tuple(garbage),
+        records=tuple(item.key for item in records),
+        versions=tuple(dropped),
+        unfinished=unfinished,
+        is_deleted=delete,
+    )
+    if delete:
+        await _delete(retrying, newest, report)
+    return report
+
+
+async def _delete(store: RetryingStore, newest: Manifest | None, report: GarbageReport) -> None:
+    """Delete in an order in which nothing that is left names what is gone."""
+    if newest is not None:
+        await catalog.advance(store, newest)  # a pointer that stayed behind would hide what follows a gap
+    for keys in (
+        [version_key(version) for version in report.versions],
+        list(report.records),
+        [info.key for info in report.objects],
+    ):
+        await for_each(keys, store.delete, concurrency=_DELETES_AT_ONCE)
+
+
+def _check_manifest_is_there(url: str, newest: Manifest | None, logged: Sequence[Logged], *, abandoned: bool) -> None:
+    known = 0 if newest is None else newest.version
+    if any(item.record is not None and item.record.version > known for item in logged):
+        raise PackError(
+            f"the pack records at {url} tell of a newer version than any that is there; nothing is deleted before "
+            f"it is restored with: stoker rebuild-manifest {url}"
+        )
+    if newest is None and not abandoned:
+        raise NotFoundError(f"there is no data set at {url}; unfinished packs are deleted with: stoker gc --abandoned")
+
+
+def _is_unfinished(item: Logged) -> bool:
+    # Of a damaged record nobody knows: its run is protected too.
+    return item.record is None or not item.record.is_committed
+
+
+def _run_of(key: str) -> str:
+    return key.removeprefix("packs/").removesuffix(".safetensors")
+
+
+def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
+    """Return the half-open intervals of numbers that the manifests have of each run."""
+    covered: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for manifest in manifests:
+        for run in manifest.runs:
+            covered[run.run].add((run.first_number, run.first_number + run.rows))
+    return covered

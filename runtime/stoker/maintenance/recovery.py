@@ -1,0 +1,247 @@
+"""Rebuilding a manifest from what is in the store: the heads of the super-samples, and the pack records.
+
+After DIESEL (Zhang et al., ICPP 2020), whose chunks carry the metadata that a lost key-value store is refilled from.
+Here the records say which objects belong to the data set; an object that none covers is an orphan of a killed packer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from stoker import catalog
+from stoker.bounded import for_each
+from stoker.checksum import crc32c
+from stoker.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    ObjectChangedError,
+    PackError,
+    PreconditionFailedError,
+)
+from stoker.maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
+from stoker.manifest import Manifest, PackRun, Rows, object_key
+from stoker.packlog import list_records
+from stoker.packrecord import PackRecord
+from stoker.retry import RetryingReader
+from stoker.schema import Schema
+from stoker.store.protocol import ObjectInfo, Readable, Store
+from stoker.supersample import Head, Packed
+
+__all__ = ["RebuildReport", "rebuild_manifest"]
+
+_HEADS_AT_ONCE = 16
+_WHOLE_AT_ONCE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildReport:
+    """What a rebuild found and did.
+
+    Attributes:
+        manifest: the newest version, as it is now.
+        is_new: whether it was committed by the rebuild; if not, what was there is whole.
+        lost: objects that a manifest or record covers and that are missing or damaged; the manifest is without them.
+        adopted: keys of orphans that are now in the manifest.
+        orphans: keys of objects that no manifest and no finished record covers, and that were not adopted.
+        refused: orphans that could not be adopted, and why.
+    """
+
+    manifest: Manifest
+    is_new: bool
+    lost: tuple[BadObject, ...]
+    adopted: tuple[str, ...]
+    orphans: tuple[str, ...]
+    refused: tuple[BadObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataset:
+    """What all super-samples of a data set have in common."""
+
+    id: str
+    schema: Schema
+
+
+async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildReport:
+    """Commit a manifest of every super-sample that belongs to the data set and is there.
+
+    What belongs to it is told by the newest version that can be read, and by the records of packs that were committed
+    or had come to the end of their source. Every object's head is read (a ranged read) and checked on the checksum that
+    they give. Unfinished packs are left to be resumed.
+
+    Args:
+        store: where the data set is.
+        adopt: take in every other intact super-sample of the data set too, after reading it whole.
+
+    Raises:
+        NotFoundError: there is nothing to make a manifest of.
+        PackError: another writer committed a version meanwhile.
+    """
+    reader = RetryingReader(store)
+    versions = await catalog.list_versions(reader)
+    base = await _newest_readable(reader, versions)
+    records = [logged.record for logged in await list_records(reader) if logged.record is not None]
+    prefixes = _finished(base, records)
+    objects = await list_super_samples(reader)
+    sources = ([] if base is None else [base]) + prefixes
+    dataset = _Dataset(sources[0].dataset, sources[0].schema) if sources else None
+    claimed = dict(place for source in sources for place in _places(source))
+    found, lost = await _check_heads(reader, claimed, objects)
+    orphans = sorted(place for place in objects if place not in claimed)
+    adopted: dict[Place, Packed] = {}
+    refused: list[BadObject] = []
+    if adopt:
+        dataset, adopted, refused = await _adopt(reader, orphans, dataset)
+    rows = {**found, **adopted}
+    if dataset is None or not rows:
+        raise NotFoundError(f"there is no super-sample at {store.url} that a manifest could be made of")
+    rebuilt = _manifest(dataset, max(versions, default=0) + 1, rows)
+    manifest = await _publish(store, base, rebuilt)
+    return RebuildReport(
+        manifest=manifest,
+        is_new=manifest is rebuilt,
+        lost=tuple(lost),
+        adopted=tuple(object_key(*place) for place in adopted),
+        orphans=tuple(object_key(*place) for place in orphans if place not in adopted),
+        refused=tuple(refused),
+    )
+
+
+async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Manifest:
+    """Commit what was rebuilt, unless it is what is there; let the pointer follow in either case."""
+    if base is not None and replace(rebuilt, version=base.version).to_bytes() == base.to_bytes():
+        await catalog.advance(store, base)
+        return base
+    try:
+        return await catalog.publish(store, rebuilt)
+    except PreconditionFailedError:
+        raise PackError(f"another writer committed to {store.url} meanwhile; rebuild again") from None
+
+
+async def _newest_readable(reader: RetryingReader[Readable], versions: Sequence[int]) -> Manifest | None:
+    for version in reversed(versions):
+        try:
+            return await catalog.read_manifest(reader, version)
+        except (FormatError, ChecksumError):
+            continue
+    return None
+
+
+def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[Manifest]:
+    """Return the prefixes of the finished runs that ``base`` lacks, in the order in which they belong to the data set.
+
+    Of runs that had come to their end and were to create the data set, at most one can: with several, or with one
+    beside a data set that is there already, none is taken, since the packer would have been refused too.
+    """
+    has = set() if base is None else {run.run for run in base.runs}
+    finished = [record for record in records if record.state != "packing" and record.run not in has]
+    taken = sorted((record for record in finished if record.is_committed), key=lambda record: record.version)
+    founders = [record for record in finished if not record.is_committed and record.mode == "create"]
+    if base is None and not taken and len(founders) == 1:
+        taken = founders
+    taken += [record for record in finished if not record.is_committed and record.mode == "append"]
+    prefixes = [record.prefix for record in taken if record.prefix is not None]
+    first = base if base is not None else next(iter(prefixes), None)
+    return [item for item in prefixes if first and (item.dataset, item.schema) == (first.dataset, first.schema)]
+
+
+def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:
+    row = 0
+    for run in manifest.runs:
+        for number in range(run.first_number, run.first_number + run.rows):
+            yield (run.run, number), manifest.rows.packed(row, number)
+            row += 1
+
+
+async def _check_heads(
+    reader: RetryingReader[Readable], claimed: dict[Place, Packed], objects: dict[Place, ObjectInfo]
+) -> tuple[dict[Place, Packed], list[BadObject]]:
+    """Return the claimed super-samples that are there, with their present tags, and the others; in order."""
+    problems: dict[Place, str] = {}
+
+    async def check(place: Place) -> None:
+        if place not in objects:
+            problems[place] = f"{object_key(*place)} does not exist"
+        elif problem := await problem_of(lambda: _check_head(reader, objects[place], claimed[place])):
+            problems[place] = problem
+
+    await for_each(claimed, check, concurrency=_HEADS_AT_ONCE)
+    found = {
+        place: replace(packed, tag=objects[place].tag) for place, packed in claimed.items() if place not in problems
+    }
+    return found, [BadObject(object_key(*place), problems[place]) for place in claimed if place in problems]
+
+
+async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
+    if info.size_bytes != packed.size_bytes:
+        raise ObjectChangedError(f"{info.key} has {info.size_bytes} bytes, not {packed.size_bytes}")
+    head = bytearray(packed.head_bytes)
+    await reader.get_range(info.key, 0, len(head), into=memoryview(head), tag=info.tag)
+    if crc32c(head) != packed.head_crc32c:
+        raise ChecksumError(f"the head of {info.key} is not the one that was packed: its checksum differs")
+    Head.parse(head, info.size_bytes)
+
+
+async def _adopt(
+    reader: RetryingReader[Readable], orphans: Sequence[Place], dataset: _Dataset | None
+) -> tuple[_Dataset | None, dict[Place, Packed], list[BadObject]]:
+    """Return the orphans that are whole and of the data set, or of the first orphan's where there is none yet."""
+    opened: dict[Place, tuple[_Dataset, Packed]] = {}
+    problems: dict[Place, str] = {}
+
+    async def open_orphan(place: Place) -> None:
+        async def check() -> None:
+            opened[place] = await _opened(reader, place)
+
+        if problem := await problem_of(check):
+            problems[place] = problem
+
+    await for_each(orphans, open_orphan, concurrency=_WHOLE_AT_ONCE)
+    adopted: dict[Place, Packed] = {}
+    for place in orphans:
+        if place in opened:
+            found, packed = opened[place]
+            dataset = found if dataset is None else dataset
+            if found == dataset:
+                adopted[place] = packed
+            else:
+                problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
+    return dataset, adopted, [BadObject(object_key(*place), problems[place]) for place in orphans if place in problems]
+
+
+async def _opened(reader: RetryingReader[Readable], place: Place) -> tuple[_Dataset, Packed]:
+    key = object_key(*place)
+    opened = await open_super_sample(reader, key)
+    head, data = opened.sample.head, opened.data
+    if (head.origin.run, head.origin.ordinal) != place:
+        raise FormatError(f"{key} says that it is {head.origin}")
+    packed = Packed(
+        ordinal=head.origin.ordinal,
+        size_bytes=len(data),
+        samples=head.samples,
+        head_bytes=head.head_bytes,
+        head_crc32c=crc32c(memoryview(data)[: head.head_bytes]),
+        crc32c=crc32c(data),
+        tag=opened.info.tag,
+    )
+    return _Dataset(head.origin.dataset, head.schema), packed
+
+
+def _manifest(dataset: _Dataset, version: int, rows: dict[Place, Packed]) -> Manifest:
+    places = list(rows)
+    # Rows of one run with numbers that follow each other have a constant difference to their position.
+    groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
+    runs = []
+    for (run, _), group in groups:
+        numbers = [place[1] for _, place in group]
+        runs.append(PackRun(run, numbers[0], len(numbers)))
+    return Manifest(
+        dataset=dataset.id,
+        version=version,
+        schema=dataset.schema,
+        rows=Rows.of(list(rows.values())),
+        runs=tuple(runs),
+    )
