@@ -113,7 +113,11 @@ def _from_python(value: object, dtype: DType) -> np.ndarray[Any, Any]:
         low, high = int(array.min()), int(array.max())
         if low < limits.min or high > limits.max:
             raise SchemaError(f"value {low if low < limits.min else high} does not fit {dtype.name}")
-    return array.astype(dtype.holder)
+    try:
+        with np.errstate(over="raise"):  # rounding is what a float is for; becoming infinite is not
+            return array.astype(dtype.holder)
+    except FloatingPointError:
+        raise SchemaError(f"a value is too large for {dtype.name}") from None
 
 
 @dataclass(frozen=True, slots=True)
