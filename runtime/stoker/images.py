@@ -2,8 +2,8 @@
 
 JPEG goes through simplejpeg (libjpeg-turbo) where it is installed, everything else, and any JPEG that simplejpeg
 declines (CMYK, stray bytes), through Pillow. Both release the interpreter lock while they work, so a pool of threads
-decodes in parallel, and both give the same pixels up to rounding. Of a JPEG much larger than asked, 1/2, 1/4 or 1/8 of
-each side is decoded, never less than asked.
+decodes in parallel, and both give the same pixels up to rounding. A JPEG much larger than asked is decoded at 1/2, 1/4
+or 1/8 of its sides, but at least twice those asked, which leaves the resizing filter enough to work on.
 
 The same bytes give the same pixels every time with the same versions of both libraries.
 """
@@ -48,6 +48,7 @@ _TURNS = {
     7: (True, True, True),
     8: (True, True, False),
 }
+_UPRIGHT = (False, False, False)
 # What Pillow raises on damaged files; which of them depends on the format and on where the damage is.
 _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, RuntimeError, Warning)
 
@@ -135,25 +136,41 @@ def _decoded(data: Data, size: tuple[int, int] | None, mode: Mode, resize: Resiz
     except TypeError:
         raise SampleError(f"an image must be the contiguous bytes of a file, not {type(data).__name__}") from None
     try:
-        image, orientation = _fast_jpeg(view, size, mode, limit) or _opened(view, size, mode, limit)
-        transpose, up_down, left_right = _TURNS.get(orientation, (False, False, False))
-        if size is not None:
-            image = _resized(image, size[::-1] if transpose else size, resize)
-        pixels = np.asarray(image).reshape(image.height, image.width, -1)
+        found = _fast_jpeg(view, size, mode, limit) or _opened(view, size, mode, limit)
     except Image.DecompressionBombError as error:
         raise SampleError(f"the image is too large: {error}") from None
     except _DAMAGE as error:
         reason = str(error).partition(" <_io")[0] or type(error).__name__
         raise SampleError(f"{len(view)} bytes are not an intact image: {reason}") from error
+    transpose, up_down, left_right = _TURNS.get(found.orientation, _UPRIGHT)
+    image = found.image
+    if size is not None:
+        image = _resized(found, size[::-1] if transpose else size, resize)
+    pixels = np.asarray(image).reshape(image.height, image.width, -1)
     if transpose:
         pixels = pixels.swapaxes(0, 1)
     return np.array(pixels[:: -1 if up_down else 1, :: -1 if left_right else 1], order="C")
 
 
-def _fast_jpeg(
-    data: memoryview, size: tuple[int, int] | None, mode: Mode, limit: int
-) -> tuple[Image.Image, int] | None:
-    """Return image and EXIF orientation of a JPEG that simplejpeg takes, otherwise None."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A decoded image, before it is resized and turned.
+
+    Attributes:
+        image: its pixels, perhaps fewer than the file has.
+        height: of the picture in these pixels; up to 1 less than the image's, whose last row may be partly padding.
+        width: likewise.
+        orientation: EXIF's.
+    """
+
+    image: Image.Image
+    height: float
+    width: float
+    orientation: int
+
+
+def _fast_jpeg(data: memoryview, size: tuple[int, int] | None, mode: Mode, limit: int) -> _Found | None:
+    """Return a JPEG that simplejpeg takes, otherwise None."""
     if simplejpeg is None or bytes(data[:3]) != b"\xff\xd8\xff":
         return None
     try:
@@ -165,14 +182,15 @@ def _fast_jpeg(
         reduction = _reduction((height, width), size, orientation)
         pixels = simplejpeg.decode_jpeg(
             data,
-            "GRAY" if mode == "L" else "RGB",
+            colorspace="GRAY" if mode == "L" else "RGB",
             min_height=-(-height // reduction),
             min_width=-(-width // reduction),
             min_factor=reduction,
         )
     except ValueError:  # Pillow decides whether such a file is damaged, and says how.
         return None
-    return Image.fromarray(pixels[:, :, 0] if mode == "L" else pixels), orientation
+    image = Image.fromarray(pixels[:, :, 0] if mode == "L" else pixels)
+    return _Found(image, height / reduction, width / reduction, orientation)
 
 
 def _jpeg_exif(data: memoryview) -> bytes:
@@ -202,23 +220,28 @@ def _orientation(exif: bytes) -> int:
 
 
 def _reduction(shape: tuple[int, int], size: tuple[int, int] | None, orientation: int) -> int:
-    """Return 1, 2, 4 or 8: by how much a JPEG's sides can be divided and still be as long as asked."""
+    """Return 1, 2, 4 or 8: by how much a JPEG's sides can be divided and still be twice as long as asked."""
     if size is None:
         return 1
-    wanted = size[::-1] if _TURNS.get(orientation, (False,))[0] else size
-    spare = min(have // side for side, have in zip(wanted, shape, strict=True))
+    wanted = size[::-1] if _TURNS.get(orientation, _UPRIGHT)[0] else size
+    spare = min(have // (2 * side) for side, have in zip(wanted, shape, strict=True))
     return next(divisor for divisor in (8, 4, 2, 1) if divisor <= max(1, spare))
 
 
-def _opened(data: memoryview, size: tuple[int, int] | None, mode: Mode, limit: int) -> tuple[Image.Image, int]:
-    """Return image and EXIF orientation of any file that Pillow takes."""
+def _opened(data: memoryview, size: tuple[int, int] | None, mode: Mode, limit: int) -> _Found:
+    """Return any image that Pillow takes."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-        _check_pixels(image.width, image.height, limit)
+        width, height = image.size
+        _check_pixels(width, height, limit)
+        reduction = 1
         if image.format == "JPEG":
-            reduction = _reduction((image.height, image.width), size, _orientation(image.info.get("exif", b"")))
-            image.draft(None, (image.width // reduction, image.height // reduction))
+            reduction = _reduction((height, width), size, _orientation(image.info.get("exif", b"")))
+            image.draft(None, (width // reduction, height // reduction))
         image.load()
-        return _converted(image, mode), _orientation(image.info.get("exif", b""))
+        if reduction == 1:
+            width, height = image.size  # Pillow has turned a TIFF
+        orientation = _orientation(image.info.get("exif", b""))
+        return _Found(_converted(image, mode), height / reduction, width / reduction, orientation)
 
 
 def _converted(image: Image.Image, mode: Mode) -> Image.Image:
@@ -238,13 +261,14 @@ def _check_pixels(width: int, height: int, limit: int) -> None:
         )
 
 
-def _resized(image: Image.Image, size: tuple[int, int], resize: Resize) -> Image.Image:
+def _resized(found: _Found, size: tuple[int, int], resize: Resize) -> Image.Image:
     height, width = size
     cut_x = cut_y = 0.0
     if resize == "crop":
-        scale = min(image.width / width, image.height / height)
-        cut_x, cut_y = (image.width - width * scale) / 2, (image.height - height * scale) / 2
-    if (image.width, image.height) == (width, height):
-        return image
-    box = (cut_x, cut_y, image.width - cut_x, image.height - cut_y)
-    return image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+        scale = min(found.width / width, found.height / height)
+        cut_x = max(0.0, (found.width - width * scale) / 2)  # rounding may go below 0
+        cut_y = max(0.0, (found.height - height * scale) / 2)
+    box = (cut_x, cut_y, found.width - cut_x, found.height - cut_y)
+    if box == (0, 0, width, height):
+        return found.image
+    return found.image.resize((width, height), Image.Resampling.BILINEAR, box=box)
