@@ -51,6 +51,19 @@ def test_an_object_comes_back_as_it_was_uploaded(key: str, how: dict[str, Any]) 
     asyncio.run(exercise())
 
 
+def test_a_large_object_comes_back_whole_and_in_ranges() -> None:
+    large = os.urandom(6 << 20)
+
+    async def exercise() -> None:
+        async with _opened() as (_, _, storage):
+            await storage.upload("stoker", "large", large)
+            assert await storage.download("stoker", "large") == large
+            tail = await storage.download("stoker", "large", headers={"Range": "bytes=1000000-"})
+            assert tail == large[1_000_000:]
+
+    asyncio.run(exercise())
+
+
 @pytest.mark.parametrize("how", [{}, {"metadata": {"a": "b"}}, {"force_resumable_upload": True}])
 def test_a_write_holds_its_precondition_and_generations_only_grow(how: dict[str, Any]) -> None:
     async def exercise() -> None:

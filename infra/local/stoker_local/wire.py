@@ -30,7 +30,8 @@ class Wire(asyncio.BufferedProtocol):
 
     asyncio has already switched Nagle's algorithm off (TCP_NODELAY).
 
-    The task is cancelled when the peer goes away, so none of the awaits here needs a time limit of its own.
+    The task is cancelled when the peer goes away, so none of the awaits here needs a time limit of its own. A peer that
+    closes only its sending side counts as gone, so that an abandoned request does not outlive its client.
     """
 
     def __init__(self, serve: Serve, on_change: Callable[[Wire, bool], None]) -> None:

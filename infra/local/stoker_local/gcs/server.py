@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from types import TracebackType
 from typing import Any
 
@@ -199,10 +200,12 @@ class LocalGcs:
             "x-goog-stored-content-length": str(len(stored.data)),
         }
         span = byte_span(request.headers.get("Range", ""), len(stored.data))
+        # As a stream: aiohttp warns of large bodies that are bytes.
         if span is None:
-            return web.Response(body=stored.data, headers=headers)
+            return web.Response(body=BytesIO(stored.data), headers=headers)
         headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{len(stored.data)}"
-        return web.Response(status=206, body=memoryview(stored.data)[span[0] : span[1]], headers=headers)
+        part = memoryview(stored.data)[span[0] : span[1]]
+        return web.Response(status=206, body=BytesIO(part), headers=headers)
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._object(request)
