@@ -79,6 +79,8 @@ def _checked_shape(shape: object) -> tuple[int, ...]:
 
 def _as_holder(value: object, dtype: DType) -> np.ndarray[Any, Any]:
     """Return ``value`` as an array in ``dtype``'s holder type, without changing any value."""
+    if type(value) is np.ndarray and value.dtype == dtype.holder:  # nearly all values; numpy's dtype names are slow
+        return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if str(value.dtype) != f"torch.{dtype.name}":
@@ -101,6 +103,12 @@ def _from_python(value: object, dtype: DType) -> np.ndarray[Any, Any]:
     """Return plain Python numbers (nested lists of them) in ``dtype``, refusing what would change them."""
     if dtype.is_bits:
         raise SchemaError(f"a {dtype.name} value must be a tensor, or an array of its bits ({dtype.holder.name})")
+    if type(value) is int and dtype.holder.kind in "iu":  # most labels; the general way below takes 8 µs
+        try:
+            data = value.to_bytes(dtype.size_bytes, "little", signed=dtype.holder.kind == "i")
+        except OverflowError:
+            raise SchemaError(f"value {value} does not fit {dtype.name}") from None
+        return np.frombuffer(data, dtype.holder).reshape(())
     try:
         array = np.asarray(value)
     except ValueError as error:
