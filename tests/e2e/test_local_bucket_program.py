@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -81,23 +83,20 @@ def test_a_bucket_process_outlives_its_parent_by_nothing() -> None:
         import time
         from stoker_local import bucket_process
         with bucket_process() as bucket:
-            print(bucket.pid, flush=True)
+            print(bucket.url, flush=True)
             time.sleep(600)
     """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
+        address = urlsplit(Served(parent).url.strip())
+        socket.create_connection((address.hostname, address.port)).close()
         parent.kill()
     for _ in range(1000):
-        if _ended(child):
+        try:
+            socket.create_connection((address.hostname, address.port)).close()
+        except ConnectionError:
             return
         time.sleep(0.01)
     pytest.fail("the bucket's process is still there")
-
-
-def _ended(pid: int) -> bool:
-    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return listed.stdout.strip()[:1] in ("", "Z")
 
 
 def test_a_bucket_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
