@@ -8,7 +8,9 @@ work for a thread pool runs inline.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
@@ -19,6 +21,9 @@ __all__ = ["VirtualClockError", "VirtualClockLoop", "run_virtual"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+_LOOP_RESOLUTION_SECONDS = time.get_clock_info("monotonic").resolution
+"""The loop runs timers that are due within this."""
 
 
 class VirtualClockError(StokerError, RuntimeError):
@@ -37,6 +42,9 @@ class _JumpingSelector(selectors.SelectSelector):
             self._deadlocked()
         if timeout > 0:
             self.now_seconds += timeout
+            if self.now_seconds + _LOOP_RESOLUTION_SECONDS == self.now_seconds:
+                # Beyond some months a float is too coarse for the loop's "due within the resolution": go past.
+                self.now_seconds = math.nextafter(self.now_seconds, math.inf)
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:

@@ -47,7 +47,7 @@ class FetchConfig:
     hedge_least_seconds: float = 0.01
     hedge_first_seconds: float = 1.0
     concurrency_start: int = 16
-    concurrency_least: int = 1
+    concurrency_least: int = 4
     concurrency_most: int = 64
     split_parts: int = 4
     split_least_bytes: int = 1 << 20

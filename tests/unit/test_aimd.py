@@ -1,0 +1,74 @@
+"""The controller against a model of a link: each request gets its connection's rate or its share of the whole."""
+
+from __future__ import annotations
+
+from stoker.aimd import Aimd
+
+SIZE_BYTES = 8_000_000
+CONNECTION_RATE = 90e6
+
+
+def drive(aimd: Aimd, *, link_rate: float, completions: int, saturated: bool = True, now: float = 0.0) -> float:
+    """Complete requests at the rate that ``aimd.limit`` of them reach together; return the time."""
+    for _ in range(completions):
+        now += SIZE_BYTES / min(link_rate, aimd.limit * CONNECTION_RATE)
+        aimd.completed(SIZE_BYTES, now, saturated=saturated)
+    return now
+
+
+def test_grows_while_more_requests_bring_more_bytes() -> None:
+    aimd = Aimd(start=4, least=1, most=64)
+    drive(aimd, link_rate=1e12, completions=2000)
+    assert aimd.limit == 64
+
+
+def test_settles_near_what_fills_the_link() -> None:
+    aimd = Aimd(start=4, least=1, most=64)
+    drive(aimd, link_rate=10 * CONNECTION_RATE, completions=5000)
+    assert 10 <= aimd.limit <= 15
+
+
+def test_grows_again_when_the_link_does() -> None:
+    aimd = Aimd(start=4, least=1, most=64)
+    now = drive(aimd, link_rate=10 * CONNECTION_RATE, completions=1000)
+    drive(aimd, link_rate=1e12, completions=5000, now=now)
+    assert aimd.limit == 64
+
+
+def test_does_not_grow_while_nobody_waits_for_a_permit() -> None:
+    aimd = Aimd(start=4, least=1, most=64)
+    drive(aimd, link_rate=1e12, completions=2000, saturated=False)
+    assert aimd.limit == 4
+
+
+def test_one_burst_of_throttles_halves_once() -> None:
+    aimd = Aimd(start=16, least=1, most=64)
+    for late in range(10):
+        aimd.throttled(sent_seconds=1.0, now_seconds=2.0 + late / 10)
+    assert aimd.limit == 8
+    aimd.throttled(sent_seconds=3.0, now_seconds=3.1)
+    assert aimd.limit == 4
+
+
+def test_never_leaves_its_bounds() -> None:
+    aimd = Aimd(start=4, least=3, most=5)
+    now = drive(aimd, link_rate=1e12, completions=500)
+    assert aimd.limit == 5
+    for second in range(5):
+        aimd.throttled(now + second, now + second)
+    assert aimd.limit == 3
+
+
+def test_recovers_after_throttling_ends() -> None:
+    aimd = Aimd(start=16, least=1, most=64)
+    aimd.throttled(0.0, 0.0)
+    aimd.throttled(1.0, 1.0)
+    drive(aimd, link_rate=1e12, completions=500, now=2.0)
+    assert aimd.limit >= 16
+
+
+def test_completions_at_one_instant_do_not_divide_by_zero() -> None:
+    aimd = Aimd(start=4, least=1, most=64)
+    for _ in range(100):
+        aimd.completed(SIZE_BYTES, 1.0, saturated=True)
+    assert aimd.limit == 4

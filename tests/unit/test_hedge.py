@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.hedge import HedgeBudget, TransferTimes
+
+
+@given(st.lists(st.booleans(), max_size=300), st.floats(0.0, 1.0), st.integers(1, 5))
+def test_hedges_never_exceed_burst_plus_fraction_of_requests(requests: list[bool], fraction: float, burst: int) -> None:
+    budget = HedgeBudget(fraction, burst)
+    sent = hedged = 0
+    for is_request in requests:
+        if is_request:
+            budget.earn()
+            sent += 1
+        else:
+            hedged += budget.spend()
+        assert hedged <= burst + fraction * sent + 1e-9
+
+
+def test_an_idle_budget_saves_no_more_than_its_burst() -> None:
+    budget = HedgeBudget(0.1, 2)
+    for _ in range(1000):
+        budget.earn()
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+
+
+def test_nothing_is_expected_before_four_transfers() -> None:
+    times = TransferTimes()
+    for seen in range(4):
+        assert times.expected_seconds(100) is None, seen
+        times.observe(100, 0.5)
+    assert times.expected_seconds(100) == pytest.approx(0.5)
+
+
+def test_first_byte_and_rate_are_told_apart_where_sizes_differ() -> None:
+    times = TransferTimes()
+    rng = random.Random(1)
+    for _ in range(64):
+        size_bytes = rng.choice([64 << 10, 1 << 20, 8 << 20])
+        times.observe(size_bytes, 0.03 + size_bytes / 90e6)
+    first_byte_seconds, bytes_per_second = times.fit()
+    assert first_byte_seconds == pytest.approx(0.03, rel=0.01)
+    assert bytes_per_second == pytest.approx(90e6, rel=0.01)
+    assert times.expected_seconds(4 << 20) == pytest.approx(0.03 + (4 << 20) / 90e6, rel=0.01)
+
+
+def test_a_fifth_of_slow_transfers_does_not_move_the_expectation() -> None:
+    times = TransferTimes()
+    for number in range(32):
+        size_bytes = (number % 4 + 1) << 20
+        times.observe(size_bytes, (0.03 + size_bytes / 90e6) * (50.0 if number % 5 == 0 else 1.0))
+    assert times.expected_seconds(2 << 20) == pytest.approx(0.03 + (2 << 20) / 90e6, rel=0.3)
+
+
+def test_nearly_equal_sizes_do_not_make_up_a_rate() -> None:
+    times = TransferTimes()
+    rng = random.Random(2)
+    for _ in range(32):
+        times.observe(8_000_000 + rng.randrange(100), rng.uniform(0.09, 0.11))
+    assert times.fit()[1] == 0.0
+    assert times.expected_seconds(8_000_000) == pytest.approx(0.1, rel=0.1)
+    assert times.expected_seconds(16_000_000) == pytest.approx(0.2, rel=0.1)
+
+
+def test_the_expectation_follows_a_change_of_the_network() -> None:
+    times = TransferTimes()
+    for seconds in [0.1] * 40 + [1.0] * 40:
+        times.observe(1000, seconds)
+    assert times.expected_seconds(1000) == pytest.approx(1.0)
