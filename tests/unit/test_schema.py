@@ -99,7 +99,7 @@ def test_python_numbers_that_fit_are_stored(column: Column, value: object) -> No
         (Array("uint8"), 256, "256 does not fit uint8"),
         (Array("uint8"), -1, "-1 does not fit uint8"),
         (Array("int8", 2), [0, -129], "-129 does not fit int8"),
-        (Array("uint64"), 2**64, "not uint64"),
+        (Array("uint64"), 2**64, "does not fit uint64"),
         (Array("int64"), 1.5, "float64.* is not int64"),
         (Array("int64"), True, "bool.* is not int64"),
         (Array("bool"), 1, "is not bool"),
