@@ -16,7 +16,7 @@ __all__ = ["Amount", "Progress", "format_seconds"]
 
 _BAR_SECONDS, _LINE_SECONDS = 0.2, 5.0
 _WINDOW_SECONDS = 20.0
-_MIN_BAR, _MAX_BAR = 5, 40
+_MAX_BAR = 40
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 

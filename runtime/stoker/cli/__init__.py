@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
-from stoker.cli import head, info, pack
+from stoker.cli import gc, head, info, pack, rebuild, verify
 from stoker.cli.command import Command
 from stoker.errors import ConfigError, StokerError
 from stoker.version import __version__
 
 __all__ = ["Command", "main"]
 
-_COMMANDS = (pack.command, info.command, head.command)
+_COMMANDS = (pack.command, info.command, head.command, verify.command, rebuild.command, gc.command)
 _GROUP = "stoker.commands"
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -26,7 +26,10 @@ _BROKEN_PIPE = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code: 0, 1 on failure, 2 on wrong usage, 130 when interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    options = _parser(_commands(arguments)).parse_args(arguments)
+    parser = _parser(_commands(arguments))
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and not options.is_broken:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -59,7 +62,7 @@ def _parser(commands: Iterable[Command]) -> ArgumentParser:
     for command in commands:
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help="show the traceback of an error")
-        subparser.set_defaults(run=command.run, when_interrupted="interrupted")
+        subparser.set_defaults(run=command.run, when_interrupted="interrupted", is_broken=False)
         command.configure(subparser)
     return parser
 
@@ -89,7 +92,8 @@ def _loaded(point: EntryPoint) -> Command:
 
 
 def _take_anything(parser: ArgumentParser) -> None:
-    parser.add_argument("rest", nargs=REMAINDER, help=SUPPRESS)
+    parser.set_defaults(is_broken=True)
+    parser.add_argument("rest", nargs="*", help=SUPPRESS)
 
 
 def _fail(point: EntryPoint, error: Exception, _: Namespace) -> int:

@@ -101,10 +101,10 @@ def _amount(done: PackProgress) -> Amount:
 
 def _summary(url: str, manifest: Manifest, done: PackProgress, durable: int, seconds: float) -> str:
     fresh = done.samples - durable
+    rest = f" ({durable:,} samples were there already)" if durable else ""
     return (
-        f"packed {done.samples:,} samples into {done.objects:,} super-samples ({format_bytes(done.size_bytes)}) at "
-        f"{url}, version {manifest.version}: {fresh:,} samples in {seconds:.1f} s "
-        f"({fresh / max(seconds, 1e-3):,.0f} samples/s)" + (f", {durable:,} were there already" if durable else "")
+        f"packed {done.samples:,} samples into {done.objects:,} super-samples, {format_bytes(done.size_bytes)}, in "
+        f"{seconds:.1f} s ({fresh / max(seconds, 1e-3):,.0f} samples/s): {url}, version {manifest.version}{rest}"
     )
 
 

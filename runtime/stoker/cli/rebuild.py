@@ -1,0 +1,59 @@
+"""``stoker rebuild-manifest``: a new manifest from the super-samples themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+
+from stoker.cli.command import Command
+from stoker.cli.flags import add_store_options, opened
+from stoker.cli.output import printable
+from stoker.maintenance import BadObject, RebuildReport, rebuild_manifest
+
+__all__ = ["command"]
+
+
+def _configure(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    parser.add_argument(
+        "--adopt", action="store_true", help="take in what killed packers left too, after reading it whole"
+    )
+    add_store_options(parser)
+
+
+def _run(args: Namespace) -> int:
+    report = asyncio.run(_rebuild(args))
+    manifest = report.manifest
+    what = "made" if report.is_new else "nothing is missing from"
+    print(f"{what} version {manifest.version}: {len(manifest):,} super-samples, {manifest.samples:,} samples")
+    _list("lost", _problems(report.lost))
+    _list("adopted", report.adopted)
+    _list("not adopted", _problems(report.refused))
+    if not args.adopt:
+        _list("left by killed packers (--adopt takes them in)", report.orphans)
+    return 1 if report.lost or report.refused else 0
+
+
+async def _rebuild(args: Namespace) -> RebuildReport:
+    async with opened(args) as store:
+        return await rebuild_manifest(store, adopt=args.adopt)
+
+
+def _problems(objects: Iterable[BadObject]) -> list[str]:
+    return [f"{item.key}: {item.problem}" for item in objects]
+
+
+def _list(title: str, lines: Iterable[str]) -> None:
+    if lines := list(lines):
+        print(f"{title}: {len(lines):,}")
+        for line in lines:
+            print(f"  {printable(line)}")
+
+
+command = Command(
+    name="rebuild-manifest",
+    help="make a manifest of the super-samples that are there; exit code 1 if some are lost",
+    configure=_configure,
+    run=_run,
+)

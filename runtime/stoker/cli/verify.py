@@ -1,0 +1,66 @@
+"""``stoker verify``: read a data set and check every checksum."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import ArgumentParser, Namespace
+
+from stoker.catalog import read_manifest
+from stoker.cli.command import Command
+from stoker.cli.flags import add_dataset, opened, positive
+from stoker.cli.output import printable
+from stoker.maintenance import BadObject, verify
+from stoker.manifest import Manifest
+from stoker.progress import Amount, Progress
+from stoker.sizes import format_bytes
+from stoker.store import Store
+from stoker.tier import ObjectRef
+
+__all__ = ["command"]
+
+
+def _configure(parser: ArgumentParser) -> None:
+    add_dataset(parser)
+    parser.add_argument("--deep", action="store_true", help="check every value on its own checksum too")
+    parser.add_argument(
+        "--concurrency", type=positive, default=4, metavar="N", help="super-samples read at once (default: 4)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="list bad super-samples only")
+
+
+def _run(args: Namespace) -> int:
+    return asyncio.run(_verify(args))
+
+
+async def _verify(args: Namespace) -> int:
+    async with opened(args) as store:
+        manifest = await read_manifest(store, args.at)
+        bad = await _read(args, store, manifest)
+    for item in bad:
+        print(printable(f"{item.key}: {item.problem}"))
+    if not args.quiet:
+        found = f"{len(bad):,} of them bad" if bad else "all of them good"
+        size = format_bytes(manifest.size_bytes)
+        print(
+            f"verified {len(manifest):,} super-samples of version {manifest.version}, {size}: {found}", file=sys.stderr
+        )
+    return 1 if bad else 0
+
+
+async def _read(args: Namespace, store: Store, manifest: Manifest) -> list[BadObject]:
+    total = Amount(count=len(manifest), size_bytes=manifest.size_bytes)
+    objects = size_bytes = 0
+    async with Progress("verifying", "super-samples", total, sys.stderr, quiet=args.quiet) as progress:
+
+        def show(ref: ObjectRef, _: BadObject | None) -> None:
+            nonlocal objects, size_bytes
+            objects, size_bytes = objects + 1, size_bytes + ref.size_bytes
+            progress.update(Amount(count=objects, size_bytes=size_bytes))
+
+        return await verify(store, manifest, deep=args.deep, concurrency=args.concurrency, on_object=show)
+
+
+command = Command(
+    name="verify", help="check every checksum of a data set; exit code 1 if one is bad", configure=_configure, run=_run
+)

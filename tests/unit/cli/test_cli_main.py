@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from stoker import cli
+from stoker.cli import flags, pack
+from stoker.errors import ConfigError
+from stoker.store import GcsOptions, S3Options
+from stoker.version import __version__
+
+
+def configure(parser: ArgumentParser) -> None:
+    parser.add_argument("--code", type=int, default=0)
+    parser.add_argument("word", nargs="?")
+
+
+def run(args: Namespace) -> int:
+    if args.code == 130:
+        raise KeyboardInterrupt
+    return int(args.code)
+
+
+command = cli.Command(name="extra", help="an extra command", configure=configure, run=run)
+not_a_command = "hello"
+
+
+def contribute(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
+    found = [EntryPoint(name, value, "stoker.commands") for name, value in points.items()]
+    monkeypatch.setattr(cli, "entry_points", lambda group: found if group == "stoker.commands" else [])
+
+
+@pytest.fixture(autouse=True)
+def this_module(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    monkeypatch.setitem(sys.modules, "extra_commands", sys.modules[__name__])
+
+
+def test_another_package_contributes_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    contribute(monkeypatch, extra="extra_commands:command")
+    assert cli.main(["extra", "--code", "7"]) == 7
+    assert cli.main(["extra", "info"]) == 0
+
+
+@pytest.mark.parametrize("value", ["no_such_module:command", "extra_commands:nothing", "extra_commands:not_a_command"])
+def test_a_broken_contribution_breaks_only_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    contribute(monkeypatch, broken=value, extra="extra_commands:command")
+    assert cli.main(["extra"]) == 0
+    assert cli.main(["broken", "--any", "thing"]) == 1
+    assert f"the command broken ({value}) cannot be loaded" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--help"])
+    assert left.value.code == 0
+
+
+def test_our_own_commands_load_no_contribution_and_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: pytest.fail(f"{group} were loaded"))
+    assert cli.main(["info", "memory://nothing-here"]) == 1
+    contribute(monkeypatch, info="no_such_module:command", extra="extra_commands:command")
+    assert cli.main(["extra"]) == 0
+
+
+def test_an_interrupt_is_130_and_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contribute(monkeypatch, extra="extra_commands:command")
+    assert cli.main(["extra", "--code", "130"]) == 130
+    assert capsys.readouterr().err == "stoker: interrupted\n"
+    parser = ArgumentParser()
+    pack.command.configure(parser)
+    assert "running the same command again" in parser.get_default("when_interrupted")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["pack", "only-one"],
+        ["pack", "a", "b", "--super-sample-bytes", "8M"],
+        ["pack", "a", "b", "--concurrency", "0"],
+        ["head", "x", "-n", "-1"],
+        ["gc", "x", "--keep-versions", "0"],
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == 2
+
+
+def test_a_wrong_setting_is_2_and_an_error_is_1_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "ftp://x/y"]) == 2
+    assert cli.main(["info", "memory://nothing-at-all"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[:15] for line in lines] == ["stoker: error: "] * 2
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "info", "ftp://x"], ["info", "ftp://x", "--debug"]])
+def test_debug_lets_the_error_through(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        cli.main(arguments)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"stoker {__version__}\n"
+
+
+def parsed(*arguments: str) -> Namespace:
+    parser = ArgumentParser()
+    pack.command.configure(parser)
+    return parser.parse_args([*arguments, "SRC", "DST"])
+
+
+def test_store_flags_become_the_options_of_the_urls_store() -> None:
+    args = parsed("--endpoint-url", "http://localhost:1", "--region", "eu-west-1", "--source-anonymous")
+    assert flags.store_options(args, "s3://b/x") == S3Options(endpoint_url="http://localhost:1", region="eu-west-1")
+    assert flags.store_options(args, "s3://b/x", prefix="source_") == S3Options(anonymous=True)
+    assert flags.store_options(args, "gs://b/x", prefix="source_") == GcsOptions(anonymous=True)
+    assert flags.store_options(args, "/some/folder") is None
+    assert flags.store_options(parsed(), "s3://b/x") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url", "message"),
+    [
+        (["--region", "x"], "gs://b", "takes no --region"),
+        (["--requester-pays"], "gs://b", "use --user-project"),
+        (["--user-project", "p"], "s3://b", "takes no --user-project"),
+    ],
+)
+def test_a_flag_that_the_store_does_not_have_is_refused(arguments: list[str], url: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        flags.store_options(parsed(*arguments), url)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [
+        ("s3://b/x", "s3://b/x"),
+        ("s3://b/x/", "s3://b/x/packed"),
+        ("s3://b", "s3://b/packed"),
+        ("s3://b/x/data/raw", "s3://b/x"),
+        ("in", "in/packed"),
+        ("in", "./other/../in"),
+        ("in/data", "in"),
+        ("in/packs/x.tar", "file:///tmp/../{cwd}/in"),
+    ],
+)
+def test_a_data_set_and_its_source_may_not_lie_in_each_other(source: str, destination: str) -> None:
+
+    with pytest.raises(ConfigError, match="SRC"):
+        pack._check_apart(source, destination.replace("{cwd}", str(Path.cwd()).lstrip("/")))
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [("s3://b/x", "s3://b/xy"), ("in", "out"), ("in/raw", "in"), ("s3://b/x.tar", "s3://b"), ("s3://a/x", "gs://a/x")],
+)
+def test_neighbours_are_fine(source: str, destination: str) -> None:
+    pack._check_apart(source, destination)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.cli.output import describe, preview, printable, table
+from stoker.schema import Array, Bytes, Column, Ragged, Text
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (Bytes(), "bytes"),
+        (Text(), "text"),
+        (Array("int64"), "int64"),
+        (Array("uint8", (32, 32, 3)), "uint8[32, 32, 3]"),
+        (Ragged("uint16"), "uint16[any]"),
+        (Ragged("float32", (4,)), "float32[any, 4]"),
+        (Array("int64", classes=("a", "b\x1b")), "int64, 2 classes: a, b\\x1b"),
+        (Array("int8", classes=tuple("abcdefg")), "int8, 7 classes: a, b, c, d, e, …"),
+    ],
+)
+def test_columns_are_described(column: Column, text: str) -> None:
+    assert describe(column) == text
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        (Bytes(), b"", "0 bytes"),
+        (Bytes(), b"\xff\xd8", "2 bytes: ff d8"),
+        (Bytes(), bytes(1000), "1,000 bytes: " + " ".join(["00"] * 16) + "…"),
+        (Text(), "a\nb\x1b[31m\u202eü", '"a\\nb\\x1b[31m\\u202eü"'),
+        (Text(), "x" * 100, '"' + "x" * 60 + '"… and 40 more'),
+        (Array("int64", classes=("cat", "dog")), np.int64(1), "1 (dog)"),
+        (Array("int64", classes=("cat",)), np.int64(-1), "-1"),
+        (Array("float32"), np.float32(0.5), "0.5"),
+        (Array("bool"), np.bool_(True), "True"),
+        (Array("int32", (2, 2)), np.array([[1, 2], [3, 4]], "i4"), "int32[2, 2]: 1 2 3 4"),
+        (Array("uint8", (16,)), np.arange(16, dtype="u1"), "uint8[16], 0 to 15, mean 7.5"),
+        (Array("bool", (8,)), np.ones(8, "?"), "bool[8], 1 to 1, mean 1"),
+        (Ragged("uint16"), np.zeros(0, "u2"), "uint16[0]:"),
+        (Array("bfloat16", (2,)), np.array([0x3F80, 0], "u2"), "bfloat16[2], bits 3f80 0"),
+    ],
+)
+def test_values_are_previewed_on_one_line(column: Column, value: Any, text: str) -> None:
+    assert preview(column, value).rstrip() == text
+
+
+def test_control_characters_never_reach_a_terminal() -> None:
+    assert printable("a\x1b]0;x\x07\x9b\u200b ü") == "a\\x1b]0;x\\x07\\x9b\\u200b ü"
+
+
+def test_tables_are_aligned_without_trailing_spaces() -> None:
+    assert table([("a", "1"), ("long", "")]) == "  a     1\n  long"
