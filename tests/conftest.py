@@ -1,14 +1,133 @@
-"""Settings of the whole suite."""
+"""Buckets for tests: each server starts at its first use and serves the whole run."""
 
 from __future__ import annotations
 
-import os
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
-from hypothesis import HealthCheck, settings
+import pytest
 
-# Timed assertions fail on a busy machine and say nothing; the same examples every run keep a failure repeatable.
-# HYPOTHESIS_PROFILE=explore draws fresh ones.
-_QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("repeatable", _QUIET, derandomize=True)
-settings.register_profile("explore", _QUIET, max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+from stoker.store import GcsOptions, S3Options
+from stoker_local.bucket import LocalBucket
+from stoker_local.config import BucketConfig
+from stoker_local.gcs import LocalGcs
+from stoker_local.host import running_bucket, running_gcs
+from support.local_bucket import s3_client
+from support.stores import Deviation, Place
+
+
+@pytest.fixture(scope="session")
+def moto_url() -> Iterator[str]:
+    """The endpoint of a moto server with the bucket ``stoker``."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with s3_client(SimpleNamespace(url=url)) as client:
+        client.create_bucket(Bucket="stoker")
+    yield url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def local_bucket() -> Iterator[LocalBucket]:
+    """A local bucket server in its default configuration, unshaped and faultless."""
+    with running_bucket(BucketConfig()) as bucket:
+        yield bucket
+
+
+@pytest.fixture(scope="session")
+def local_gcs() -> Iterator[LocalGcs]:
+    """A local GCS in its default configuration."""
+    with running_gcs() as gcs:
+        yield gcs
+
+
+@pytest.fixture(scope="session")
+def gcs_emulator_url() -> Iterator[str]:
+    """The endpoint of a gcp-storage-emulator with the bucket ``stoker``."""
+    from gcp_storage_emulator.server import create_server
+
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+    server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="stoker")
+    server.start()
+    port = server._api._httpd.server_address[1]  # it has no public way to tell
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+def _s3_options(endpoint_url: str) -> S3Options:
+    return S3Options(
+        endpoint_url=endpoint_url,
+        region="us-east-1",
+        access_key_id="stoker",
+        secret_access_key="stoker-secret",
+    )
+
+
+def _memory_place(_: pytest.FixtureRequest) -> Place:
+    return Place(name="memory", url="memory://contract", missing_url="memory://no-such-bucket")
+
+
+def _folder_place(request: pytest.FixtureRequest) -> Place:
+    folder: Path = request.getfixturevalue("tmp_path")
+    return Place(name="folder", url=str(folder / "bucket"), missing_url=str(folder / "missing"))
+
+
+def _moto_place(request: pytest.FixtureRequest) -> Place:
+    return Place(
+        name="moto",
+        url="s3://stoker",
+        missing_url="s3://no-such-bucket",
+        options=_s3_options(request.getfixturevalue("moto_url")),
+        deviations=frozenset({Deviation.WRITES_WITHOUT_LOCK, Deviation.SLOW}),
+    )
+
+
+def _bucket_place(request: pytest.FixtureRequest) -> Place:
+    return Place(
+        name="local-bucket",
+        url="s3://stoker",
+        missing_url="s3://no-such-bucket",
+        options=_s3_options(request.getfixturevalue("local_bucket").url),
+    )
+
+
+def _emulator_place(request: pytest.FixtureRequest) -> Place:
+    return Place(
+        name="gcs-emulator",
+        url="gs://stoker",
+        missing_url="gs://no-such-bucket",
+        options=GcsOptions(endpoint_url=request.getfixturevalue("gcs_emulator_url")),
+        deviations=frozenset(Deviation) - {Deviation.WRITES_WITHOUT_LOCK},
+    )
+
+
+def _gcs_place(request: pytest.FixtureRequest) -> Place:
+    return Place(
+        name="local-gcs",
+        url="gs://stoker",
+        missing_url="gs://no-such-bucket",
+        options=GcsOptions(endpoint_url=request.getfixturevalue("local_gcs").url),
+    )
+
+
+_PLACES = {
+    "memory": _memory_place,
+    "folder": _folder_place,
+    "moto": _moto_place,
+    "local-bucket": _bucket_place,
+    "gcs-emulator": _emulator_place,
+    "local-gcs": _gcs_place,
+}
+
+
+@pytest.fixture(params=list(_PLACES))
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each place that a store can be opened in, with a prefix of the test's own."""
+    return _PLACES[request.param](request).fresh()

@@ -18,6 +18,7 @@ __all__ = [
     "Readable",
     "S3Options",
     "Store",
+    "StoreOptions",
     "Writable",
     "open_store",
 ]

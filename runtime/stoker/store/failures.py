@@ -71,8 +71,9 @@ class Failure:
 
 
 def error_of(failure: Failure, by_code: Mapping[str, Rule]) -> StoreError:
-    """Return the error for a failure: by the store's own code where ``by_code`` knows it, else by status."""
-    kind, remedy = by_code.get(failure.code) or _BY_STATUS.get(failure.status, _UNKNOWN)
+    """Return the error for a failure: by the store's own code or status where ``by_code`` has it, else by status."""
+    known = by_code.get(failure.code) or by_code.get(str(failure.status))
+    kind, remedy = known or _BY_STATUS.get(failure.status, _UNKNOWN)
     if failure.writing and kind is ObjectChangedError:
         kind, remedy = _LOST
     said = ": ".join(filter(None, (f"{failure.status} {failure.code}".strip(), failure.text[:_MAX_TEXT])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -225,9 +225,9 @@ def _generation(tag: str) -> str:
     return tag if tag.isdecimal() and tag != "0" else _NO_GENERATION
 
 
-def _failure(address: str, status: int, text: str, headers: Any, *, writing: bool = False) -> Failure:
+def _failure(address: str, status: int, text: str, headers: Mapping[str, str], *, writing: bool = False) -> Failure:
     """Read an error document: JSON, after the client library's own words if it came through that, else plain text."""
-    code = str(status)
+    code = ""
     try:
         document = json.loads(text[text.index("{") :])["error"]
         text = str(document["message"])

@@ -58,7 +58,7 @@ class GcsAccess:
         Raises:
             CredentialsError: there are no credentials, or they were refused.
         """
-        if self._emulator or self._options.anonymous:
+        if self._options.token is None and (self._emulator or self._options.anonymous):
             return None
         async with self._lock:
             if asyncio.get_running_loop().time() >= self._token_until:

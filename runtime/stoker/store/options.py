@@ -73,7 +73,7 @@ class GcsOptions:
     """How to reach a Google Cloud Storage bucket; what is left out comes from the standard Google environment.
 
     Attributes:
-        endpoint_url: of an emulator, spoken to without credentials; default ``STORAGE_EMULATOR_HOST``, else Google.
+        endpoint_url: of an emulator, which gets no token but ``token``; default ``STORAGE_EMULATOR_HOST``, else Google.
         anonymous: send requests without a token.
         token: a ready OAuth 2 access token; it is not refreshed.
         credentials_file: a service account or authorised user file; default ``GOOGLE_APPLICATION_CREDENTIALS``, the

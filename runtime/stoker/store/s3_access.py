@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
+from botocore.loaders import Loader, create_loader
 
 from stoker.errors import ConfigError, CredentialsError
 from stoker.store.http import Call, open_session
@@ -126,8 +128,15 @@ class S3Access:
         await self.http.close()
 
 
+@cache
+def _data_loader() -> Loader:
+    """The reader of botocore's service descriptions; it remembers them, so that only the first client costs 0.1 s."""
+    return create_loader()
+
+
 def _botocore_session(options: S3Options) -> AioSession:
     session = AioSession(profile=options.profile)
+    session.register_component("data_loader", _data_loader())
     if options.access_key_id is not None and options.secret_access_key is not None:
         session.set_credentials(options.access_key_id, options.secret_access_key, options.session_token)
     return session
