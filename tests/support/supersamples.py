@@ -39,7 +39,7 @@ def value_of(column: Column, rng: random.Random) -> Any:
     holder = column.dtype.holder
     count = int(np.prod(shape))
     if holder == np.dtype("?"):
-        return np.array([rng.random() < 0.5 for _ in range(count)]).reshape(shape)
+        return np.array([rng.random() < 0.5 for _ in range(count)], bool).reshape(shape)
     return np.frombuffer(rng.randbytes(count * holder.itemsize), holder).reshape(shape)
 
 

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from stoker import tensorfile
+from stoker.dtypes import DTYPES, DType
+from stoker.errors import ChecksumError, FormatError
+from stoker.manifest import Manifest, PackRun, Rows, _checksum, object_key, version_key
+from stoker.supersample import Packed
+from stoker.tier import ObjectRef
+from support.supersamples import EVERY_KIND, RUN, manifest_of
+
+TAGS = {
+    "hexadecimal": ["0123456789abcdef" * 2, "f" * 32, "0" * 32],
+    "generations": ["1732147200123456", "1", "0"],
+    "text": ['"abc-3"', "", "ÄTag", "0" * 31],
+    "unknown": ["", "", ""],
+    "mixed": ["f" * 32, "17", ""],
+    "upper case": ["F" * 32, "E" * 32],
+    "leading zero": ["01", "2"],
+    "too large a generation": [str(1 << 63), "1"],
+}
+
+
+def equal(first: Manifest, second: Manifest) -> bool:
+    return (first.to_bytes(), first.dataset, first.version, first.schema, first.runs) == (
+        second.to_bytes(),
+        second.dataset,
+        second.version,
+        second.schema,
+        second.runs,
+    )
+
+
+@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS)
+def test_a_manifest_comes_back_with_every_row_and_tag(tags: list[str]) -> None:
+    manifest = manifest_of(tags)
+    back = Manifest.from_bytes(manifest.to_bytes())
+    assert equal(back, manifest)
+    for row, tag in enumerate(tags):
+        assert back.rows.packed(row, ordinal=row) == manifest.rows.packed(row, ordinal=row)
+        assert back.ref(row) == ObjectRef(
+            key=f"data/{RUN}/{5 + row:08d}", size_bytes=4000 + row, crc32c=2**32 - 1 - row, tag=tag
+        )
+
+
+@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS)
+def test_safetensors_reads_a_manifest_with_equal_columns(tags: list[str]) -> None:
+    manifest = manifest_of(tags)
+    arrays = safetensors.numpy.load(manifest.to_bytes())
+    for name in ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c"):
+        assert arrays[name].dtype == np.uint32
+        assert np.array_equal(arrays[name], getattr(manifest.rows, name))
+    assert arrays["run_id"].tolist() == [int(RUN, 16)]
+    assert (arrays["run_first_number"].tolist(), arrays["run_rows"].tolist()) == ([5], [len(tags)])
+
+
+def test_a_thousand_rows_take_less_than_64_kb() -> None:
+    assert len(manifest_of(["f" * 32] * 1000).to_bytes()) < 40_000
+
+
+def test_totals_are_those_of_the_rows() -> None:
+    manifest = manifest_of([""] * 4)
+    assert (len(manifest), manifest.samples) == (4, 3 + 4 + 5 + 6)
+    assert (manifest.size_bytes, manifest.largest_bytes) == (16_006, 4003)
+
+
+def test_totals_beyond_32_bits_do_not_wrap() -> None:
+    packed = Packed(ordinal=0, size_bytes=2**32 - 1, samples=2**31, head_bytes=9, head_crc32c=0, crc32c=0)
+    rows = Rows.of([packed] * 8)
+    manifest = Manifest(dataset="d", version=1, schema=EVERY_KIND, rows=rows, runs=(PackRun(RUN, 0, 8),))
+    assert (manifest.samples, manifest.size_bytes) == (2**34, 8 * (2**32 - 1))
+
+
+def test_keys_are_computed_from_the_runs() -> None:
+    manifest = manifest_of([""] * 3)
+    more = manifest.extended(manifest.rows, PackRun("f" * 16, 0, 3))
+    assert [more.key(row) for row in range(6)] == [
+        *(object_key(RUN, number) for number in (5, 6, 7)),
+        *(object_key("f" * 16, number) for number in (0, 1, 2)),
+    ]
+    for row in (-1, 6):
+        with pytest.raises(IndexError, match="with 6"):
+            more.key(row)
+
+
+def test_a_run_without_rows_changes_no_key() -> None:
+    manifest = manifest_of([""] * 2)
+    runs = (PackRun("a" * 16, 0, 0), *manifest.runs, PackRun("b" * 16, 0, 0))
+    with_empty = Manifest(dataset="d", version=1, schema=EVERY_KIND, rows=manifest.rows, runs=runs)
+    assert [with_empty.key(row) for row in range(2)] == [manifest.key(row) for row in range(2)]
+
+
+def test_keys_sort_in_the_order_of_their_numbers() -> None:
+    assert (object_key(RUN, 12), version_key(7)) == (f"data/{RUN}/00000012", "manifests/00000007.safetensors")
+    assert sorted(map(version_key, (10, 9, 100))) == list(map(version_key, (9, 10, 100)))
+
+
+@pytest.mark.parametrize("first", TAGS.values(), ids=TAGS)
+@pytest.mark.parametrize("second", TAGS.values(), ids=TAGS)
+def test_an_appended_run_keeps_every_tag_whatever_their_kinds(first: list[str], second: list[str]) -> None:
+    manifest = manifest_of(first).extended(manifest_of(second).rows, PackRun("f" * 16, 0, len(second)))
+    back = Manifest.from_bytes(manifest.to_bytes())
+    assert back.version == 2
+    assert [back.rows.tag(row) for row in range(len(back))] == [*first, *second]
+
+
+def test_a_manifest_s_arrays_are_views_of_what_it_was_read_from() -> None:
+    data = np.frombuffer(manifest_of(["f" * 32] * 3).to_bytes(), np.uint8)
+    manifest = Manifest.from_bytes(data.data)
+    assert all(np.shares_memory(data, column) for column in (manifest.rows.samples, manifest.rows.tags))
+
+
+@pytest.mark.parametrize("tags", [TAGS["hexadecimal"], TAGS["text"]], ids=["hexadecimal", "text"])
+def test_any_flipped_bit_is_found(tags: list[str]) -> None:
+    whole = bytearray(manifest_of(tags).to_bytes())
+    for bit in range(0, len(whole) * 8, 3):
+        whole[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((FormatError, ChecksumError)):
+            Manifest.from_bytes(bytes(whole))
+        whole[bit // 8] ^= 1 << bit % 8
+
+
+Entries = dict[str, tuple[DType, np.ndarray[Any, Any]]]
+
+
+def forged(
+    manifest: Manifest, change: Callable[[Entries], object] = len, metadata: dict[str, str | None] | None = None
+) -> bytes:
+    """Return a file with changed arrays and metadata whose checksum is right: a lie, not damage."""
+    whole = manifest.to_bytes()
+    header = tensorfile.parse_header(whole, len(whole))
+    arrays = safetensors.numpy.load(whole)
+    entries = {tensor.name: (tensor.dtype, arrays[tensor.name]) for tensor in header.tensors}
+    change(entries)
+    said: dict[str, str | None] = {**header.metadata, **(metadata or {})}
+    kept = {name: text for name, text in said.items() if text is not None}
+    tensors = tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in entries.items())
+    data = b"".join(array.tobytes() for _, array in entries.values())
+    if "crc32c" not in (metadata or {}):
+        kept["crc32c"] = _checksum(kept, tensors, data)
+    return tensorfile.encode_header(kept, tensors) + data
+
+
+def put(name: str, values: Sequence[Any] | int, dtype: str = "uint32") -> Callable[[Entries], object]:
+    array = np.array(values, DTYPES[dtype].holder)
+    return lambda entries: entries.update({name: (DTYPES[dtype], array)})
+
+
+def without(name: str) -> Callable[[Entries], object]:
+    return lambda entries: entries.pop(name)
+
+
+def test_an_unchanged_forgery_is_the_manifest() -> None:
+    manifest = manifest_of([""] * 2)
+    assert equal(Manifest.from_bytes(forged(manifest)), manifest)
+
+
+def test_an_unknown_column_is_passed_by() -> None:
+    manifest = manifest_of([""] * 2)
+    assert equal(Manifest.from_bytes(forged(manifest, put("later", [1, 2, 3], "float64"))), manifest)
+
+
+LIES: list[tuple[Callable[[Entries], object], str]] = [
+    *((without(name), f"no '{name}'") for name in ("samples", "crc32c", "tag", "run_id", "run_rows")),
+    (without("tag.offsets"), "tags are neither"),
+    (put("samples", [3]), "not uint32 of one length"),
+    (put("samples", 3), "not uint32 of one length"),
+    (put("samples", [3, 4], "int32"), "not uint32 of one length"),
+    (put("samples", [[3, 4]]), "not uint32 of one length"),
+    (put("samples", [3, 0]), "without samples"),
+    (put("samples", [3, 2**32 - 1]), "more samples than its head can describe"),
+    (put("samples", [3, 34]), "more samples than its head can describe"),
+    (put("head_bytes", [900, 2**32 - 1]), "head larger than itself"),
+    (put("tag", [1, 2], "uint16"), "text tags have the wrong"),
+    (put("tag", [[1], [2]], "uint8"), "text tags have the wrong"),
+    (put("tag", [255], "uint8"), "do not rise"),
+    (put("tag.offsets", [0, 0], "int64"), "text tags have the wrong"),
+    (put("tag.offsets", [0, 0, 1], "int64"), "do not rise"),
+    (put("tag.offsets", [0, -1, 0], "int64"), "do not rise"),
+    (put("tag.offsets", [0, 1 << 62, 0], "int64"), "do not rise"),
+    (put("run_id", 1, "uint64"), "runs have the wrong"),
+    (put("run_id", [1]), "runs have the wrong"),
+    (put("run_rows", [1, 1]), "runs have the wrong"),
+    (put("run_rows", [3]), "do not account for its rows"),
+    (put("run_rows", [2**32 - 1]), "do not account for its rows"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), LIES, ids=[f"{i}-{lie[1]}" for i, lie in enumerate(LIES)])
+def test_columns_that_lie_are_a_format_error(change: Callable[[Entries], object], problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
+        Manifest.from_bytes(forged(manifest_of([""] * 2), change))
+
+
+def test_text_tags_that_are_not_utf8_are_a_format_error() -> None:
+    def change(entries: Entries) -> None:
+        put("tag", [0xFF], "uint8")(entries)
+        put("tag.offsets", [0, 0, 1], "int64")(entries)
+
+    with pytest.raises(FormatError, match="not UTF-8"):
+        Manifest.from_bytes(forged(manifest_of([""] * 2), change))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"stoker_manifest": None}, "not a manifest"),
+        ({"stoker_manifest": "2"}, "a newer stoker may"),
+        ({"dataset": None}, "no 'dataset'"),
+        ({"schema": None}, "no 'schema'"),
+        ({"schema": "[]"}, "schema is not valid"),
+        ({"schema": "[" * 100_000}, "schema is not valid"),
+        ({"crc32c": None}, "no 'crc32c'"),
+        *(({"version": text}, "not a number from 1") for text in ("0", "-1", "1_0", "٣", "", "1.0", "9" * 5000)),
+        ({"version": None}, "no 'version'"),
+    ],
+)
+def test_metadata_that_is_missing_or_lies_is_a_format_error(metadata: dict[str, str | None], problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
+        Manifest.from_bytes(forged(manifest_of([""] * 2), metadata=metadata))
+
+
+@pytest.mark.parametrize("crc32c", ["00000000", "", "x", "0x1", "9" * 5000])
+def test_a_checksum_that_differs_is_a_checksum_error(crc32c: str) -> None:
+    with pytest.raises(ChecksumError, match="its header says") as found:
+        Manifest.from_bytes(forged(manifest_of([""] * 2), metadata={"crc32c": crc32c}))
+    assert len(str(found.value)) < 200
+
+
+def test_a_manifest_of_nothing_is_a_format_error() -> None:
+    with pytest.raises(FormatError, match="no super-sample"):
+        Manifest.from_bytes(manifest_of([]).to_bytes())
