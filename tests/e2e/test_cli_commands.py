@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker_local import BucketConfig, BucketProcess, BucketSpec, Shape, bucket_process
+from support.places import tar_of
+
+Environment = dict[str, str]
+
+
+def start(*arguments: object, environment: Environment | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "stoker.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def stoker(
+    *arguments: object, code: int = 0, environment: Environment | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and check its exit code."""
+    with start(*arguments, environment=environment) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def images(folder: Path, count: int = 40) -> Path:
+    rng = np.random.default_rng(5)
+    for number in range(count):
+        path = folder / ("cats + dogs" if number % 2 else "ünder") / f"{number:04}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.bytes(2000 + number))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed")
+    stoker("pack", images(folder / "in"), folder / "out", "--super-sample-bytes", "16KiB", "--quiet")
+    return folder / "out"
+
+
+@pytest.fixture
+def copied(packed: Path, tmp_path: Path) -> Path:
+    for path in packed.rglob("*"):
+        if path.is_file():
+            target = tmp_path / "copy" / path.relative_to(packed)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return tmp_path / "copy"
+
+
+def test_pack_tells_what_it_does_on_stderr_and_leaves_stdout_alone(tmp_path: Path) -> None:
+    source = images(tmp_path / "in")
+    (source / "README.md").write_text("hello")
+    done = stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "16_384")
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"packing {source} as image-folder"
+    assert lines[1].startswith("1 of 41 files were left out")
+    assert lines[-1].startswith("packed 40 samples into 6 super-samples, ")
+    again = stoker("pack", source, tmp_path / "out", "--quiet", code=1)
+    assert again.stderr.startswith(f"stoker: error: there is a data set at {tmp_path / 'out'} already")
+    more = stoker("pack", source, tmp_path / "out", "--append")
+    assert ", version 2" in more.stderr
+    assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == 80
+
+
+def test_info_shows_what_the_data_set_is(packed: Path) -> None:
+    found = json.loads(stoker("info", packed, "--json").stdout)
+    assert (found["samples"], found["super_samples"], found["version"], found["versions"]) == (40, 6, 1, [1])
+    assert found["runs"][0]["samples"] == 40
+    assert [column["name"] for column in found["schema"]] == ["image", "label", "path"]
+    text = stoker("info", packed).stdout
+    assert "label  int64, 2 classes: cats + dogs, ünder" in text
+    assert "no version 9; its newest is 1" in stoker("info", packed, "--at", 9, code=1).stderr
+
+
+def test_head_previews_samples_across_super_samples(packed: Path) -> None:
+    lines = stoker("head", packed, "-n", 12).stdout.splitlines()
+    assert len(lines) == 12 * 4
+    assert lines[0] == "sample 0"
+    assert lines[1].startswith("  image  2,001 bytes: ")
+    assert lines[2:4] == ["  label  0 (cats + dogs)", '  path   "cats + dogs/0001.jpg"']
+    assert len(stoker("head", packed, "-n", 1000).stdout.splitlines()) == 40 * 4
+
+
+def contents(kind: str) -> dict[str, bytes]:
+    array, arrays = io.BytesIO(), io.BytesIO()
+    np.save(array, np.zeros((9, 4), "float32"))
+    np.savez_compressed(arrays, x=np.zeros((9, 4), "float32"), y=np.arange(9))
+    return {
+        "files": {"in/a b.bin": b"1", "in/ü/c": b""},
+        "npy": {"x.npy": array.getvalue()},
+        "npz": {"x.npz": arrays.getvalue()},
+        "webdataset": {f"t-{n}.tar": tar_of([(f"{n}.txt", b"x"), (f"{n}.cls", b"1")]) for n in range(3)},
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "samples"),
+    [("files", "in", 2), ("npy", "x.npy", 9), ("npz", "x.npz", 9), ("webdataset", "t-{0..2}.tar", 3)],
+)
+def test_every_kind_of_source_is_packed(tmp_path: Path, kind: str, source: str, samples: int) -> None:
+    for name, data in contents(kind).items():
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / name).write_bytes(data)
+    done = stoker("pack", tmp_path / "raw" / source, tmp_path / "out")
+    assert f"as {kind}" in done.stderr
+    assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == samples
+
+
+def test_verify_lists_the_bad_super_samples_and_exits_1(copied: Path) -> None:
+    assert "all of them good" in stoker("verify", copied, "--deep").stderr
+    bad = sorted(copied.glob("data/*/*"))[2:4]
+    with bad[0].open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    bad[1].unlink()
+    done = stoker("verify", copied, "--quiet", code=1)
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [str(path.relative_to(copied)) for path in bad]
+    assert done.stderr == ""
+    assert "2 of them bad" in stoker("verify", copied, code=1).stderr
+    assert "is damaged" in stoker("head", copied, "-n", 40, code=1).stderr
+
+
+def test_rebuild_manifest_brings_back_a_lost_manifest(copied: Path) -> None:
+    before = json.loads(stoker("info", copied, "--json").stdout)
+    (copied / "manifest.safetensors").unlink()
+    for path in (copied / "manifests").iterdir():
+        path.unlink()
+    assert "there is no data set at" in stoker("info", copied, code=1).stderr
+    assert "6 super-samples, 40 samples" in stoker("rebuild-manifest", copied).stdout
+    after = json.loads(stoker("info", copied, "--json").stdout)
+    assert (after["schema"], after["runs"]) == (before["schema"], before["runs"])
+    assert "nothing is missing from version" in stoker("rebuild-manifest", copied).stdout
+
+
+def test_rebuild_manifest_lists_what_is_lost_and_exits_1(copied: Path) -> None:
+    min(copied.glob("data/*/*")).unlink()
+    lines = stoker("rebuild-manifest", copied, code=1).stdout.splitlines()
+    assert lines[0].startswith("made version 2: 5 super-samples")
+    assert lines[1] == "lost: 1"
+
+
+def test_gc_lists_and_deletes_what_nothing_covers(copied: Path) -> None:
+    assert stoker("gc", copied).stdout == "no garbage\n"
+    orphan = copied / "data" / "0123456789abcdef" / "00000000"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"x" * 2048)
+    lines = stoker("gc", copied).stdout.splitlines()
+    assert lines == [
+        "data/0123456789abcdef/00000000  2.00 KiB",
+        "1 objects could be deleted with --delete, 2.00 KiB of super-samples",
+    ]
+    assert orphan.exists()
+    assert "1 objects deleted" in stoker("gc", copied, "--delete").stdout
+    assert not orphan.exists()
+    stoker("verify", copied)
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(5000))
+    stoker("pack", tmp_path / "x.npy", tmp_path / "out", "--quiet")
+    with start("head", tmp_path / "out", "-n", 5000) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "sample 0\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
+def test_a_sample_that_does_not_fit_is_named_and_the_pack_resumes_without_it(tmp_path: Path) -> None:
+    source = images(tmp_path / "in", 20)
+    (source / "ünder" / "large.jpg").write_bytes(bytes(100_000))
+    failed = stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "16KiB", code=1)
+    assert "large.jpg" in failed.stderr.splitlines()[-1]
+    assert "super_sample_bytes" in failed.stderr
+    assert "there is no data set" in stoker("info", tmp_path / "out", code=1).stderr
+    stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "128KiB")
+    assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == 21
+
+
+@pytest.fixture
+def bucket() -> Iterator[BucketProcess]:
+    """A bucket in another process whose first byte takes a while."""
+    buckets = (BucketSpec(name="private"), BucketSpec(name="public", anonymous=True))
+    config = BucketConfig(buckets=buckets, shape=Shape(first_byte_seconds=0.02))
+    with bucket_process(config) as process:
+        yield process
+
+
+def test_source_and_data_set_may_be_in_buckets(tmp_path: Path, bucket: BucketProcess) -> None:
+    environment = bucket.environment()
+    source = images(tmp_path / "in", 12)
+    stoker("pack", source, "s3://private/one", environment=environment)
+    found = stoker("info", "s3://private/one", "--json", environment=environment)
+    assert json.loads(found.stdout)["samples"] == 12
+    stoker("verify", "s3://private/one", "--deep", environment=environment)
+    stoker("verify", "s3://private/one", "--anonymous", environment=environment, code=1)
+    flags = ["--endpoint-url", bucket.url, "--region", "us-east-1"]
+    keys = {name: value for name, value in environment.items() if "KEY" in name}
+    stoker("verify", "s3://private/one", *flags, environment=keys)
+
+
+def test_an_interrupted_pack_says_130_and_the_same_command_finishes_it(tmp_path: Path, bucket: BucketProcess) -> None:
+    environment = bucket.environment()
+    source = images(tmp_path / "in", 200)
+    stoker("pack", source, tmp_path / "undisturbed", "--super-sample-bytes", "16KiB", "--quiet")
+    command = ["pack", source, "s3://private/out", "--super-sample-bytes", "16KiB", "--concurrency", "1"]
+    with start(*command, environment=environment) as process:
+        assert process.stderr is not None
+        deadline_seconds = time.monotonic() + 60
+        while bucket.counts()["requests"].get("PutObject", 0) < 16 and process.poll() is None:
+            assert time.monotonic() < deadline_seconds
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        assert "running the same command again" in process.stderr.read()
+        assert process.wait(60) == 130
+    finished = stoker(*command, environment=environment)
+    assert "samples were there already" in finished.stderr
+    first = json.loads(stoker("info", tmp_path / "undisturbed", "--json").stdout)
+    second = json.loads(stoker("info", "s3://private/out", "--json", environment=environment).stdout)
+    for name in ("samples", "super_samples", "size_bytes"):
+        assert first[name] == second[name]
+    stoker("verify", "s3://private/out", "--deep", environment=environment)
