@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 
 from stoker.checksum import crc32c
-from stoker.errors import BudgetError, ChecksumError, ObjectChangedError, StokerError, StoreError
+from stoker.errors import BudgetError, ChecksumError, FetchError, ObjectChangedError, StokerError, StoreError
 from stoker.fetch_config import FetchConfig
 from stoker.fetch_statistics import FetchStatistics, FetchTally
 from stoker.range_reader import Pursuit, RangePart, RangeReader
@@ -139,6 +139,8 @@ class Fetcher:
                     raise
                 pursuit.tag = None
                 changed = error
+            except FetchError as error:
+                raise (changed or error) from error.__cause__  # a changed object may have become shorter, too
             except ChecksumError as error:
                 self._tally.checksum_failures += 1
                 self._reader.failed(pursuit, error)

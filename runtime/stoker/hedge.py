@@ -87,7 +87,7 @@ class TransferTimes:
         return median(seconds for _, seconds in self._recent) if self._recent else 0.0
 
     def _refit(self) -> None:
-        if self._unfitted < min(REFIT_EVERY, len(self._recent)):
+        if not self._recent or self._unfitted < min(REFIT_EVERY, len(self._recent)):
             return
         self._unfitted = 0
         recent = list(self._recent)
@@ -97,7 +97,7 @@ class TransferTimes:
             for other_size, other_seconds in recent[:position]
             if abs(size - other_size) > LEAST_SPREAD * max(size, other_size)
         ]
-        self._largest_bytes = max(1, *(size for size, _ in recent))
+        self._largest_bytes = max(1, max(size for size, _ in recent))
         self._per_byte_seconds = max(0.0, median(slopes)) if slopes else 0.0
         rests = (seconds - self._per_byte_seconds * size for size, seconds in recent)
         self._first_byte_seconds = max(0.0, median(rests))
