@@ -78,3 +78,12 @@ async def read_range(store: Store, key: str, start: int, end: int, tag: str | No
 
 async def keys_of(store: Store, prefix: str = "", *, start_after: str = "") -> list[str]:
     return [info.key async for info in store.list(prefix, start_after=start_after)]
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Return once ``condition()`` holds, which something outside this event loop brings about."""
+    for _ in range(10_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("the condition did not come about within ten seconds")
