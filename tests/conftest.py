@@ -1,13 +1,15 @@
-"""Buckets for tests: each server starts at its first use and serves the whole run."""
+"""Settings of the whole suite, and buckets: each server starts at its first use and serves the whole run."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from stoker.store import GcsOptions, S3Options
 from stoker_local.bucket import LocalBucket
@@ -16,6 +18,13 @@ from stoker_local.gcs import LocalGcs
 from stoker_local.host import running_bucket, running_gcs
 from support.local_bucket import s3_client
 from support.stores import Deviation, Place
+
+# Timed assertions fail on a busy machine and say nothing; the same examples every run keep a failure repeatable.
+# HYPOTHESIS_PROFILE=explore draws fresh ones.
+_QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("repeatable", _QUIET, derandomize=True)
+settings.register_profile("explore", _QUIET, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session")
