@@ -269,6 +269,6 @@ def _resized(found: _Found, size: tuple[int, int], resize: Resize) -> Image.Imag
         cut_x = max(0.0, (found.width - width * scale) / 2)  # rounding may go below 0
         cut_y = max(0.0, (found.height - height * scale) / 2)
     box = (cut_x, cut_y, found.width - cut_x, found.height - cut_y)
-    if box == (0, 0, width, height):
+    if (found.width, found.height) == (float(width), float(height)):
         return found.image
     return found.image.resize((width, height), Image.Resampling.BILINEAR, box=box)
