@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from stoker.errors import ConfigError
-from stoker.sources.arrays import npy
-from stoker.sources.folders import files, image_folder, is_image
+from stoker.sources.arrays import open_npy
+from stoker.sources.folders import is_image, open_files, open_image_folder
 from stoker.sources.listing import ARCHIVES, Listing, list_source
 from stoker.sources.protocol import Sample, Source
-from stoker.sources.webdataset import webdataset
-from stoker.sources.zipped import npz
+from stoker.sources.webdataset import open_webdataset
+from stoker.sources.zipped import open_npz
 from stoker.store.options import StoreOptions
 
 __all__ = ["KINDS", "Sample", "Source", "detect_kind", "open_source"]
@@ -50,12 +50,12 @@ async def _opened(listing: Listing, kind: str) -> Source:
             raise ConfigError(
                 f"--kind {kind} is for one file, not for {listing.url}; pack one after the other, --append"
             )
-        return await (npy if kind == "npy" else npz)(listing)
+        return await (open_npy if kind == "npy" else open_npz)(listing)
     if kind == "webdataset":
-        return await webdataset(listing)
+        return await open_webdataset(listing)
     if not listing.is_folder:
         raise ConfigError(f"--kind {kind} is for a folder, not for {listing.url}; give the folder it is in")
-    return (files if kind == "files" else image_folder)(listing)
+    return (open_files if kind == "files" else open_image_folder)(listing)
 
 
 def detect_kind(listing: Listing) -> str:

@@ -21,10 +21,19 @@ from stoker.sources.reading import in_order, read, spans
 from stoker.store.protocol import ObjectInfo, Readable
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["MAX_HEADER_BYTES", "PREFIX_BYTES", "ArrayHeader", "ArraySource", "npy", "parse_header"]
+__all__ = [
+    "PREFIX_BYTES",
+    "ArrayHeader",
+    "ArraySource",
+    "Blocks",
+    "header_end",
+    "open_npy",
+    "parse_header",
+    "ranged_blocks",
+]
 
 PREFIX_BYTES = 12
-MAX_HEADER_BYTES = 10_000  # numpy's own limit
+_MAX_HEADER_BYTES = 10_000  # numpy's own limit
 BLOCK_BYTES = 4 << 20
 _MAX_DIMENSIONS = 33  # rows of the 32 that a column can have
 _DESCR = re.compile(r"[<>|=][A-Za-z]\d{1,4}", re.ASCII)
@@ -69,8 +78,8 @@ def header_end(prefix: bytes | bytearray, where: str) -> int:
     if major not in (1, 2):
         raise PackError(f"{where} is not an .npy file of version 1 or 2; save it again with numpy.save")
     length = int.from_bytes(prefix[8:10] if major == 1 else prefix[8:12], "little")
-    if length > MAX_HEADER_BYTES:
-        raise PackError(f"{where} says that its header has {length} bytes; more than {MAX_HEADER_BYTES} is no array's")
+    if length > _MAX_HEADER_BYTES:
+        raise PackError(f"{where} says that its header has {length} bytes; more than {_MAX_HEADER_BYTES} is no array's")
     return length + (10 if major == 1 else 12)
 
 
@@ -209,7 +218,7 @@ def ranged_blocks(store: Readable, item: ObjectInfo, header: ArrayHeader, array_
     return blocks
 
 
-async def npy(listing: Listing) -> ArraySource:
+async def open_npy(listing: Listing) -> ArraySource:
     """Return the rows of one ``.npy`` file as samples with the column ``x``.
 
     Raises:

@@ -13,7 +13,7 @@ from stoker.sources.reading import in_order, read
 from stoker.store.protocol import ObjectInfo
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["IMAGE_SUFFIXES", "FolderSource", "files", "image_folder", "is_image"]
+__all__ = ["IMAGE_SUFFIXES", "FolderSource", "is_image", "open_files", "open_image_folder"]
 
 IMAGE_SUFFIXES = (
     ".avif", ".bmp", ".gif", ".heic", ".jp2", ".jpeg", ".jpg", ".jxl", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
@@ -70,7 +70,7 @@ class FolderSource:
 _ToSample = Callable[[str, bytearray], dict[str, Any]]
 
 
-def files(listing: Listing) -> FolderSource:
+def open_files(listing: Listing) -> FolderSource:
     """Return every file as a sample with ``data`` and ``path``."""
 
     def to_sample(key: str, data: bytearray) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def files(listing: Listing) -> FolderSource:
     return FolderSource("files", Schema({"data": Bytes(), "path": Text()}), listing, listing.objects, to_sample)
 
 
-def image_folder(listing: Listing) -> FolderSource:
+def open_image_folder(listing: Listing) -> FolderSource:
     """Return every image below a sub-folder as a sample with ``image`` (its bytes), ``label`` and ``path``.
 
     The label is the number of the top sub-folder among their sorted names, which stand in the schema.

@@ -10,13 +10,14 @@ from typing import TypeVar
 from stoker.errors import TruncatedError
 from stoker.store.protocol import ObjectInfo, Readable
 
-__all__ = ["ByteStream", "in_order", "read", "spans"]
+__all__ = ["PEEK_SPAN_BYTES", "STREAM_SPAN_BYTES", "ByteStream", "in_order", "read", "spans"]
 
 T = TypeVar("T")
 
 MAX_READS = 16
 MAX_AHEAD_BYTES = 64 << 20
-STREAM_SPAN_BYTES = 4 << 20
+STREAM_SPAN_BYTES = 4 << 20  # of a stream that is read to its end; there are MAX_READS of them ahead
+PEEK_SPAN_BYTES = 64 << 10  # of one of which only the beginning is wanted
 
 
 async def read(store: Readable, item: ObjectInfo, start: int = 0, end: int | None = None) -> bytearray:
@@ -67,14 +68,22 @@ def spans(start: int, end: int, span_bytes: int) -> Iterable[tuple[int, int]]:
 
 
 class ByteStream:
-    """Bytes ``[start, end)`` of an object one after the other, fetched ahead by ranged reads."""
+    """Bytes ``[start, end)`` of an object one after the other, fetched ahead by ranged reads of ``span_bytes``."""
 
-    def __init__(self, store: Readable, item: ObjectInfo, start: int = 0, end: int | None = None) -> None:
+    def __init__(
+        self,
+        store: Readable,
+        item: ObjectInfo,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        span_bytes: int = STREAM_SPAN_BYTES,
+    ) -> None:
         self._item = item
         self._end = item.size_bytes if end is None else end
         self._spans = in_order(
             (last - first, lambda first=first, last=last: read(store, item, first, last))  # type: ignore[misc]
-            for first, last in spans(start, self._end, STREAM_SPAN_BYTES)
+            for first, last in spans(start, self._end, span_bytes)
         )
         self._span = memoryview(b"")
         self.position = start

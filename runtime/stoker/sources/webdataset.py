@@ -11,12 +11,12 @@ from stoker.errors import PackError, SchemaError
 from stoker.schema import Array, Bytes, Column, Schema, Text
 from stoker.sources.listing import Listing, fingerprint_of
 from stoker.sources.protocol import Sample
-from stoker.sources.reading import ByteStream
+from stoker.sources.reading import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream
 from stoker.sources.tar import Member, members
 from stoker.store.protocol import ObjectInfo
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["WebDataset", "webdataset"]
+__all__ = ["WebDataset", "open_webdataset"]
 
 _NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]+)", re.DOTALL)
 _INTEGER = re.compile(rb"\s*([+-]?\d{1,20})\s*")
@@ -69,7 +69,7 @@ class WebDataset:
         await self._listing.store.close()
 
 
-async def webdataset(listing: Listing) -> WebDataset:
+async def open_webdataset(listing: Listing) -> WebDataset:
     """Return the samples of the tars that are listed, having read the first sample.
 
     Raises:
@@ -79,7 +79,7 @@ async def webdataset(listing: Listing) -> WebDataset:
     if not tars:
         raise PackError(f"{listing.url} holds no .tar files; check the URL, or say another --kind")
     for tar in tars:
-        async with aclosing(_samples(listing, tar)) as samples:
+        async with aclosing(_samples(listing, tar, PEEK_SPAN_BYTES)) as samples:
             async for where, sample in samples:
                 return WebDataset(listing, tars, _schema(where, sample))
     raise PackError(f"{listing.url} holds no samples: no file in it has a name with an extension")
@@ -93,11 +93,13 @@ def _schema(where: str, sample: dict[str, Any]) -> Schema:
         raise PackError(f"{where}: {error}; rename the files' extensions") from None
 
 
-async def _samples(listing: Listing, tar: ObjectInfo) -> AsyncGenerator[Sample, None]:
+async def _samples(
+    listing: Listing, tar: ObjectInfo, span_bytes: int = STREAM_SPAN_BYTES
+) -> AsyncGenerator[Sample, None]:
     """Yield the samples of one tar."""
     where, key = f"{listing.store.url}/{tar.key}", ""
     sample: dict[str, Any] = {}
-    stream = ByteStream(listing.store, tar)
+    stream = ByteStream(listing.store, tar, span_bytes=span_bytes)
     try:
         async with aclosing(members(stream, where)) as found:
             async for member in found:
@@ -108,7 +110,8 @@ async def _samples(listing: Listing, tar: ObjectInfo) -> AsyncGenerator[Sample, 
                     yield f"{where}: sample {key!r}", sample
                     sample = {}
                 key = match[1]
-                sample = sample or {"key": _text(key.encode("utf-8", "surrogateescape"), where)}
+                name = key.encode("utf-8", "surrogateescape")
+                sample = sample or {"key": _text(name, f"{where}: the name {name!r}")}
                 await _add(sample, match[2].lower(), member, f"{where}: {member.name!r}")
         if sample:
             yield f"{where}: sample {key!r}", sample

@@ -8,6 +8,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,8 +16,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from stoker.errors import PackError
+from stoker.schema import MAX_COLUMNS
 from stoker.sources.arrays import (
-    MAX_HEADER_BYTES,
     PREFIX_BYTES,
     ArrayHeader,
     ArraySource,
@@ -26,17 +27,18 @@ from stoker.sources.arrays import (
     ranged_blocks,
 )
 from stoker.sources.listing import Listing
-from stoker.sources.reading import ByteStream, read
+from stoker.sources.reading import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, read
 from stoker.store.protocol import ObjectInfo, Readable
 
-__all__ = ["npz"]
+__all__ = ["open_npz"]
 
 _TAIL_BYTES = 64 << 10  # a zip's directory ends within its last 22 bytes and a comment of at most 64 KiB
 _MAX_DIRECTORY_BYTES = 4 << 20
+_MIN_SPAN_BYTES = 4 << 10
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
-async def npz(listing: Listing) -> ArraySource:
+async def open_npz(listing: Listing) -> ArraySource:
     """Return the rows of the arrays in an ``.npz`` file as samples, a column for each array.
 
     Raises:
@@ -44,17 +46,21 @@ async def npz(listing: Listing) -> ArraySource:
     """
     item, store = listing.objects[0], listing.store
     columns: dict[str, tuple[ArrayHeader, Blocks]] = {}
-    for info in await _directory(store, item, listing.url):
+    found = await _directory(store, item, listing.url)
+    if len(found) > MAX_COLUMNS:
+        raise PackError(f"{listing.url} holds {len(found)} arrays; a schema has at most {MAX_COLUMNS} columns")
+    for info in found:
         name = info.filename.removesuffix(".npy")
         if name in columns:
             raise PackError(f"{listing.url} holds {name!r} twice; save it again with numpy.savez")
-        columns[name] = await _column(store, item, info, f"{listing.url}, array {name!r}")
+        member = _Member(store, item, info, f"{listing.url}, array {name!r}")
+        columns[name] = await _column(member, STREAM_SPAN_BYTES // len(found))
     if not columns:
         raise PackError(f"{listing.url} holds no arrays: nothing to pack")
     lengths = {name: header.shape[0] for name, (header, _) in columns.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} has {rows}" for name, rows in lengths.items())
-        raise PackError(f"{listing.url}: its arrays must have one row for each sample, but {found}")
+        rows = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise PackError(f"{listing.url}: its arrays must have one row for each sample, but {rows[:400]}")
     return ArraySource("npz", listing, columns)
 
 
@@ -93,80 +99,85 @@ class _Tail(io.BytesIO):
         return self._start + super().tell()
 
 
-async def _column(store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str) -> tuple[ArrayHeader, Blocks]:
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """An array in a zip, as the directory has it."""
+
+    store: Readable
+    item: ObjectInfo
+    info: zipfile.ZipInfo
+    where: str
+
+    async def data_start(self) -> int:
+        """Return where its data starts in the file, having checked that it lies within."""
+        offset, size_bytes = self.info.header_offset, self.item.size_bytes
+        if not 0 <= offset <= size_bytes - _LOCAL_HEADER.size:
+            raise PackError(f"{self.where} is damaged: it starts outside of the file")
+        header = await read(self.store, self.item, offset, offset + _LOCAL_HEADER.size)
+        magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
+        start = int(offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
+        if magic != b"PK\3\4" or start + self.info.compress_size > size_bytes:
+            raise PackError(f"{self.where} is damaged: it does not lie within the file")
+        return start
+
+
+async def _column(member: _Member, span_bytes: int) -> tuple[ArrayHeader, Blocks]:
+    """Return an array's header, and what reads its rows, with a compressed one in spans of ``span_bytes``."""
+    info, where = member.info, member.where
     if info.flag_bits & 1:
         raise PackError(f"{where} is encrypted; save it again with numpy.savez")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise PackError(f"{where} has zip compression {info.compress_type}; save it again with numpy.savez")
-    start = await _data_start(store, item, info, where)
-    if info.compress_type == zipfile.ZIP_STORED:
-        if info.compress_size != info.file_size:
-            raise PackError(f"{where} is damaged: its zip directory gives two sizes for it")
-        prefix = await read(store, item, start, start + min(PREFIX_BYTES, info.file_size))
-        end = min(header_end(prefix, where), info.file_size)
-        header = parse_header(await read(store, item, start, start + end), info.file_size, where)
-        return header, ranged_blocks(store, item, header, start)
-    member = _Deflated(store, item, start, info, where)
-    header = await member.header()
-    return header, partial(member.blocks, header)
+    start = await member.data_start()
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        header = await _deflated_header(member, start)
+        return header, partial(_deflated_blocks, member, header, start, span_bytes)
+    if info.compress_size != info.file_size:
+        raise PackError(f"{where} is damaged: its zip directory gives two sizes for it")
+    prefix = await read(member.store, member.item, start, start + min(PREFIX_BYTES, info.file_size))
+    end = min(header_end(prefix, where), info.file_size)
+    header = parse_header(await read(member.store, member.item, start, start + end), info.file_size, where)
+    return header, ranged_blocks(member.store, member.item, header, start)
 
 
-async def _data_start(store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str) -> int:
-    offset = info.header_offset
-    if not 0 <= offset <= item.size_bytes - _LOCAL_HEADER.size:
-        raise PackError(f"{where} is damaged: it starts outside of the file")
-    magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(await read(store, item, offset, offset + _LOCAL_HEADER.size))
-    start = int(offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
-    if magic != b"PK\3\4" or start + info.compress_size > item.size_bytes:
-        raise PackError(f"{where} is damaged: it does not lie within the file")
-    return start
+async def _deflated_header(member: _Member, start: int) -> ArrayHeader:
+    size_bytes = member.info.file_size
+    async with _inflated(member, start, PEEK_SPAN_BYTES) as data:
+        prefix = await data.read(min(PREFIX_BYTES, size_bytes))
+        end = min(header_end(prefix, member.where), size_bytes)
+        return parse_header(prefix + await data.read(end - len(prefix)), size_bytes, member.where)
 
 
-@dataclass(frozen=True, slots=True)
-class _Deflated:
-    """A compressed member of a zip, read from its beginning every time."""
+async def _deflated_blocks(
+    member: _Member, header: ArrayHeader, start: int, span_bytes: int, first: int, rows: int
+) -> AsyncGenerator[NDArray[Any], None]:
+    """Yield the rows from ``first`` on, ``rows`` at a time; those before have to be decompressed as well."""
+    async with _inflated(member, start, span_bytes) as data:
+        await data.read(header.header_bytes)
+        for row in range(0, first, rows):
+            await data.read(min(rows, first - row) * header.row_bytes)
+        for row in range(first, header.shape[0], rows):
+            block = await data.read(min(rows, header.shape[0] - row) * header.row_bytes)
+            if row + rows >= header.shape[0]:
+                data.check()
+            yield header.rows(block)
 
-    store: Readable
-    item: ObjectInfo
-    start: int
-    info: zipfile.ZipInfo
-    where: str
 
-    def _opened(self) -> _Inflater:
-        stream = ByteStream(self.store, self.item, self.start, self.start + self.info.compress_size)
-        return _Inflater(stream, self.info.CRC, self.where)
-
-    async def header(self) -> ArrayHeader:
-        """Return the array's header."""
-        data = self._opened()
-        try:
-            prefix = await data.read(min(PREFIX_BYTES, self.info.file_size))
-            end = min(header_end(prefix, self.where), self.info.file_size, MAX_HEADER_BYTES + PREFIX_BYTES)
-            return parse_header(prefix + await data.read(end - len(prefix)), self.info.file_size, self.where)
-        finally:
-            await data.stream.close()
-
-    async def blocks(self, header: ArrayHeader, start: int, rows: int) -> AsyncGenerator[NDArray[Any], None]:
-        """Yield the rows from ``start`` on, ``rows`` at a time; those before are decompressed too."""
-        data = self._opened()
-        try:
-            await data.read(header.header_bytes)
-            for row in range(0, start, rows):
-                await data.read(min(rows, start - row) * header.row_bytes)
-            for row in range(start, header.shape[0], rows):
-                block = await data.read(min(rows, header.shape[0] - row) * header.row_bytes)
-                if row + rows >= header.shape[0]:
-                    data.check()
-                yield header.rows(block)
-        finally:
-            await data.stream.close()
+@asynccontextmanager
+async def _inflated(member: _Member, start: int, span_bytes: int) -> AsyncGenerator[_Inflater, None]:
+    end = start + member.info.compress_size
+    stream = ByteStream(member.store, member.item, start, end, span_bytes=max(span_bytes, _MIN_SPAN_BYTES))
+    try:
+        yield _Inflater(stream, member.info.CRC, member.where)
+    finally:
+        await stream.close()
 
 
 class _Inflater:
     """Decompresses a stream as far as it is asked to, so a small file cannot blow up memory."""
 
     def __init__(self, stream: ByteStream, crc32: int, where: str) -> None:
-        self.stream = stream
+        self._stream = stream
         self._decompressor = zlib.decompressobj(-15)
         self._expected, self._crc32, self._where = crc32, 0, where
 
@@ -178,7 +189,7 @@ class _Inflater:
         """
         data = bytearray()
         while len(data) < count:
-            some = self._decompressor.unconsumed_tail or await self.stream.read_some()
+            some = self._decompressor.unconsumed_tail or await self._stream.read_some()
             try:
                 more = await asyncio.to_thread(self._decompressor.decompress, some, count - len(data))
             except zlib.error as error:

@@ -105,12 +105,10 @@ def test_spans_tile_the_range() -> None:
     assert list(spans(5, 5, 4)) == []
 
 
-def test_a_stream_reads_and_skips_across_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "STREAM_SPAN_BYTES", 7)
-
+def test_a_stream_reads_and_skips_across_its_spans() -> None:
     async def check() -> None:
         store, content = MemoryStore(parse_url("memory://stream")), bytes(range(100))
-        stream = ByteStream(store, await store.put("x", content), 10, 90)
+        stream = ByteStream(store, await store.put("x", content), 10, 90, span_bytes=7)
         assert await stream.read(20) == content[10:30]
         await stream.skip(15)
         assert (stream.position, stream.remaining) == (45, 45)

@@ -11,7 +11,6 @@ import webdataset
 
 from stoker.errors import ConfigError, NotFoundError, PackError, StokerError
 from stoker.schema import Array, Bytes, Text
-from stoker.sources import reading
 from support.places import look, put_all, read_all, tar_of
 
 MEMBERS = [
@@ -186,7 +185,7 @@ def test_a_tar_without_padding_or_end_is_read() -> None:
 
 
 def test_no_bit_flip_or_cut_causes_anything_but_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "STREAM_SPAN_BYTES", 700)
+    monkeypatch.setattr("stoker.sources.webdataset.PEEK_SPAN_BYTES", 700)
     rng = np.random.default_rng(3)
     good, errors = pax(b"14 path=b.txt\n") + tar_of(MEMBERS[:4]), 0
     for _ in range(300):
