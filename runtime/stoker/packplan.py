@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import secrets
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -32,7 +33,8 @@ class PackConfig:
         mode: ``create`` a data set where there is none, or ``append`` to one.
         super_sample_bytes: limit of a super-sample's data, at most 32 MiB; a header of a few hundred bytes is added.
         source: what names the samples, such as a fingerprint of the files they come from. A pack that did not finish
-            is resumed by the next one of the same source, schema and size; by default the URL names the source.
+            is resumed by the next one of the same source, schema and size. By default, what creates a data set is named
+            by the URL, and what appends to one has no name: it is never resumed, and two of them never meet.
         concurrency: uploads at once. Memory is this many super-samples, and the one under construction.
         retry: of every request.
     """
@@ -109,8 +111,10 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
 
 def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str:
     """Return the hash of what is packed: the same again is the same pack, anything else is another."""
-    # Without a name of the source, the place where it goes to stands for it.
-    source = ["url", store.url] if config.source is None else ["source", config.source]
+    if config.source is not None:
+        source = ["source", config.source]
+    else:
+        source = ["url", store.url] if base is None else ["nameless", secrets.token_hex(16)]
     dataset = None if base is None else base.dataset
     what = [FORMAT, config.mode, dataset, config.schema.to_json(), config.super_sample_bytes, source]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()

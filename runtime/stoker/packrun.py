@@ -47,9 +47,8 @@ class PackRunner:
     def check_reached(self, objects: int) -> None:
         """Raise PackError if the source ended before the durable prefix did."""
         if objects < len(self.durable):
-            raise source_changed(
-                f"it ended after sample {self.cutter.samples}, but {self.plan.record.samples} were packed"
-            )
+            ended, packed = self.cutter.samples, self.plan.record.samples
+            raise source_changed(f"it ended after {ended} samples, but {packed} were packed before")
 
     def is_record_due(self, objects: int) -> bool:
         """Return whether the durable prefix has grown enough to be recorded."""

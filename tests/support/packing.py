@@ -1,0 +1,194 @@
+"""Stores that die, data sets by content, and quick ways to pack and read one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from stoker import catalog
+from stoker.errors import ServerError, StoreError
+from stoker.manifest import Manifest
+from stoker.pack import AsyncPacker
+from stoker.packplan import PackConfig
+from stoker.retry import RetryPolicy
+from stoker.schema import Array, Bytes, Schema
+from stoker.store import open_store
+from stoker.store.protocol import Buffer, ObjectInfo, Store
+from stoker.supersample import SuperSample
+
+T = TypeVar("T")
+
+SCHEMA = Schema({"data": Bytes(), "label": Array("int64")})
+NO_WAIT = RetryPolicy(first_seconds=0.0, longest_seconds=0.0, seed=1)
+_serial = itertools.count()
+
+
+def fresh_store() -> Store:
+    """Return an empty store in memory."""
+    return open_store(f"memory://packing/{next(_serial)}")
+
+
+def config(**changes: Any) -> PackConfig:
+    """Return settings that make small super-samples of SCHEMA's samples, three to each."""
+    settings = {"schema": SCHEMA, "super_sample_bytes": 400, "source": "numbers", "concurrency": 3, "retry": NO_WAIT}
+    return PackConfig(**{**settings, **changes})
+
+
+def numbered(count: int, start: int = 0) -> list[dict[str, object]]:
+    """Return samples that tell which they are."""
+    return [{"data": f"sample {i} ".encode() * 9, "label": i} for i in range(start, start + count)]
+
+
+async def pack(store: Store, samples: Iterable[Mapping[str, object]], **changes: Any) -> Manifest:
+    """Pack and commit samples."""
+    async with AsyncPacker(store, config(**changes)) as packer:
+        for sample in samples:
+            await packer.write(sample)
+    assert packer.manifest is not None
+    return packer.manifest
+
+
+async def contents(store: Store, manifest: Manifest | None = None) -> list[dict[str, Any]]:
+    """Return every sample of a data set, in order."""
+    manifest = manifest or await catalog.read_manifest(store)
+    samples: list[dict[str, Any]] = []
+    for row in range(len(manifest)):
+        data, _ = await store.get(manifest.key(row))
+        super_sample = SuperSample(data)
+        samples += [super_sample[i] for i in range(len(super_sample))]
+    return samples
+
+
+async def labels(store: Store) -> list[int]:
+    """Return the labels of a data set's samples, in order."""
+    return [int(sample["label"]) for sample in await contents(store)]
+
+
+async def stored(store: Store, prefix: str = "") -> dict[str, bytes]:
+    """Return every object under a prefix."""
+    return {info.key: (await store.get(info.key))[0] async for info in store.list(prefix)}
+
+
+class WatchedStore:
+    """Passes everything on to another store, calling ``before`` and ``after`` around every operation.
+
+    Attributes:
+        calls: every operation so far, as ``"put data/…"``.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.calls: list[str] = []
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        """Fail, wait, or do nothing."""
+
+    async def after(self, number: int, operation: str, key: str) -> None:
+        """Fail, wait, or do nothing, when the operation has had its effect."""
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    async def _do(self, operation: str, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        number = len(self.calls)
+        self.calls.append(f"{operation} {key}")
+        await self.before(number, operation, key)
+        result = await work()
+        await self.after(number, operation, key)
+        return result
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        return await self._do("get", key, lambda: self.store.get(key))
+
+    async def get_range(
+        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+    ) -> ObjectInfo:
+        return await self._do("get", key, lambda: self.store.get_range(key, start, end, into=into, tag=tag))
+
+    async def head(self, key: str) -> ObjectInfo:
+        return await self._do("head", key, lambda: self.store.head(key))
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        self.calls.append(f"list {prefix}")
+        await self.before(len(self.calls) - 1, "list", prefix)
+        async for info in self.store.list(prefix, start_after=start_after):
+            yield info
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        return await self._do("put", key, lambda: self.store.put(key, data, if_absent=if_absent, if_tag=if_tag))
+
+    async def delete(self, key: str) -> None:
+        await self._do("delete", key, lambda: self.store.delete(key))
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class DyingStore(WatchedStore):
+    """Does ``lives`` operations; then it is as if the process had been killed: nothing has an effect any more.
+
+    Args:
+        store: what it passes on to.
+        lives: how many operations succeed.
+        late: whether the one that dies has its effect first.
+    """
+
+    def __init__(self, store: Store, lives: int, *, late: bool) -> None:
+        super().__init__(store)
+        self.lives = lives
+        self.late = late
+
+    @property
+    def is_dead(self) -> bool:
+        return len(self.calls) > self.lives
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        if number > self.lives or (number == self.lives and not self.late):
+            raise StoreError("the process is dead")
+
+    async def after(self, number: int, operation: str, key: str) -> None:
+        if number == self.lives:
+            raise StoreError("the process is dead")
+
+
+class FlakyStore(WatchedStore):
+    """Fails its ``at``-th operation once, with an error that may be retried.
+
+    Args:
+        store: what it passes on to.
+        at: which operation, from 0.
+        late: whether it has its effect first, so that only the answer is lost.
+    """
+
+    def __init__(self, store: Store, at: int, *, late: bool) -> None:
+        super().__init__(store)
+        self.at = at
+        self.late = late
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        if number == self.at and not self.late:
+            raise ServerError("try again")
+
+    async def after(self, number: int, operation: str, key: str) -> None:
+        if number == self.at:
+            raise ServerError("the answer was lost")
+
+
+class SlowStore(WatchedStore):
+    """Lets every upload of a super-sample wait until it is told to go on."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.gate = asyncio.Event()
+        self.uploading = 0
+        self.most_uploading = 0
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        if operation == "put" and key.startswith("data/"):
+            self.uploading += 1
+            self.most_uploading = max(self.most_uploading, self.uploading)
+            await self.gate.wait()
+            self.uploading -= 1
