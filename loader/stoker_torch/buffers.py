@@ -25,7 +25,6 @@ _HELD_BY_POOL = 2
 class _Buffer:
     memory: NDArray[np.uint8]
     event: torch.cuda.Event | None = None
-    is_lent: bool = False
 
 
 @dataclass(slots=True)
@@ -39,7 +38,7 @@ class BufferPool:
 
     pinned: bool = False
     made: int = 0
-    _buffers: list[_Buffer] = field(default_factory=list)
+    _buffers: dict[int, list[_Buffer]] = field(default_factory=dict)
 
     def gather_rows(self, memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
         """Return rows as :func:`stoker.gather.gather_rows` does, in a buffer of the pool."""
@@ -52,19 +51,17 @@ class BufferPool:
         return target
 
     def _borrowed(self, size_bytes: int) -> NDArray[np.uint8]:
-        for buffer in self._buffers:
-            if len(buffer.memory) >= size_bytes and self._is_free(buffer):
-                buffer.is_lent, buffer.event = True, None
+        """Return a free buffer of at least ``size_bytes``; sizes are powers of two, so that columns find theirs."""
+        buffers = self._buffers.setdefault(max(1, size_bytes - 1).bit_length(), [])
+        for buffer in buffers:
+            if self._is_free(buffer):
+                buffer.event = None
                 return buffer.memory.view()
-        self._buffers = [buffer for buffer in self._buffers if not self._is_outgrown(buffer, size_bytes)]
         self.made += 1
-        buffer = _Buffer(_allocated(size_bytes, self.pinned), is_lent=True)
-        self._buffers.append(buffer)
-        return buffer.memory.view()
+        buffers.append(_Buffer(_allocated(1 << max(1, size_bytes - 1).bit_length(), self.pinned)))
+        return buffers[-1].memory.view()
 
     def _is_free(self, buffer: _Buffer) -> bool:
-        if not buffer.is_lent:
-            return True
         if sys.getrefcount(buffer.memory) > _HELD_BY_POOL:
             return False
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -73,9 +70,6 @@ class BufferPool:
                 buffer.event.record()
             return bool(buffer.event.query())
         return True
-
-    def _is_outgrown(self, buffer: _Buffer, size_bytes: int) -> bool:
-        return size_bytes // 2 < len(buffer.memory) < size_bytes and self._is_free(buffer)
 
 
 def _allocated(size_bytes: int, pinned: bool) -> NDArray[Any]:

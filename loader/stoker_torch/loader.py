@@ -15,7 +15,7 @@ from typing import Any, Unpack
 import torch
 
 from stoker.catalog import read_manifest
-from stoker.errors import StateError
+from stoker.errors import ConfigError, StateError
 from stoker.feed import Batch, Feed, FeedConfig
 from stoker.gather import gather_rows
 from stoker.loop_thread import LoopThread
@@ -73,14 +73,17 @@ class Loader:
         self._store = MeteredStore(inner, Meter(inner.url))
         self._prices = Prices.load()
         self._buffers = BufferPool(pinned=self.config.pin_memory) if self.config.reuse_buffers else None
-        self._pool = self._made_pool()
-        self._manifest = self._thread.run(read_manifest(self._store, self.config.version))
-        self._lanes = self.config.lanes or self.world_size
+        self._lanes = self.world_size if self.config.lanes is None else self.config.lanes
         self._resources = _Resources(self._thread, self._store)
-        weakref.finalize(
-            self, self._resources.close
-        )  # after the thread's start: at exit it runs before the thread ends
-        self._feed = self._made_feed()
+        try:
+            self._manifest = self._thread.run(read_manifest(self._store, self.config.version))
+            self._feed = self._made_feed()
+        except BaseException:
+            self._resources.close()
+            raise
+        # Made after the thread's start, so that at exit it runs while the thread still does.
+        weakref.finalize(self, self._resources.close)
+        self._pool = self._made_pool()
         self._epoch = self._position = 0
         self._is_fresh = True
         self._batches = self._samples = 0
@@ -114,6 +117,9 @@ class Loader:
 
     def _made_feed(self) -> Feed:
         config = self.config
+        unknown = [name for name in config.decode if name not in self._manifest.schema]
+        if unknown:
+            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(self._manifest.schema)}")
         self._resources.feed = Feed(
             self._store,
             self._manifest,

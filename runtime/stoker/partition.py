@@ -17,7 +17,7 @@ from stoker.errors import ConfigError
 
 __all__ = ["LaneSlice", "Partition", "Step"]
 
-_MAX_ENUMERATED_PLACES = 1 << 20
+_MOST_ENUMERATED_LANES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +122,19 @@ class Partition:
         return tuple(slices)
 
     def lanes_touched(self) -> int:
-        """Return how many lanes this rank reads from over an epoch, or a bound on it."""
-        cycle = self.lanes // math.gcd(self.global_batch, self.lanes)
-        if cycle * self.lanes > _MAX_ENUMERATED_PLACES:
+        """Return how many lanes this rank may have under way at a time, from whatever position it starts.
+
+        A step's slice depends on its position modulo the lanes, and steps visit the positions of one class modulo
+        gcd(global batch, lanes). A short last step is not counted: it is walked one lane at a time.
+        """
+        if self.world_size == 1 or self.lanes > _MOST_ENUMERATED_LANES:
             return self.lanes
-        touched: set[int] = set()
-        positions = [step * self.global_batch for step in range(min(cycle, self.steps_from()))]
-        positions.append(self.samples // self.global_batch * self.global_batch)
-        for position in positions:
-            step = self.step(position)
-            if step is not None:
-                touched.update(part.lane for part in step.slices)
-        return len(touched)
+        if self.lanes % self.world_size == 0 and self.global_batch % self.lanes == 0:
+            return self.lanes // self.world_size
+        classes: dict[int, set[int]] = {}
+        divisor = math.gcd(self.global_batch, self.lanes)
+        first, last = self.rank * self.batch_size, (self.rank + 1) * self.batch_size
+        for position in range(self.lanes):
+            touched = classes.setdefault(position % divisor, set())
+            touched.update(part.lane for part in self._slices(position, position + self.global_batch, first, last))
+        return max(map(len, classes.values()))

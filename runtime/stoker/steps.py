@@ -33,6 +33,7 @@ class Segment:
         items: numbers of the items it needs.
         super_samples: ``int64 [items]``, what each item is.
         picks: computes ``(which, rows)``, ``int64 [samples]`` each: each sample's index into ``items``, and row.
+        passed: numbers of items of earlier segments that other ranks' slices have passed by: free to go at once.
         done: numbers of the items that no later segment needs.
     """
 
@@ -41,6 +42,7 @@ class Segment:
     items: tuple[int, ...]
     super_samples: NDArray[np.int64]
     picks: Callable[[], Rows]
+    passed: tuple[int, ...]
     done: tuple[int, ...]
 
 
@@ -138,13 +140,16 @@ class Steps:
         for left in range(steps - 1, -1, -1):
             step = self._partition.step(position)
             assert step is not None  # noqa: S101 - steps_from counts what step gives
+            is_short = step.end - position < self._partition.global_batch
             segments: list[Segment] = []
             for part in step.slices:
                 held = lanes.setdefault(part.lane, _LaneItems(order.lane(part.lane)))
-                segments.extend(self._segments(held, part, segments[-1].end if segments else 0))
+                passed = _drop_others(lanes, part.lane) if is_short else []
+                found = list(self._segments(held, part, segments[-1].end if segments else 0))
+                found[0] = replace(found[0], passed=(*passed, *found[0].passed))
+                segments.extend(found)
             if not left:
-                rest = tuple(item for held in lanes.values() for item in held.held.values())
-                segments[-1] = replace(segments[-1], done=(*segments[-1].done, *rest))
+                segments[-1] = replace(segments[-1], done=(*segments[-1].done, *_drop_others(lanes)))
             yield PlannedStep(
                 0, order.epoch, step.end, not left, tuple(segments), step.repeated, self._take_first_uses()
             )
@@ -159,7 +164,7 @@ class Steps:
             block_start = int(lane.block_ends[block - 1]) if block else 0
             end = min(part.end, block_end)
             pieces = lane.pieces_of(block)
-            skipped = held.drop_before(pieces.start)
+            passed = held.drop_before(pieces.start)
             for piece in pieces:
                 if piece not in held.held:
                     held.held[piece] = self._new_item(int(lane.super_samples[piece]))
@@ -171,7 +176,8 @@ class Steps:
                 items=items,
                 super_samples=lane.super_samples[pieces.start : pieces.stop],
                 picks=partial(lane.picks, block, place - block_start, end - block_start),
-                done=(*skipped, *done),
+                passed=tuple(passed),
+                done=tuple(done),
             )
             at, place = at + end - place, end
 
@@ -195,10 +201,20 @@ class Steps:
                 items=tuple(held[super_sample] for super_sample in found.tolist()),
                 super_samples=found,
                 picks=partial(_known, (which, rows)),
+                passed=(),
                 done=() if left else tuple(held.values()),
             )
             yield PlannedStep(0, order.epoch, step.end, not left, (segment,), step.repeated, self._take_first_uses())
             position = step.end
+
+
+def _drop_others(lanes: dict[int, _LaneItems], kept: int | None = None) -> list[int]:
+    """Drop what is held of all lanes but one, and return the items.
+
+    A last step that is short is not cut where the others are and may touch other lanes. It is walked one lane at a time,
+    so that it needs no more memory than they; the little that is dropped too early is fetched again.
+    """
+    return [item for lane, held in lanes.items() if lane != kept for item in held.drop_before(len(held.lane))]
 
 
 def _known(rows: Rows) -> Rows:

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,6 +133,7 @@ class Walk:
         self._parts.thread.call_soon(self._prefetcher.reached, step.number, self._used)
         batch = _Batch()
         for segment in step.segments:
+            self._give_back(segment.passed)
             batch.segments.append((segment, [self._slot(item, batch) for item in segment.items]))
         self._flush(batch)
         return Gathered(
@@ -218,14 +220,12 @@ class Walk:
         batch.columns.append(gather(self._parts.ring.memory, everything, self._parts.columns, self._parts.rows))
         done = [item for segment, _ in batch.segments for item in segment.done]
         batch.segments.clear()
-        for item in done:
-            self._heads.pop(item, None)
-        if done:
-            self._parts.thread.call_soon(self._release, done)
+        self._give_back(done)
 
-    def _release(self, items: list[int]) -> None:
+    def _give_back(self, items: Sequence[int]) -> None:
         for item in items:
-            self._prefetcher.release(item)
+            self._heads.pop(item, None)
+            self._parts.thread.call_soon(self._prefetcher.release, item)
 
     def _head(self, item: int, row: int, slot: int) -> Head:
         """Return the head of an item's super-sample, checked against the manifest."""
