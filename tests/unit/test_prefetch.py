@@ -143,14 +143,12 @@ def test_slots_are_given_in_order_of_first_use_however_long_each_fetch_takes() -
     async def main() -> None:
         bench = Bench(slots=3, hedge_slots=0)
         bench.store.weather.tail_sigma = 2.0
-        started: list[str] = []
-        bench.store.script = lambda number, key: started.append(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(bench.prefetcher.run())
             for index in range(40):
                 await bench.take(index)
                 assert bench.prefetcher.stats.issued <= index + 1 + 3
-        assert list(dict.fromkeys(started)) == list(OBJECTS)
+        assert list(dict.fromkeys(key for key, _, _ in bench.store.sent_ranges)) == list(OBJECTS)
 
     run_virtual(main())
 
