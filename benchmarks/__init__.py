@@ -1,0 +1,1 @@
+"""What stoker costs and how well it does, measured: `python -m benchmarks` runs all."""

@@ -1,0 +1,107 @@
+"""How well each shuffle mixes: `python -m benchmarks.shuffle_quality` prints a markdown table.
+
+Samples that were packed side by side are often alike (same class, same source), so what counts is how far from each
+other they are delivered, and whether early in the epoch means early in the data set. A uniform permutation is the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.order import Order, OrderConfig, Shuffle
+
+SUPER_SAMPLES = 64
+SAMPLES_EACH = 256
+BATCH = 256
+SEEDS = range(5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """How well an order mixes, averaged over seeds.
+
+    Attributes:
+        rank_correlation: of the place in the epoch with the place in the data set, without its sign; uniform: about 0.
+        neighbours_in_batch: share of packed neighbours that are delivered at most ``BATCH`` positions apart.
+        distance: of packed neighbours from each other, as a share of what a uniform permutation has on average.
+        borders: places within the epoch where no super-sample is partly delivered: samples never mix across one.
+        super_samples_in_memory: how many an order needs at a time; all of them for ``full``.
+    """
+
+    rank_correlation: float
+    neighbours_in_batch: float
+    distance: float
+    borders: float
+    super_samples_in_memory: int
+
+
+def uniform_share_within(apart: int, samples: int) -> float:
+    """Return the chance that two samples of a uniform permutation are at most ``apart`` positions apart."""
+    apart = min(apart, samples - 1)
+    return (2 * apart * samples - apart * (apart + 1)) / (samples * (samples - 1))
+
+
+def borders(super_samples: NDArray[np.int64]) -> int:
+    """Return at how many places no super-sample is partly delivered, from the super-sample of each sample in order."""
+    _, first = np.unique(super_samples, return_index=True)
+    _, last = np.unique(super_samples[::-1], return_index=True)
+    last = len(super_samples) - 1 - last
+    begun = np.searchsorted(np.sort(first), np.arange(1, len(super_samples)))  # by samples before each place
+    ended = np.searchsorted(np.sort(last), np.arange(1, len(super_samples)))
+    return int(np.count_nonzero(begun == ended))
+
+
+def quality(shuffle: Shuffle, window: int = 1, seeds: Iterable[int] = SEEDS) -> Quality:
+    """Return the quality of a shuffle on ``SUPER_SAMPLES`` super-samples of ``SAMPLES_EACH`` samples."""
+    counts = np.full(SUPER_SAMPLES, SAMPLES_EACH)
+    found = []
+    for seed in seeds:
+        order = Order(counts, OrderConfig(seed=seed, shuffle=shuffle, window=window), epoch=0)
+        ids = order.at(0, order.samples)
+        places = np.argsort(ids)
+        apart = np.abs(np.diff(places))
+        found.append(
+            (
+                abs(np.corrcoef(np.arange(order.samples), ids)[0, 1]),
+                np.mean(apart <= BATCH),
+                np.mean(apart) / ((order.samples + 1) / 3),
+                borders(order.locate(ids)[0]),
+            )
+        )
+    correlation, within, distance, closed = np.array(found, np.float64).mean(axis=0)
+    return Quality(
+        rank_correlation=float(correlation),
+        neighbours_in_batch=float(within),
+        distance=float(distance),
+        borders=float(closed),
+        super_samples_in_memory=SUPER_SAMPLES if shuffle == "full" else order.lane(0).most_pieces,
+    )
+
+
+def table() -> str:
+    """Return the qualities as a markdown table."""
+    rows: list[tuple[Shuffle, int]] = [("none", 1)]
+    rows += [(shuffle, window) for shuffle in ("block", "window") for window in (1, 2, 4, 8, 16, 32)]
+    rows.append(("full", 1))
+    lines = [
+        f"| shuffle | window | rank correlation | neighbours within {BATCH} | distance/uniform | borders | in memory |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for shuffle, window in rows:
+        found = quality(shuffle, window)
+        shown = window if shuffle in ("block", "window") else "-"
+        lines.append(
+            f"| `{shuffle}` | {shown} | {found.rank_correlation:.3f} | {found.neighbours_in_batch:.1%} "
+            f"| {found.distance:.3f} | {found.borders:.0f} | {found.super_samples_in_memory} |"
+        )
+    uniform = uniform_share_within(BATCH, SUPER_SAMPLES * SAMPLES_EACH)
+    lines.append(f"| uniform permutation | - | 0 | {uniform:.1%} | 1 | 0 | {SUPER_SAMPLES} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(f"{SUPER_SAMPLES} super-samples of {SAMPLES_EACH} samples, one lane, mean of {len(SEEDS)} seeds\n\n{table()}")
