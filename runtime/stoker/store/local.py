@@ -221,7 +221,8 @@ class LocalStore:
 async def _in_thread(work: Callable[[threading.Event], _T]) -> _T:
     """Run ``work(cancelled)`` in a thread and, however the call ends, return only when the thread is done with it."""
     cancelled = threading.Event()
-    thread = asyncio.ensure_future(asyncio.to_thread(work, cancelled))
+    # A future, not a task: a loop that shuts down cancels tasks, and this must outlast that too.
+    thread = asyncio.get_running_loop().run_in_executor(None, work, cancelled)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
@@ -231,8 +232,7 @@ async def _in_thread(work: Callable[[threading.Event], _T]) -> _T:
                 await asyncio.wait([thread])
             except asyncio.CancelledError:  # the first cancellation is the one that is raised below
                 continue
-        if not thread.cancelled():
-            thread.exception()  # seen: the caller who would care has gone
+        thread.exception()  # seen: the caller who would care has gone
         raise
 
 

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import (
+    BucketNotFoundError,
+    ConfigError,
+    NotFoundError,
+    ObjectChangedError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    ServerError,
+    StoreError,
+)
+from stoker.store import ObjectInfo, Store, open_store
+from support.stores import keys_of, read_range, run_with
+
+
+def folder_store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "root")
+
+
+@pytest.mark.parametrize("key", ["../out", "a/../../out", "a/./b", "a//b", "a/", "..", ".stoker-0123.partial"])
+def test_a_key_that_is_no_path_below_the_root_is_refused(tmp_path: Path, key: str) -> None:
+    async def check(store: Store) -> None:
+        for call in (store.put(key, b"x"), store.get(key), store.head(key), store.delete(key)):
+            with pytest.raises(ConfigError):
+                await call
+
+    run_with(folder_store(tmp_path), check)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_writer_left_is_neither_listed_nor_in_the_way(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        await store.put("a/x", b"1")
+        (tmp_path / "root/a/.stoker-00ff.partial").write_bytes(b"half")
+        assert await keys_of(store) == ["a/x"]
+        await store.put("a/x", b"2")
+        assert (await store.get("a/x"))[0] == b"2"
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_a_failed_write_leaves_no_file_behind(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        await store.put("x", b"1")
+        with pytest.raises(PreconditionFailedError):
+            await store.put("x", b"2", if_absent=True)
+        (tmp_path / "root/folder").mkdir()
+        with pytest.raises(StoreError, match="folder"):
+            await store.put("folder", b"2")
+
+    run_with(folder_store(tmp_path), check)
+    assert sorted(path.name for path in (tmp_path / "root").iterdir()) == ["folder", "x"]
+
+
+def test_a_key_below_an_object_says_why_it_cannot_be_written(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        await store.put("a", b"1")
+        with pytest.raises(StoreError, match="below a file"):
+            await store.put("a/b", b"1")
+        with pytest.raises(NotFoundError):
+            await store.get("a/b")
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_written_files_have_the_mode_that_the_user_chose(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "root/x").stat().st_mode) == 0o640
+
+
+async def _put(store: Store, key: str) -> None:
+    await store.put(key, b"1")
+
+
+def test_quick_writes_of_one_size_never_share_a_tag(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        tags = [(await store.put("x", b"same size")).tag for _ in range(50)]
+        assert len(set(tags)) == 50
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_a_file_rewritten_by_others_has_another_tag(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        old = await store.put("x", b"old")
+        with (tmp_path / "root/x").open("r+b") as file:
+            file.write(b"new")
+        os.utime(tmp_path / "root/x")
+        with pytest.raises(ObjectChangedError):
+            await read_range(store, "x", 0, 3, old.tag)
+        with pytest.raises(PreconditionFailedError):
+            await store.put("x", b"mine", if_tag=old.tag)
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_what_is_no_regular_file_is_neither_listed_nor_read(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        await store.put("a/x", b"1")
+        os.mkfifo(tmp_path / "root/pipe")
+        for key in ("pipe", "a"):
+            with pytest.raises(NotFoundError):
+                await store.get(key)
+        assert await keys_of(store) == ["a/x"]
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_links_are_followed_and_a_circle_of_them_ends(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        await store.put("a/x", b"1")
+        (tmp_path / "root/a/loop").symlink_to(tmp_path / "root")
+        (tmp_path / "root/b").symlink_to(tmp_path / "root/a")
+        (tmp_path / "root/dangling").symlink_to(tmp_path / "nowhere")
+        assert await keys_of(store) == ["a/x", "b/x"]
+        assert (await store.get("b/x"))[0] == b"1"
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_a_name_that_is_not_utf8_is_an_error_that_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    try:
+        Path(os.fsdecode(os.fsencode(tmp_path / "root") + b"/bad-\xff")).write_bytes(b"1")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+
+    async def check(store: Store) -> None:
+        with pytest.raises(StoreError, match="UTF-8"):
+            await keys_of(store)
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_a_missing_root_is_not_made_by_reading_and_made_by_writing(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        for use in (store.get("x"), store.head("x"), keys_of(store), store.delete("x")):
+            with pytest.raises(BucketNotFoundError, match="root"):
+                await use
+        assert not (tmp_path / "root").exists()
+        await store.put("deep/er/x", b"1")
+        assert await keys_of(store) == ["deep/er/x"]
+
+    run_with(folder_store(tmp_path), check)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [
+        (errno.EACCES, PermissionDeniedError, "owner and mode"),
+        (errno.EROFS, PermissionDeniedError, "read-only"),
+        (errno.ENOSPC, StoreError, "disk is full"),
+        (errno.EMFILE, StoreError, "ulimit"),
+        (errno.EIO, ServerError, "input/output"),
+        (errno.ELOOP, StoreError, "could not be used"),
+    ],
+)
+def test_what_the_system_refuses_is_a_typed_error_that_names_object_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError], words: str
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    async def check(store: Store) -> None:
+        await store.put("name", b"1")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            for use in (store.get("name"), store.head("name"), store.put("name", b"2")):
+                with pytest.raises(kind, match=f"name.*{words}"):
+                    await use
+        assert (await store.get("name"))[0] == b"1"
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_of_several_processes_with_one_tag_exactly_one_wins(tmp_path: Path) -> None:
+    program = """
+import asyncio, sys
+from stoker.errors import PreconditionFailedError
+from stoker.store import open_store
+async def main(root, tag, body):
+    await open_store(root).put("x", body.encode(), if_tag=tag)
+    print("won")
+try:
+    asyncio.run(main(*sys.argv[1:]))
+except PreconditionFailedError:
+    print("lost")
+"""
+    written: list[ObjectInfo] = []
+
+    async def check(store: Store) -> None:
+        written.append(await store.put("x", b"start"))
+
+    run_with(folder_store(tmp_path), check)
+    arguments = [sys.executable, "-c", program, str(tmp_path / "root"), written[0].tag]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    writers = [
+        subprocess.Popen([*arguments, str(number)], stdout=subprocess.PIPE, text=True, env=environment)
+        for number in range(4)
+    ]
+    said = [writer.communicate(timeout=60)[0].strip() for writer in writers]
+    assert sorted(said) == ["lost", "lost", "lost", "won"]
+    assert (tmp_path / "root/x").read_text() == str(said.index("won"))
+
+
+def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) -> None:
+    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    program = """
+import os, signal, sys
+from pathlib import Path
+from stoker.store.local import _locked
+with _locked(Path(sys.argv[1])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "root")], env=environment, check=False)
+    assert killed.returncode == -9
+    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+
+
+def test_readers_never_see_a_mixture_of_two_writes(tmp_path: Path) -> None:
+    bodies = [bytes([number]) * 300_000 for number in range(4)]
+
+    async def check(store: Store) -> None:
+        await store.put("x", bodies[0])
+        writes = asyncio.gather(*(store.put("x", bodies[n % 4]) for n in range(16)))
+        reads = await asyncio.gather(*(store.get("x") for _ in range(16)))
+        await writes
+        assert all(body in bodies for body, _ in reads)
+
+    run_with(folder_store(tmp_path), check)

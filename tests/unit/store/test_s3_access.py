@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.store.options import S3Options
+from stoker.store.s3_access import Target, _botocore_session, _target
+
+ENVIRONMENT = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (*ENVIRONMENT, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
+        monkeypatch.delenv(name, raising=False)
+    config = tmp_path / "config"
+    config.write_text("[profile work]\nregion = ap-south-1\nendpoint_url = http://profile:9000\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+
+def resolve(options: S3Options, bucket: str = "bucket", **environment: str) -> Target:
+    return _target(bucket, options, _botocore_session(options), environment)
+
+
+def test_aws_is_addressed_by_virtual_host_in_the_region() -> None:
+    assert resolve(S3Options(region="eu-west-1")) == Target(
+        endpoint_url=None, region="eu-west-1", base_url="https://bucket.s3.eu-west-1.amazonaws.com"
+    )
+
+
+def test_a_bucket_with_dots_is_addressed_by_path_since_no_certificate_fits() -> None:
+    target = resolve(S3Options(region="eu-west-1"), "a.b")
+    assert target.base_url == "https://s3.eu-west-1.amazonaws.com/a.b"
+
+
+def test_china_has_its_own_domain() -> None:
+    assert resolve(S3Options(region="cn-north-1")).base_url == "https://bucket.s3.cn-north-1.amazonaws.com.cn"
+
+
+def test_a_custom_endpoint_is_addressed_by_path() -> None:
+    target = resolve(S3Options(endpoint_url="http://host:9000/"))
+    assert (target.endpoint_url, target.base_url) == ("http://host:9000", "http://host:9000/bucket")
+
+
+def test_the_region_comes_from_options_then_environment_then_profile_then_default() -> None:
+    work = S3Options(profile="work")
+    assert resolve(S3Options(region="r-1"), AWS_REGION="r-2").region == "r-1"
+    assert resolve(work, AWS_REGION="r-2").region == "r-2"
+    assert resolve(work).region == "ap-south-1"
+    assert resolve(S3Options()).region == "us-east-1"
+
+
+def test_the_older_region_variable_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "r-3")
+    assert resolve(S3Options()).region == "r-3"
+
+
+def test_the_endpoint_comes_from_options_then_environment_then_profile() -> None:
+    work = S3Options(profile="work")
+    both = {"AWS_ENDPOINT_URL": "http://general", "AWS_ENDPOINT_URL_S3": "http://special"}
+    assert resolve(S3Options(endpoint_url="http://given"), **both).endpoint_url == "http://given"
+    assert resolve(work, **both).endpoint_url == "http://special"
+    assert resolve(work, AWS_ENDPOINT_URL="http://general").endpoint_url == "http://general"
+    assert resolve(work).endpoint_url == "http://profile:9000"
+
+
+def test_configured_endpoints_can_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert resolve(S3Options(profile="work"), AWS_ENDPOINT_URL="http://general").endpoint_url is None
+
+
+def test_an_unknown_profile_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="absent"):
+        resolve(S3Options(profile="absent"))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ConfigError, MissingExtraError
+from stoker.store import GcsOptions, HttpOptions, S3Options, StoreOptions, open_store
+from stoker.store.location import parse_url
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "bucket", "prefix"),
+    [
+        ("s3://bucket", "s3", "bucket", ""),
+        ("s3://bucket/", "s3", "bucket", ""),
+        ("s3://bucket/a/b c%20/", "s3", "bucket", "a/b c%20"),
+        ("gs://bucket.with.dots/a?b#c", "gs", "bucket.with.dots", "a?b#c"),
+        ("memory://name/x", "memory", "name", "x"),
+        ("/data/train/", "file", "/data/train", ""),
+        ("/", "file", "/", ""),
+        ("file:///data/a%20b", "file", "/data/a b", ""),
+        ("file://localhost/data", "file", "/data", ""),
+    ],
+)
+def test_a_url_is_taken_apart(url: str, scheme: str, bucket: str, prefix: str) -> None:
+    location = parse_url(url)
+    assert (location.scheme, location.bucket, location.prefix) == (scheme, bucket, prefix)
+
+
+def test_a_relative_path_keeps_its_place_when_the_process_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    location = parse_url(Path("sub") / "folder")
+    os.chdir("/")
+    assert location.bucket == str(tmp_path / "sub" / "folder")
+    assert location.url == "sub/folder"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "s3://",
+        "s3:///key",
+        "s3://a b/key",
+        "s3://bücket",
+        "http://host/x",
+        "S3://bucket",
+        "file://host/x",
+        "file://",
+        "file:///a?b",
+        "nul\0",
+    ],
+)
+def test_what_is_no_store_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_url(url)
+
+
+@pytest.mark.parametrize("url", ["s3://key:secret-part@bucket/x", "gs://secret-part:9000/x"])
+def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_url(url)
+    assert "secret-part" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("/folder", S3Options()),
+        ("memory://x", GcsOptions()),
+        ("s3://bucket", GcsOptions()),
+        ("gs://bucket", S3Options()),
+    ],
+)
+def test_options_of_another_store_are_refused(url: str, options: StoreOptions) -> None:
+    with pytest.raises(ConfigError, match=type(options).__name__):
+        open_store(url, options=options)
+
+
+def test_contradicting_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="together"):
+        S3Options(access_key_id="a")
+    with pytest.raises(ConfigError, match="session_token"):
+        S3Options(session_token="t")
+    with pytest.raises(ConfigError, match="exclude"):
+        S3Options(profile="p", anonymous=True)
+    with pytest.raises(ConfigError, match="exclude"):
+        GcsOptions(token="t", anonymous=True)
+    with pytest.raises(ConfigError, match="endpoint_url"):
+        GcsOptions(endpoint_url="localhost:4443")
+    with pytest.raises(ConfigError, match="max_connections"):
+        HttpOptions(max_connections=0)
+
+
+def test_options_do_not_show_their_secrets() -> None:
+    shown = repr(S3Options(access_key_id="AK", secret_access_key="hush", session_token="quiet"))
+    shown += repr(GcsOptions(token="silent"))
+    assert not any(secret in shown for secret in ("AK", "hush", "quiet", "silent"))
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"), [("s3://b", "aioboto3", "s3"), ("gs://b", "gcloud.aio.auth", "gcs")]
+)
+def test_a_missing_sdk_names_the_extra_to_install(
+    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("stoker.store.s3", "stoker.store.gcs"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'stoker\[{extra}\]'"):
+        open_store(url)
+
+
+def test_opening_a_store_imports_no_other_stores_sdk_and_starts_nothing() -> None:
+    program = """
+import socket, sys, threading
+def refuse(*_): raise AssertionError("a socket")
+socket.socket.connect = refuse
+from stoker.store import open_store
+open_store("/nowhere"), open_store("memory://x")
+assert not {"botocore", "gcloud", "aiohttp"} & set(sys.modules), "an SDK"
+open_store("s3://bucket")
+assert "gcloud" not in sys.modules
+open_store("gs://bucket")
+assert threading.active_count() == 1
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, env=_environment())
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
