@@ -19,6 +19,7 @@ __all__ = ["BufferPool"]
 
 _HELD_BY_POOL = 2
 """References to a buffer that nobody else holds: the pool's own, and getrefcount's argument."""
+_LEAST_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -52,13 +53,14 @@ class BufferPool:
 
     def _borrowed(self, size_bytes: int) -> NDArray[np.uint8]:
         """Return a free buffer of at least ``size_bytes``; sizes are powers of two, so that columns find theirs."""
-        buffers = self._buffers.setdefault(max(1, size_bytes - 1).bit_length(), [])
+        rounded_bytes = 1 << (max(size_bytes, _LEAST_BYTES) - 1).bit_length()
+        buffers = self._buffers.setdefault(rounded_bytes, [])
         for buffer in buffers:
             if self._is_free(buffer):
                 buffer.event = None
                 return buffer.memory.view()
         self.made += 1
-        buffers.append(_Buffer(_allocated(1 << max(1, size_bytes - 1).bit_length(), self.pinned)))
+        buffers.append(_Buffer(_allocated(rounded_bytes, self.pinned)))
         return buffers[-1].memory.view()
 
     def _is_free(self, buffer: _Buffer) -> bool:

@@ -195,6 +195,10 @@ class Lane:
             sizes[part : part + len(self._counts)] += cuts[1] - cuts[0]
         return sizes
 
+    def __len__(self) -> int:
+        """Return how many pieces the lane has."""
+        return len(self.super_samples)
+
     @property
     def most_pieces(self) -> int:
         """How many pieces a block has at most: what must be in memory at a time."""

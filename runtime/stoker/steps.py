@@ -211,8 +211,8 @@ class Steps:
 def _drop_others(lanes: dict[int, _LaneItems], kept: int | None = None) -> list[int]:
     """Drop what is held of all lanes but one, and return the items.
 
-    A last step that is short is not cut where the others are and may touch other lanes. It is walked one lane at a time,
-    so that it needs no more memory than they; the little that is dropped too early is fetched again.
+    A last step that is short is not cut where the others are and may touch other lanes. It is walked one lane at a
+    time, so that it needs no more memory than they; the little that is dropped too early is fetched again.
     """
     return [item for lane, held in lanes.items() if lane != kept for item in held.drop_before(len(held.lane))]
 
