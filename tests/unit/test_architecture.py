@@ -1,0 +1,119 @@
+"""Imports point down: between the packages, between the floors of the runtime, and never in a circle."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    "stoker": "runtime",
+    "stoker_torch": "loader",
+    "stoker_functions": "functions",
+    "stoker_local": "infra/local",
+}
+MAY_IMPORT = {
+    "stoker": set(),
+    "stoker_torch": {"stoker"},
+    "stoker_functions": {"stoker"},
+    "stoker_local": {"stoker", "stoker_torch", "stoker_functions"},
+}
+HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "gcloud", "PIL", "simplejpeg", "sklearn", "moto")
+# Those whose business is one of them; the rest of the runtime imports these only where they are used.
+ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in ("s3", "s3_access", "gcs", "gcs_access"))}
+
+# The floors of the runtime, lowest first; a module imports its own floor and those below.
+FLOORS = {
+    "values": "errors version dtypes schema",
+    "pure": """aimd backoff budget checksum cutter feistel fetch_config fetch_statistics gather hedge images manifest
+        meter order packrecord partition philox prices ring schedule sizes steps supersample tensorfile tier""",
+    "waiting": "bounded clock gate loop_thread progress task_group",
+    "stores": "store retry",
+    "composers": "catalog feed fetch maintenance pack packlog packplan packrun prefetch range_reader sources walk",
+    "commands": "cli",
+}
+FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS.values()) for module in modules.split()}
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Return every module of a package, dotted name → file."""
+    source = ROOT / SOURCES[package]
+    named = {}
+    for file in (source / package).rglob("*.py"):
+        parts = file.relative_to(source).with_suffix("").parts
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return named
+
+
+EVERY_MODULE = {name: file for package in SOURCES for name, file in modules(package).items()}
+
+
+def imported(name: str) -> Iterator[str]:
+    """Yield the modules of ours that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(EVERY_MODULE[name].read_text())):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name} has a relative import"
+            below = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [each if each in EVERY_MODULE else str(node.module) for each in below]
+        else:
+            continue
+        yield from (each for each in found if each.partition(".")[0] in SOURCES)
+
+
+def floor_of(name: str) -> int:
+    room = name.split(".")[1]
+    assert room in FLOOR_OF, f"{name} is on no floor: add {room!r} to FLOORS in {Path(__file__).name}"
+    return FLOOR_OF[room]
+
+
+def test_packages_import_only_packages_below_them() -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name in EVERY_MODULE
+        for other in imported(name)
+        if other.partition(".")[0] not in {package := name.partition(".")[0], *MAY_IMPORT[package]}
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", sorted(set(modules("stoker")) - {"stoker"}))
+def test_a_module_of_the_runtime_imports_only_its_floor_and_those_below(name: str) -> None:
+    for other in imported(name):
+        assert other != "stoker", f"{name} imports the package itself, which is the roof"
+        assert floor_of(other) <= floor_of(name), f"{name} imports {other}, which is on a higher floor"
+
+
+def test_every_room_on_a_floor_is_there() -> None:
+    assert {name.split(".")[1] for name in modules("stoker") if "." in name} == set(FLOOR_OF)
+
+
+def test_no_imports_go_round_in_a_circle() -> None:
+    graph = {name: {other for other in imported(name) if other != name} for name in EVERY_MODULE}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(EVERY_MODULE)
+
+
+@pytest.mark.parametrize("name", sorted(name for name in modules("stoker") if "." in name and floor_of(name) < 2))
+def test_a_pure_module_waits_for_nothing(name: str) -> None:
+    tree = ast.parse(EVERY_MODULE[name].read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)]
+
+
+def test_importing_the_runtime_loads_no_torch_no_cloud_sdk_and_no_image_codec() -> None:
+    program = (
+        f"import importlib, sys\nfor name in {sorted(set(modules('stoker')) - ADAPTERS)!r}:\n"
+        "    if not name.endswith('__main__'): importlib.import_module(name)\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    path = ":".join(str(ROOT / source) for source in SOURCES.values())
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
