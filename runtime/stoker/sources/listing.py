@@ -166,7 +166,7 @@ def _expanded(pattern: str) -> Iterator[str]:
 
 
 def _numbers(first: str, last: str) -> Iterator[str]:
-    padded = first.startswith("0") or last.startswith("0")
-    width = max(len(first), len(last)) if padded else 0
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
     step = 1 if int(first) <= int(last) else -1
     return (f"{number:0{width}d}" for number in range(int(first), int(last) + step, step))
