@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from stoker_local import BucketConfig, BucketProcess, BucketSpec, Shape, bucket_process
+from support.local_bucket import s3_client
 from support.places import tar_of
 
 Environment = dict[str, str]
@@ -200,6 +201,23 @@ def test_a_sample_that_does_not_fit_is_named_and_the_pack_resumes_without_it(tmp
     assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == 21
 
 
+def test_hostile_names_never_reach_the_terminal(tmp_path: Path) -> None:
+    name = "\x1b[31mred\x9b\u202e"
+    (tmp_path / "in" / name).mkdir(parents=True)
+    (tmp_path / "in" / name / "1.jpg").write_bytes(b"x")
+    (tmp_path / "in" / f"{name}.md").write_bytes(b"x")
+    shown = stoker("pack", tmp_path / "in", tmp_path / "out").stderr
+    shown += stoker("head", tmp_path / "out").stdout + stoker("info", tmp_path / "out").stdout
+    shown += stoker("pack", tmp_path / "in" / f"{name}.md", tmp_path / "x", code=2).stderr
+    assert "\\x1b[31mred\\x9b\\u202e" in shown
+    assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
+
+
+def test_a_terminal_without_unicode_gets_escapes(packed: Path) -> None:
+    found = stoker("info", packed, environment={"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"})
+    assert "cats + dogs, \\xfcnder" in found.stdout
+
+
 @pytest.fixture
 def bucket() -> Iterator[BucketProcess]:
     """A bucket in another process whose first byte takes a while."""
@@ -220,6 +238,17 @@ def test_source_and_data_set_may_be_in_buckets(tmp_path: Path, bucket: BucketPro
     flags = ["--endpoint-url", bucket.url, "--region", "us-east-1"]
     keys = {name: value for name, value in environment.items() if "KEY" in name}
     stoker("verify", "s3://private/one", *flags, environment=keys)
+
+
+def test_a_source_may_be_public_and_the_data_set_private(tmp_path: Path, bucket: BucketProcess) -> None:
+    with s3_client(bucket) as client:
+        for number in range(20):
+            client.put_object(Bucket="public", Key=f"raw/a + b/{number}.jpg", Body=bytes([number]) * 100)
+    stoker("pack", "s3://public/raw", "s3://private/out", "--source-anonymous", environment=bucket.environment())
+    found = stoker("head", "s3://private/out", "-n", 20, environment=bucket.environment()).stdout
+    assert found.count('"a + b/') == 20
+    refused = stoker("pack", "s3://private/raw", tmp_path, "--anonymous", environment=bucket.environment(), code=1)
+    assert refused.stderr.startswith("stoker: error: s3://private/raw")
 
 
 def test_an_interrupted_pack_says_130_and_the_same_command_finishes_it(tmp_path: Path, bucket: BucketProcess) -> None:

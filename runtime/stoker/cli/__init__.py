@@ -9,9 +9,11 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from io import TextIOWrapper
 
 from stoker.cli import gc, head, info, pack, rebuild, verify
 from stoker.cli.command import Command
+from stoker.cli.output import printable
 from stoker.errors import ConfigError, StokerError
 from stoker.version import __version__
 
@@ -26,6 +28,8 @@ _BROKEN_PIPE = 141  # 128 + SIGPIPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code: 0, 1 on failure, 2 on wrong usage, 130 when interrupted."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if isinstance(sys.stdout, TextIOWrapper):  # names may hold what a terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = _parser(_commands(arguments))
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.is_broken:
@@ -38,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except StokerError as error:
             if options.debug:
                 raise
-            print(f"stoker: error: {error}", file=sys.stderr)
+            print(f"stoker: error: {printable(str(error))}", file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
         except KeyboardInterrupt:
             print(f"stoker: {options.when_interrupted}", file=sys.stderr)
@@ -101,4 +105,4 @@ def _fail(point: EntryPoint, error: Exception, _: Namespace) -> int:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"stoker: warning: {message}", file=sys.stderr)
+    print(f"stoker: warning: {printable(str(message))}", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, positive, size, store_options
+from stoker.cli.output import printable
 from stoker.errors import ConfigError
 from stoker.manifest import Manifest
 from stoker.pack import AsyncPacker, PackConfig, PackProgress
@@ -111,7 +112,7 @@ def _summary(url: str, manifest: Manifest, done: PackProgress, durable: int, sec
 def _say(args: Namespace, *lines: str) -> None:
     if not args.quiet:
         for line in lines:
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)
 
 
 def _check_apart(source: str, destination: str) -> None:
