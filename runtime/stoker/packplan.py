@@ -151,7 +151,7 @@ def _check_can_create(store: Readable, base: Manifest | None, records: list[Pack
 def _exists(store: Readable, base: Manifest) -> DatasetExistsError:
     return DatasetExistsError(
         f"there is a data set at {store.url} already (version {base.version}, {base.samples} samples); "
-        "use mode='append' to add to it, or another URL"
+        "add to it with mode='append' (stoker pack --append), or use another URL"
     )
 
 

@@ -70,7 +70,10 @@ class PackRunner:
             raise kind(f"another process packed the same source to {url} at the same time; nothing was committed twice")
         if record.mode == "create":
             if base is not None:
-                raise DatasetExistsError(f"another process created a data set at {url} first; use mode='append'")
+                raise DatasetExistsError(
+                    f"another process created a data set at {url} first; add to it with mode='append' "
+                    "(stoker pack --append)"
+                )
             return self._manifest(packed)
         if base is None or base.dataset != self.plan.dataset:
             raise PackError(f"the data set at {url} was deleted while samples were packed to append to it")
