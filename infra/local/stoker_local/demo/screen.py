@@ -1,0 +1,79 @@
+"""What the demo shows while it runs: a line that is redrawn on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import textwrap
+import time
+from typing import TextIO
+
+__all__ = ["Screen", "bar"]
+
+_REDRAW_SECONDS = 0.1
+_WIDEST = 100
+_LABEL = 8
+_CLEAR = "\r\x1b[K"
+
+
+class Screen:
+    """A stream that people look at; leaving it wipes a line that is being redrawn.
+
+    Attributes:
+        is_terminal: whether lines can be redrawn.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._drawn_at = -math.inf
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.is_terminal:
+            self._write(_CLEAR)
+
+    @property
+    def columns(self) -> int:
+        """How wide text may be: the terminal's width within reason."""
+        return min(shutil.get_terminal_size().columns, _WIDEST)
+
+    def line(self, text: str = "") -> None:
+        """Write a text that stays, wrapped at the screen's width."""
+        self.rows(self._wrapped(text))
+
+    def item(self, label: str, text: str) -> None:
+        """Write a text that stays, in a column of its own behind its label."""
+        self.rows(self._wrapped(f"  {label:<{_LABEL}} {text}", indent=" " * (_LABEL + 3)))
+
+    def rows(self, lines: list[str]) -> None:
+        """Write lines as they are."""
+        self._write((_CLEAR if self.is_terminal else "") + "".join(f"{line}\n" for line in lines))
+        self._drawn_at = -math.inf
+
+    def draw(self, text: str) -> None:
+        """Show a line until the next one, on a terminal; drawn at most ten times a second."""
+        now = time.monotonic()
+        if self.is_terminal and now - self._drawn_at >= _REDRAW_SECONDS:
+            self._drawn_at = now
+            self._write(f"{_CLEAR}  {text}"[: len(_CLEAR) + shutil.get_terminal_size().columns - 1])
+
+    def milestone(self, text: str) -> None:
+        """Tell what was reached where no line can be redrawn."""
+        if not self.is_terminal:
+            self._write(f"  {text}\n")
+
+    def _wrapped(self, text: str, indent: str = "") -> list[str]:
+        return textwrap.wrap(text, self.columns - 1, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def bar(fraction: float, width: int = 24) -> str:
+    """Return a bar that is filled so far."""
+    return f"[{'#' * round(fraction * width):.<{width}}]"

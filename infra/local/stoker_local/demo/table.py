@@ -1,0 +1,80 @@
+"""What the demo tells at its end: both ways side by side, and why they differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.meter import Reading
+from stoker.prices import Operation, Prices
+from stoker.sizes import format_bytes
+from stoker_local.demo.training import Timing
+
+__all__ = ["Result", "read_counts", "table"]
+
+_OPERATIONS = {"GetObject": Operation.GET, "HeadObject": Operation.HEAD, "ListObjectsV2": Operation.LIST}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one way of reading did.
+
+    Attributes:
+        name: of the way.
+        workers: how many it has, in words.
+        accuracy: on the test images, 0 to 1.
+        timing: of the training.
+        reading: what the bucket counted.
+    """
+
+    name: str
+    workers: str
+    accuracy: float
+    timing: Timing
+    reading: Reading
+
+
+def read_counts(url: str, counts: Mapping[str, Any]) -> Reading:
+    """Return the bucket's own counters as a reading of stoker's meter, which knows the prices."""
+    requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
+    for name, count in counts["requests"].items():
+        requests[_OPERATIONS[name]] += count
+    return Reading(
+        url=url,
+        egress="same_region",
+        emulated=True,
+        requests=requests,
+        not_billed=Counter(),
+        failed=0,
+        cancelled=0,
+        read_bytes=counts["bytes_out"],
+        broken_bytes=0,
+        written_bytes=0,
+    )
+
+
+def table(direct: Result, loader: Result, prices: Prices) -> list[str]:
+    """Return the lines of a table, narrower than 80 columns."""
+    columns = [_cells(result, prices) for result in (direct, loader)]
+    rows = [(label, left, right) for (label, left), (_, right) in zip(*columns, strict=True)]
+    first, second, third = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [f"  {label:<{first}}   {left:>{second}}   {right:>{third}}" for label, left, right in rows]
+    return [*lines[:2], "  " + "-" * (len(lines[0]) - 2), *lines[2:]]
+
+
+def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:
+    timing, reading = result.timing, result.reading
+    return [
+        ("", result.name),
+        ("", result.workers),
+        ("test accuracy", f"{result.accuracy:.1%}"),
+        ("wait for data", f"{timing.wait_seconds:.2f} s"),
+        ("stall", f"{timing.stall:.1%}"),
+        ("GETs", f"{reading.requests[Operation.GET]:,}"),
+        ("bytes", format_bytes(reading.read_bytes)),
+        ("dollars", f"${reading.dollars(prices):.6f}"),
+        ("time to first batch", f"{timing.first_batch_seconds:.2f} s"),
+        ("total time", f"{timing.total_seconds:.2f} s"),
+    ]
