@@ -3,7 +3,7 @@
 ``manifests/<n>.safetensors`` is written once, and only where no version n is yet: whoever writes it has won that
 number, and whoever lost builds again on top of the winner. ``manifest.safetensors``, the pointer, is a byte copy of the
 newest version and only moves forward. A writer that dies between the two leaves the pointer behind; the next writer
-finds the newer version by asking for the numbers that follow, and moves the pointer first.
+finds the newer version by asking for the numbers that follow, and its commit moves the pointer past it.
 """
 
 from __future__ import annotations
