@@ -1,4 +1,4 @@
-"""One verified object in a ring slot: nearer tiers first, then the store, in parallel ranges where that is urgent."""
+"""Verified bytes: whole objects in ring slots, from nearer tiers first; or ranges, in whatever memory they are for."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ class Fetcher:
         try:
             if not await self._from_tier(ref, slot):
                 parts = self._split(ref.size_bytes, urgent)
+                into = self._ring.view(slot, ref.size_bytes)
                 await self.fetch_ranges(
-                    ref, parts, slot=slot, verify=lambda data: _verify_whole(ref, data), urgent=urgent
+                    ref, parts, into=into, verify=lambda data: _verify_whole(ref, data), urgent=urgent
                 )
                 for tier in self._tiers:
                     tier.offer(ref, self._ring.view(slot, ref.size_bytes))
@@ -89,14 +90,14 @@ class Fetcher:
         ref: ObjectRef,
         parts: Sequence[RangePart],
         *,
-        slot: int,
+        into: memoryview,
         verify: Callable[[memoryview], None],
         urgent: bool = False,
     ) -> None:
-        """Read parts of an object into a slot that the caller has acquired, and keeps in every case.
+        """Read parts of an object into memory that is the caller's in every case, a slot's for example.
 
-        ``verify`` is given the slot's bytes from 0 to the end of the last part, once all parts are there, and raises
-        ChecksumError if they are not right. When the call ends, however it ends, no transport writes to the slot.
+        ``verify`` is given ``into`` once all parts are there, and raises ChecksumError if they are not right. When the
+        call ends, however it ends, no transport writes to the memory.
 
         Raises:
             FetchError: not fetched by the deadline or the last attempt, or the checksum always differs.
@@ -106,7 +107,7 @@ class Fetcher:
         pursuit = Pursuit(
             ref=ref,
             name=f"{self._store.url.rstrip('/')}/{ref.key}",
-            slot=slot,
+            into=into,
             urgent=urgent,
             tag=(ref.tag or None) if self._sends_tags else None,
         )
@@ -127,12 +128,11 @@ class Fetcher:
         self, pursuit: Pursuit, parts: Sequence[RangePart], verify: Callable[[memoryview], None]
     ) -> None:
         """Read until the checksum is right. A tag that differs is let pass if size and checksum do not."""
-        data = self._ring.view(pursuit.slot, max((part.offset + part.size_bytes for part in parts), default=0))
         changed: ObjectChangedError | None = None
         for reading in count(1):
             try:
                 await self._read_all(pursuit, parts)
-                verify(data)
+                verify(pursuit.into)
                 break
             except ObjectChangedError as error:
                 if pursuit.tag is None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -37,12 +38,12 @@ __all__ = ["Pursuit", "RangePart", "RangeReader"]
 
 @dataclass(frozen=True, slots=True)
 class RangePart:
-    """Bytes ``[start, end)`` of an object, and where in a slot they go.
+    """Bytes ``[start, end)`` of an object, and where in the caller's memory they go.
 
     Attributes:
         start: first byte.
         end: byte after the last.
-        offset: of the first byte in the slot, in bytes.
+        offset: of the first byte in the memory, in bytes.
     """
 
     start: int
@@ -62,7 +63,7 @@ class Pursuit:
     Attributes:
         ref: the object.
         name: its URL, for messages.
-        slot: where its bytes go; FILLING, and the caller's.
+        into: where its bytes go; the caller's.
         urgent: whether its requests go before others.
         tag: precondition of its requests; None sends none.
         scope: ends the fetch at its deadline.
@@ -73,7 +74,7 @@ class Pursuit:
 
     ref: ObjectRef
     name: str
-    slot: int
+    into: memoryview
     urgent: bool
     tag: str | None
     scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
@@ -89,7 +90,7 @@ class Pursuit:
 
 
 class RangeReader:
-    """Reads ranges of one store into slots of one ring, on one event loop.
+    """Reads ranges of one store, on one event loop; the ring's free slots are for the hedges.
 
     A read that backs off keeps its permit, so in an outage the request rate is bounded by the concurrency and the
     back-off, however many reads wait.
@@ -107,6 +108,7 @@ class RangeReader:
         self._gate = Gate(self._aimd)
         self._budget = HedgeBudget(config.hedge_fraction, config.hedge_burst)
         self._times = TransferTimes()
+        self._small_hedges = 0
 
     def statistics(self) -> FetchStatistics:
         """Return what was counted, with what is expected and allowed now."""
@@ -118,7 +120,7 @@ class RangeReader:
         )
 
     async def read(self, pursuit: Pursuit, part: RangePart) -> None:
-        """Fill a part of the pursuit's slot. When the call ends, however it ends, nothing writes there any more.
+        """Fill a part of the pursuit's memory. When the call ends, however it ends, nothing writes there any more.
 
         Raises:
             FetchError: every attempt failed, or the next one would miss the deadline.
@@ -172,7 +174,7 @@ class RangeReader:
 
     async def _attempt(self, pursuit: Pursuit, part: RangePart) -> StoreError | None:
         """Send a request and, if it is late, a second one; return the first one's error if neither succeeds."""
-        into = self._ring.view(pursuit.slot, part.offset + part.size_bytes)[part.offset :]
+        into = pursuit.into[part.offset : part.offset + part.size_bytes]
         if not self._config.hedge:
             return await self._request(pursuit, part, into)
         async with task_group() as legs:
@@ -185,16 +187,13 @@ class RangeReader:
     async def _hedge(
         self, pursuit: Pursuit, part: RangePart, into: memoryview, primary: asyncio.Task[StoreError | None]
     ) -> bool:
-        """Race a second request, in a slot of its own, against a late one; return whether the second one won.
+        """Race a second request, in memory of its own, against a late one; return whether the second one won.
 
-        Then its bytes are in ``into``, the late one has ended, and the spare slot is free again.
+        Then its bytes are in ``into``, the late one has ended, and the memory is free again.
         """
-        if not self._ring.free or not self._budget.spend():
-            return False
-        spare = self._ring.acquire()
-        assert spare is not None  # noqa: S101 - it has a free slot, and nothing ran in between
-        try:
-            data = self._ring.view(spare, part.size_bytes)
+        with self._spare(part.size_bytes) as data:
+            if data is None:
+                return False
             self._tally.hedges += 1
             with self._gate.extra():
                 won = await _race(primary, self._request(pursuit, part, data))
@@ -203,8 +202,30 @@ class RangeReader:
                 self._tally.hedge_wins += 1
             self._tally.hedged_bytes += part.size_bytes
             return won
+
+    @contextmanager
+    def _spare(self, size_bytes: int) -> Iterator[memoryview | None]:
+        """Lend memory for a hedge that the budget allows: one of the small buffers, else a slot; None if there is none.
+
+        There are ``hedge_burst`` small buffers.
+        """
+        is_small = size_bytes <= self._config.small_hedge_bytes and self._small_hedges < self._config.hedge_burst
+        if not (is_small or (self._ring.free and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
+            yield None
+            return
+        if is_small:
+            self._small_hedges += 1
+            try:
+                yield memoryview(bytearray(size_bytes))
+            finally:
+                self._small_hedges -= 1
+            return
+        slot = self._ring.acquire()
+        assert slot is not None  # noqa: S101 - it has a free slot, and nothing ran in between
+        try:
+            yield self._ring.view(slot, size_bytes)
         finally:
-            self._ring.abort(spare)
+            self._ring.abort(slot)
 
     async def _request(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> StoreError | None:
         """Call the store once; return its error: in a race, a leg that fails must not stop the other."""

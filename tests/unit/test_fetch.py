@@ -276,6 +276,37 @@ def test_no_hedge_without_a_spare_slot_or_when_switched_off() -> None:
     run(main)
 
 
+def test_small_ranges_are_hedged_in_a_few_buffers_when_no_slot_is_spare() -> None:
+    async def main() -> None:
+        bench = Bench(config=FetchConfig(small_hedge_bytes=100, hedge_burst=2, hedge_fraction=1.0))
+        await warm_up(bench)
+        while bench.ring.free:
+            bench.ring.acquire()
+        into = memoryview(bytearray(600))
+
+        async def read(number: int, size_bytes: int = 100) -> int:
+            part = RangePart(100 * number, 100 * number + size_bytes, 100 * number)
+            await bench.fetcher.fetch_ranges(bench.ref, [part], into=into, verify=lambda data: None)
+            return bench.fetcher.stats.hedges
+
+        scripted_after_warm_up(bench, "stall")
+        assert await read(0) == 1
+        scripted_after_warm_up(bench, "stall")
+        assert await read(1, 101) == 1, "larger than a buffer, and no slot is free"
+        scripted_after_warm_up(bench, *["stall"] * 4)
+        async with asyncio.TaskGroup() as tasks:
+            for number in (2, 3):
+                tasks.create_task(read(number))
+            await asyncio.sleep(1.0)
+            assert bench.fetcher.stats.hedges == 3
+            scripted_after_warm_up(bench, None, None, "stall")
+            assert [await read(number) for number in (4, 5, 0)] == [3, 3, 3], "both buffers are in use"
+        assert bytes(into) == BODY[:600]
+        assert bench.fetcher.stats.in_flight == 0
+
+    run(main)
+
+
 def test_when_everything_is_late_hedges_stay_within_their_budget() -> None:
     async def main() -> None:
         bench = Bench(config=FetchConfig(hedge_fraction=0.1, hedge_burst=2))
@@ -446,7 +477,7 @@ def test_ranges_land_where_the_caller_wants_them_in_a_slot_it_keeps() -> None:
             if bytes(data[100:120]) != BODY[10:30] or bytes(data[:100]) != BODY[500:600]:
                 raise ChecksumError("sample 3 of x")
 
-        await bench.fetcher.fetch_ranges(bench.ref, parts, slot=slot, verify=verify)
+        await bench.fetcher.fetch_ranges(bench.ref, parts, into=bench.ring.view(slot, 120), verify=verify)
         assert seen == [120, 120]
         assert bench.ring.statistics().filling == 1
         bench.ring.abort(slot)
