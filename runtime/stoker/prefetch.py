@@ -10,30 +10,47 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from stoker.errors import ConfigError, StokerError
-from stoker.fetch import Fetcher
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Progress, Schedule
 from stoker.task_group import task_group
-from stoker.tier import ObjectRef
 
-__all__ = ["Item", "PrefetchStatistics", "Prefetcher"]
+__all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader"]
+
+Ref = TypeVar("Ref")
+Wanted = TypeVar("Wanted", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Item(Generic[Ref]):
     """Something to fetch.
 
     Attributes:
         index: 0, 1, 2 … in order of first use over the run.
-        ref: the object.
+        ref: what it is, for the reader.
         step: the step that first uses it; never falls from one item to the next.
     """
 
     index: int
-    ref: ObjectRef
+    ref: Ref
     step: int
+
+
+class SlotReader(Protocol[Wanted]):
+    """Fills slots of a ring; a :class:`~stoker.fetch.Fetcher` is one."""
+
+    async def fetch(self, ref: Wanted, *, urgent: bool = False) -> int:
+        """Return a READY slot with what ``ref`` names, verified.
+
+        The slot is acquired before the first await, and freed on every error and when the call is cancelled.
+
+        Raises:
+            StokerError: it could not be had.
+            RingStateError: no slot was free; admission is the caller's part.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +74,23 @@ class PrefetchStatistics:
     misses: int
 
 
-class Prefetcher:
+class Prefetcher(Generic[Ref]):
     """Keeps the ring filled. Lives on one event loop; only :meth:`ready` may be called from other threads."""
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        reader: SlotReader[Ref],
         ring: Ring,
         schedule: Schedule,
-        items: Callable[[], Item | None],
+        items: Callable[[], Item[Ref] | None],
         *,
         hedge_slots: int,
     ) -> None:
         """Prepare; nothing is fetched before :meth:`run`.
 
         Args:
-            fetcher: fetches into ``ring``.
-            ring: shared with the fetcher, used by nobody else.
+            reader: reads into ``ring``.
+            ring: shared with the reader, used by nobody else.
             schedule: how far ahead.
             items: returns the next item, None after the last.
             hedge_slots: slots that admission leaves free for hedges.
@@ -83,7 +100,7 @@ class Prefetcher:
                 f"{schedule} needs {schedule.needed_slots} slots beside {hedge_slots} for hedges; the ring has "
                 f"{ring.slots}: raise the memory budget or fetch less ahead"
             )
-        self._fetcher = fetcher
+        self._reader = reader
         self._ring = ring
         self._schedule = schedule
         self._items = items
@@ -188,7 +205,7 @@ class Prefetcher:
         self._consumed = consumed
         self._changed.set()
 
-    def _next_item(self) -> Item | None:
+    def _next_item(self) -> Item[Ref] | None:
         try:
             return self._items()
         except Exception as error:  # noqa: BLE001 - raised again once the items before it have been fetched
@@ -208,7 +225,7 @@ class Prefetcher:
             # task, so that one cancelled before it started has nothing to give back.
             await asyncio.sleep(0)
 
-    def _may_issue(self, item: Item) -> bool:
+    def _may_issue(self, item: Item[Ref]) -> bool:
         """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""
         waited_for = item.index <= self._wanted
         if self._ring.free <= (0 if waited_for else self._hedge_slots):
@@ -222,11 +239,11 @@ class Prefetcher:
         self._misses += waited_for
         return waited_for
 
-    async def _fill(self, item: Item) -> None:
+    async def _fill(self, item: Item[Ref]) -> None:
         urgent = item.index <= self._wanted or item.step == self._first_step
         outcome: int | Exception
         try:
-            outcome = await self._fetcher.fetch(item.ref, urgent=urgent)
+            outcome = await self._reader.fetch(item.ref, urgent=urgent)
             self._fetched += 1
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
             outcome = error

@@ -28,6 +28,7 @@ from stoker.schedule import Schedule
 from stoker.schema import Column
 from stoker.steps import PlannedStep, Segment, Steps
 from stoker.supersample import Head
+from stoker.tier import ObjectRef
 
 __all__ = ["Gathered", "Walk", "WalkParts", "WalkStatistics"]
 
@@ -110,7 +111,7 @@ class Walk:
         self._parts = parts
         self._lock = threading.Lock()
         self._planned: deque[PlannedStep] = deque()
-        self._items: deque[Item] = deque()
+        self._items: deque[Item[ObjectRef]] = deque()
         self._heads: dict[int, Head] = {}
         self._used = 0
         self._prefetcher = Prefetcher(
@@ -165,7 +166,7 @@ class Walk:
         await asyncio.gather(self._running, return_exceptions=True)  # an error of its own reached the consumer
         self._prefetcher.release_all()
 
-    def _next_item(self) -> Item | None:
+    def _next_item(self) -> Item[ObjectRef] | None:
         """Return the next item in order of first use, planning steps until there is one."""
         with self._lock:
             while not self._items:

@@ -14,6 +14,7 @@ from stoker.fetch import FetchConfig, Fetcher
 from stoker.prefetch import Item, Prefetcher
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
+from stoker.tier import ObjectRef
 from support.faulty_store import FaultyStore, Weather, pin
 
 OBJECTS = {f"data/{number:03}": bytes([number]) * (1000 + number) for number in range(40)}
@@ -32,10 +33,10 @@ class Bench:
         fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0), config=FetchConfig(attempts=2))
         self.prefetcher = Prefetcher(fetcher, self.ring, schedule or Continuous(), self.plan(), hedge_slots=hedge_slots)
 
-    def plan(self) -> Callable[[], Item | None]:
+    def plan(self) -> Callable[[], Item[ObjectRef] | None]:
         items = iter([Item(index, ref, index // 2) for index, ref in enumerate(self.refs)])
 
-        def next_item() -> Item | None:
+        def next_item() -> Item[ObjectRef] | None:
             self.planned += 1
             return next(items, None)
 
@@ -204,7 +205,7 @@ def test_waiting_past_the_end_of_the_order_is_an_error_and_not_a_hang() -> None:
 
 
 def test_an_error_of_the_plan_comes_after_the_items_before_it() -> None:
-    def failing() -> Iterator[Item]:
+    def failing() -> Iterator[Item[ObjectRef]]:
         yield from (Item(index, ref, index) for index, ref in enumerate(pin(OBJECTS)[:2]))
         raise LookupError("manifest is broken")
 
