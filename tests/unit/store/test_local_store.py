@@ -6,6 +6,8 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,8 @@ from stoker.errors import (
     StoreError,
 )
 from stoker.store import ObjectInfo, Store, open_store
-from support.stores import keys_of, read_range, run_with
+from stoker.store.local import _in_thread, _is_partial, _locked
+from support.stores import eventually, keys_of, read_range, run_with
 
 
 def folder_store(tmp_path: Path) -> Store:
@@ -216,6 +219,50 @@ except PreconditionFailedError:
     said = [writer.communicate(timeout=60)[0].strip() for writer in writers]
     assert sorted(said) == ["lost", "lost", "lost", "won"]
     assert (tmp_path / "root/x").read_text() == str(said.index("won"))
+
+
+def test_a_writer_waits_for_another_ones_lock_before_it_replaces(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+
+    async def check(store: Store) -> None:
+        await store.put("x", b"old")
+        with _locked(root):
+            write = asyncio.ensure_future(store.put("x", b"new"))
+            await eventually(lambda: any(_is_partial(path.name) for path in root.iterdir()))
+            await asyncio.sleep(0.02)  # time enough for a writer that does not wait to be caught
+            assert (await store.get("x"))[0] == b"old"
+        await write
+        assert (await store.get("x"))[0] == b"new"
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_a_cancelled_call_ends_only_when_its_thread_has() -> None:
+    release, seen = threading.Event(), threading.Event()
+
+    def work(cancelled: threading.Event) -> None:
+        assert cancelled.wait(10)
+        seen.set()
+        assert release.wait(10)
+
+    async def main() -> None:
+        call = asyncio.ensure_future(_in_thread(work))
+        await asyncio.sleep(0)
+        for _ in range(3):
+            call.cancel()
+            await eventually(seen.is_set)
+            assert not call.done()
+        release.set()
+        await asyncio.wait([call])
+        assert call.cancelled()
+
+    asyncio.run(main())
+
+
+def test_files_are_stamped_to_the_nanosecond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_123_456_789)
+    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    assert (tmp_path / "root/x").stat().st_mtime_ns == 1_700_000_000_123_456_789
 
 
 def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) -> None:
