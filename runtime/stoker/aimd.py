@@ -1,20 +1,22 @@
-"""How many requests to keep in flight: additive increase while it helps, halved when the store asks to slow down.
+"""How many requests to keep in flight: more while it helps, fewer where it does not, half when asked to slow down.
 
 A pure controller in the manner of TCP's AIMD (Chiu and Jain, 1989) with throughput in the place of loss: a shared
-link that is full does not drop object-store requests, it only makes each slower, so "more did not help" is the signal
-to step back, and a throttled request (503, 429) is the signal to halve.
+link that is full does not drop object-store requests, it only makes each slower. So the limit is tried a step up and a
+step down in turn, and a step is kept if throughput answers to it; a throttled request (503, 429) halves the limit.
+Trying both ways matters: throughput is noisy, and steps up alone would be kept by luck until the limit is at its most.
 """
 
 from __future__ import annotations
 
 __all__ = ["Aimd"]
 
-LEAST_ROUND = 8
-"""Completions in a round, at least; a round's throughput is noisy, and more so the fewer it averages."""
-HELPED = 0.4
-"""An increase by a fraction f helped if throughput rose by at least this part of f."""
+ROUND = 2
+"""A round is this many completions for each request in flight: the more, the less noisy its throughput."""
+ANSWERED = 0.1
+"""A step up by a fraction f is kept if throughput rose by this part of f; one down, unless it fell by that. Well below
+a half, since an idle link costs more than some connections too many."""
 PATIENCE_ROUNDS = 8
-"""After an increase that did not help: rounds before the next one is tried."""
+"""After a step that was not kept: rounds before one the other way is tried."""
 
 
 class Aimd:
@@ -22,14 +24,15 @@ class Aimd:
 
     __slots__ = (
         "_baseline", "_completed", "_cut_seconds", "_least", "_limit", "_most", "_patience", "_previous",
-        "_round_bytes", "_round_seconds", "_saturated",
+        "_round_bytes", "_round_seconds", "_saturated", "_upwards",
     )  # fmt: skip
 
     def __init__(self, *, start: int, least: int, most: int) -> None:
         self._limit = start
         self._least = least
         self._most = most
-        self._previous: int | None = None  # the limit before an increase that is on trial
+        self._previous: int | None = None  # the limit before a step that is on trial
+        self._upwards = True
         self._baseline = 0.0  # bytes per second at that limit
         self._patience = 0
         self._cut_seconds = float("-inf")
@@ -51,7 +54,7 @@ class Aimd:
         self._completed += 1
         self._round_bytes += size_bytes
         self._saturated = self._saturated and saturated
-        if self._completed < max(LEAST_ROUND, self._limit) or now_seconds <= self._round_seconds:
+        if self._completed < ROUND * max(4, self._limit) or now_seconds <= self._round_seconds:
             return
         if self._saturated:  # otherwise the round shows how much was wanted, not how much is possible
             self._judge(self._round_bytes / (now_seconds - self._round_seconds))
@@ -64,23 +67,32 @@ class Aimd:
         self._cut_seconds = now_seconds
         self._limit = max(self._least, self._limit // 2)
         self._previous = None
+        self._upwards = True
         self._patience = 1
         self._begin_round(None)
 
     def _judge(self, rate: float) -> None:
         if self._previous is not None:
-            gain_wanted = HELPED * (self._limit - self._previous) / self._previous
-            if rate < self._baseline * (1.0 + gain_wanted):
+            step = (self._limit - self._previous) / self._previous
+            if rate < self._baseline * (1.0 + ANSWERED * step):
                 self._limit, self._previous = self._previous, None
-                self._patience = PATIENCE_ROUNDS
+                self._turn()
                 return
         elif self._patience > 0:
             self._patience -= 1
             return
         self._baseline = rate
-        raised = min(self._most, self._limit + max(1, self._limit // 4))
-        self._previous = self._limit if raised > self._limit else None
-        self._limit = raised
+        self._previous = self._limit
+        step_requests = max(1, self._limit // 4)
+        stepped = self._limit + (step_requests if self._upwards else -step_requests)
+        self._limit = min(self._most, max(self._least, stepped))
+        if self._limit == self._previous:  # there is no way on
+            self._previous = None
+            self._turn()
+
+    def _turn(self) -> None:
+        self._upwards = not self._upwards
+        self._patience = PATIENCE_ROUNDS
 
     def _begin_round(self, now_seconds: float | None) -> None:
         self._round_seconds = now_seconds

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+import random
+from statistics import median
+
 from stoker.aimd import Aimd
 
 SIZE_BYTES = 8_000_000
 CONNECTION_RATE = 90e6
 
 
-def drive(aimd: Aimd, *, link_rate: float, completions: int, saturated: bool = True, now: float = 0.0) -> float:
-    """Complete requests at the rate that ``aimd.limit`` of them reach together; return the time."""
+def drive(
+    aimd: Aimd,
+    *,
+    link_rate: float,
+    completions: int,
+    saturated: bool = True,
+    now: float = 0.0,
+    noise: random.Random | None = None,
+) -> list[int]:
+    """Complete requests at the rate that ``aimd.limit`` of them reach together; return the limit after each."""
+    limits = []
     for _ in range(completions):
-        now += SIZE_BYTES / min(link_rate, aimd.limit * CONNECTION_RATE)
+        seconds = SIZE_BYTES / min(link_rate, aimd.limit * CONNECTION_RATE)
+        now += seconds * (noise.lognormvariate(0.0, 0.5) if noise else 1.0)
         aimd.completed(SIZE_BYTES, now, saturated=saturated)
-    return now
+        limits.append(aimd.limit)
+    return limits
 
 
 def test_grows_while_more_requests_bring_more_bytes() -> None:
     aimd = Aimd(start=4, least=1, most=64)
-    drive(aimd, link_rate=1e12, completions=2000)
-    assert aimd.limit == 64
+    limits = drive(aimd, link_rate=1e12, completions=10_000)
+    assert max(limits) == 64
+    assert median(limits) == 64
 
 
 def test_settles_near_what_fills_the_link() -> None:
     aimd = Aimd(start=4, least=1, most=64)
-    drive(aimd, link_rate=10 * CONNECTION_RATE, completions=5000)
-    assert 10 <= aimd.limit <= 15
+    limits = drive(aimd, link_rate=10 * CONNECTION_RATE, completions=5000)
+    assert 8 <= min(limits[1000:]) <= max(limits[1000:]) <= 15
+
+
+def test_noise_does_not_drive_it_to_its_most() -> None:
+    for seed in range(5):
+        aimd = Aimd(start=16, least=1, most=64)
+        limits = drive(aimd, link_rate=10 * CONNECTION_RATE, completions=20_000, noise=random.Random(seed))
+        assert 8 <= median(limits[2000:]) <= 24
 
 
 def test_grows_again_when_the_link_does() -> None:
     aimd = Aimd(start=4, least=1, most=64)
-    now = drive(aimd, link_rate=10 * CONNECTION_RATE, completions=1000)
-    drive(aimd, link_rate=1e12, completions=5000, now=now)
-    assert aimd.limit == 64
+    drive(aimd, link_rate=10 * CONNECTION_RATE, completions=1000)
+    limits = drive(aimd, link_rate=1e12, completions=10_000, now=1000.0)
+    assert max(limits) == 64
 
 
 def test_does_not_grow_while_nobody_waits_for_a_permit() -> None:
@@ -52,10 +74,12 @@ def test_one_burst_of_throttles_halves_once() -> None:
 
 def test_never_leaves_its_bounds() -> None:
     aimd = Aimd(start=4, least=3, most=5)
-    now = drive(aimd, link_rate=1e12, completions=500)
-    assert aimd.limit == 5
+    limits = drive(aimd, link_rate=1e12, completions=2000)
+    assert (min(limits), max(limits)) == (4, 5)
+    limits = drive(aimd, link_rate=CONNECTION_RATE, completions=2000, now=1000.0)
+    assert (min(limits), max(limits)) == (3, 5)
     for second in range(5):
-        aimd.throttled(now + second, now + second)
+        aimd.throttled(2000.0 + second, 2000.0 + second)
     assert aimd.limit == 3
 
 
@@ -63,8 +87,7 @@ def test_recovers_after_throttling_ends() -> None:
     aimd = Aimd(start=16, least=1, most=64)
     aimd.throttled(0.0, 0.0)
     aimd.throttled(1.0, 1.0)
-    drive(aimd, link_rate=1e12, completions=500, now=2.0)
-    assert aimd.limit >= 16
+    assert max(drive(aimd, link_rate=1e12, completions=500, now=2.0)) >= 16
 
 
 def test_completions_at_one_instant_do_not_divide_by_zero() -> None:
