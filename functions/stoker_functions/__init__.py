@@ -1,0 +1,1 @@
+"""Reserved for what runs inside a cloud function; empty in this version."""
