@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import catalog
@@ -71,6 +71,7 @@ def puts(store: WatchedStore, prefix: str = "data/") -> list[str]:
 # What is packed
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(0, 2**32), st.integers(800, 5000))
 def test_every_value_of_every_kind_of_column_comes_back_in_order(count: int, seed: int, limit: int) -> None:
     async def main() -> None:
@@ -84,6 +85,7 @@ def test_every_value_of_every_kind_of_column_comes_back_in_order(count: int, see
     run(main())
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(400, 1500))
 def test_a_super_sample_ends_exactly_where_the_next_sample_would_exceed_it(sizes: list[int], limit: int) -> None:
     async def main() -> None:
