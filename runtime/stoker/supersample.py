@@ -3,12 +3,13 @@
 Layout of the data section, the same function of schema and sample count for every writer:
 
 1. ``NAME.offsets`` ``I64 [n + 1]`` of every ragged column, in elements;
-2. ``__crc32c__`` ``U32 [n, columns]``: the CRC-32C of every value, so that any run of rows of any column verifies;
-3. small columns: fixed, at most ``SMALL_ROW_BYTES`` a row;
-4. large columns: the other fixed ones, then the elements of the ragged ones.
+2. small columns, fixed and at most ``SMALL_ROW_BYTES`` a row, and among them ``__crc32c__`` ``U32 [n, columns]``: the
+   CRC-32C of every value, so that any run of rows of any column verifies;
+3. large columns: the other fixed ones, then the elements of the ragged ones.
 
-Within 3 and 4 wider element types come first, then the schema's order. Header and 1-3 are the **head**: one ranged read
-of it opens an object, after which a run of samples is one byte range per column. The chunk head is DIESEL's (chunk
+Wider element types come first (in 3, within the fixed and within the ragged), ``__crc32c__`` before others of 4 bytes,
+and then the schema's order: so views are aligned wherever the sizes allow. Header, 1 and 2 are the **head**: one ranged
+read of it opens an object, after which a run of samples is one byte range per column. The chunk head is DIESEL's (chunk
 metadata in the chunk itself).
 """
 
@@ -77,18 +78,11 @@ class Packed:
     tag: str = ""
 
 
+_Entry = tuple[str, DType, tuple[int, ...]]
+
+
 def _is_small(column: Column) -> bool:
     return column.is_fixed and column.element_bytes <= SMALL_ROW_BYTES
-
-
-def _in_file_order(schema: Schema) -> list[tuple[str, Column]]:
-    """Return the columns as their values lie in the data section (3 and 4 of the layout)."""
-
-    def rank(item: tuple[str, Column]) -> tuple[bool, bool, int]:
-        column = item[1]
-        return (not _is_small(column), not column.is_fixed, -column.dtype.size_bytes)
-
-    return sorted(schema.items(), key=rank)
 
 
 def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[tensorfile.Tensor, ...]:
@@ -99,14 +93,16 @@ def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[
         samples: how many rows.
         elements: how many elements each ragged column has in all.
     """
-    tensors: list[tuple[str, DType, tuple[int, ...]]] = [
-        (f"{name}.offsets", DTYPES["int64"], (samples + 1,)) for name, c in schema.items() if not c.is_fixed
-    ]
-    tensors.append((CHECKSUMS, DTYPES["uint32"], (samples, len(schema))))
-    for name, column in _in_file_order(schema):
-        rows = samples if column.is_fixed else elements[name]
-        tensors.append((name, column.dtype, (rows, *column.shape)))
-    return tensorfile.laid_out(tensors)
+    offsets = [(f"{name}.offsets", DTYPES["int64"], (samples + 1,)) for name, c in schema.items() if not c.is_fixed]
+    small: list[_Entry] = [(CHECKSUMS, DTYPES["uint32"], (samples, len(schema)))]
+    fixed: list[_Entry] = []
+    ragged: list[_Entry] = []
+    for name, column in schema.items():
+        group = small if _is_small(column) else fixed if column.is_fixed else ragged
+        group.append((name, column.dtype, (samples if column.is_fixed else elements[name], *column.shape)))
+    for group in (small, fixed, ragged):
+        group.sort(key=lambda entry: -entry[1].size_bytes)
+    return tensorfile.laid_out([*offsets, *small, *fixed, *ragged])
 
 
 class SuperSampleBuilder:
@@ -152,19 +148,17 @@ class SuperSampleBuilder:
         samples = len(self)
         if not samples:
             raise SchemaError("a super-sample needs at least one sample")
-        by_name = dict(zip(self.schema, self._values, strict=True))
-        offsets = {
-            name: np.cumsum([0, *map(len, by_name[name])], dtype="<i8") // column.element_bytes
-            for name, column in self.schema.items()
-            if not column.is_fixed
-        }
+        parts = dict(zip(self.schema, self._values, strict=True))
+        elements = {}
+        for name, column in self.schema.items():
+            if not column.is_fixed:
+                offsets = np.cumsum([0, *map(len, parts[name])], dtype="<i8") // column.element_bytes
+                elements[name] = int(offsets[-1])
+                parts[f"{name}.offsets"] = [offsets.tobytes()]
         checksums = np.array([[crc32c(value) for value in column] for column in self._values], dtype="<u4").T
-        parts = [array.tobytes() for array in offsets.values()]
-        parts.append(checksums.tobytes())
-        for name, _ in _in_file_order(self.schema):
-            parts.extend(by_name[name])
-        tensors = _layout(self.schema, samples, {name: int(array[-1]) for name, array in offsets.items()})
-        data = b"".join(parts)
+        parts[CHECKSUMS] = [checksums.tobytes()]
+        tensors = _layout(self.schema, samples, elements)
+        data = b"".join([part for tensor in tensors for part in parts[tensor.name]])
         self._values = [[] for _ in self.schema]
         self._value_bytes = 0
         return _assembled(data, samples, tensors, _head_end(self.schema, tensors), self.schema, origin)
