@@ -1,0 +1,81 @@
+"""What a plan costs on a huge data set: `python -m benchmarks.planning`.
+
+A manifest of 1,000,000 super-samples and 1,000,000,000 samples, 8 ranks, `window` shuffle: reading the manifest from
+its bytes, the plan of a run's first batch with its rows, and the same from a position in the middle of a later epoch.
+Peak memory is this process's, with the interpreter and numpy in it.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from stoker.manifest import Manifest, PackRun, Rows
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.schema import Array, Schema
+from stoker.steps import Steps
+
+SUPER_SAMPLES = 1_000_000
+SAMPLES_EACH = 1000
+RANKS = 8
+ROUNDS = 5
+
+
+def manifest() -> Manifest:
+    column = np.full(SUPER_SAMPLES, 8 << 20, "<u4")
+    rows = Rows(
+        size_bytes=column,
+        samples=np.full(SUPER_SAMPLES, SAMPLES_EACH, "<u4"),
+        head_bytes=column // 100,
+        head_crc32c=column,
+        crc32c=column,
+        tags=np.zeros((SUPER_SAMPLES, 16), np.uint8),
+    )
+    run = PackRun("0123456789abcdef", 0, SUPER_SAMPLES)
+    schema = Schema({"x": Array("uint8", (8000,)), "label": Array("int64")})
+    return Manifest(dataset="huge", version=1, schema=schema, rows=rows, runs=(run,))
+
+
+def first_batch(index: Manifest, epoch: int, position: int) -> None:
+    """Plan the step at a position, down to the rows of its samples, and the key of its first object."""
+    order = OrderConfig(seed=7, shuffle="window", window=8, lanes=RANKS)
+    partition = Partition(samples=index.samples, lanes=RANKS, batch_size=256, rank=3, world_size=RANKS)
+    step = Steps(index.rows.samples, order, partition, epoch=epoch, position=position).next()
+    assert step is not None
+    assert sum(len(segment.picks()[1]) for segment in step.segments) == 256
+    index.key(step.first_uses[0][1])
+
+
+def timed(function: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - started)
+    return median(seconds)
+
+
+def main() -> None:
+    data = manifest().to_bytes()
+    index = Manifest.from_bytes(data)
+    rows = [
+        (f"read the manifest ({len(data) / 1e6:.0f} MB)", timed(lambda: Manifest.from_bytes(data))),
+        ("first batch of the run", timed(lambda: first_batch(index, 0, 0))),
+        ("first batch from the middle of epoch 3", timed(lambda: first_batch(index, 3, index.samples // 2 + 12_345))),
+    ]
+    print(f"{SUPER_SAMPLES:,} super-samples, {index.samples:,} samples, {RANKS} ranks; median of {ROUNDS} rounds\n")
+    print("| what | seconds |\n| --- | ---: |")
+    for what, seconds in rows:
+        print(f"| {what} | {seconds:.3f} |")
+    unit = 1 if sys.platform == "darwin" else 1024
+    print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""How fast batches come from a bucket: `python -m benchmarks.throughput`.
+
+50,000 samples of uint8[32, 32, 3] and an int64 label, packed into super-samples of 8 MiB in a local bucket, a process
+of its own on the same machine. Every round measures, one after the other, what plain aiohttp pulls (the same objects,
+read whole and thrown away, 8 connections), what `Loader` delivers (batches of 256, steady state), and what a gather
+from memory delivers, so the ratios of a round hold where the figures drift. Medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import aiohttp
+import numpy as np
+import torch
+
+import stoker
+from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
+from stoker_torch import Loader
+
+SAMPLES = 50_000
+BATCH = 256
+EPOCHS = 10
+ROUNDS = 5
+CONNECTIONS = 8
+SAMPLE_BYTES = 32 * 32 * 3 + 8
+URL = "s3://stoker/images"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What one measurement gave.
+
+    Attributes:
+        samples_per_second: of wall time.
+        cpu_us_per_sample: of this process, all threads.
+    """
+
+    samples_per_second: float
+    cpu_us_per_sample: float
+
+    @property
+    def mb_per_second(self) -> float:
+        return self.samples_per_second * SAMPLE_BYTES / 1e6
+
+
+@contextmanager
+def stopwatch(found: list[Figure], samples: int) -> Iterator[None]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    found.append(Figure(samples / wall, cpu / samples * 1e6))
+
+
+def pack(images: np.ndarray) -> list[str]:
+    schema = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int64")}
+    with stoker.Packer(URL, schema=schema) as packer:
+        for label, image in enumerate(images):
+            packer.write({"image": image, "label": label})
+    assert packer.manifest is not None
+    return [packer.manifest.key(row) for row in range(len(packer.manifest))]
+
+
+async def pull(endpoint: str, keys: list[str], epochs: int) -> None:
+    """Read every object of so many epochs with plain aiohttp."""
+    queue = iter(keys * epochs)
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        for key in queue:
+            async with session.get(f"{endpoint}/stoker/images/{key}") as response:
+                await response.read()
+
+    connector = aiohttp.TCPConnector(limit=CONNECTIONS)
+    async with (
+        aiohttp.ClientSession(connector=connector, auto_decompress=False) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(CONNECTIONS):
+            group.create_task(work(session))
+
+
+def deliver(loader: Loader, epochs: int) -> None:
+    for _ in range(epochs):
+        for _ in loader:
+            pass
+
+
+def gather(images: np.ndarray, epochs: int) -> None:
+    """Copy shuffled batches out of one array in memory."""
+    generator = np.random.default_rng(0)
+    for _ in range(epochs):
+        order = generator.permutation(SAMPLES)
+        for start in range(0, SAMPLES, BATCH):
+            np.take(images, order[start : start + BATCH], axis=0)
+
+
+def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
+    found: dict[str, list[Figure]] = {"aiohttp": [], "cold": [], "Loader": [], "gather": []}
+    first_batch = []
+    config = BucketConfig(shape=PROFILES[profile], buckets=(BucketSpec(name="stoker", anonymous=True),))
+    with bucket_process(config) as bucket:
+        os.environ.update(bucket.environment())
+        keys = pack(images)
+        for _ in range(ROUNDS):
+            with stopwatch(found["aiohttp"], SAMPLES * EPOCHS):
+                asyncio.run(pull(bucket.url, keys, EPOCHS))
+            with Loader(URL, batch_size=BATCH, epochs=EPOCHS + 1) as loader:
+                with stopwatch(found["cold"], SAMPLES):
+                    deliver(loader, 1)
+                with stopwatch(found["Loader"], SAMPLES * EPOCHS):
+                    deliver(loader, EPOCHS)
+                first_batch.append(loader.stats().first_batch_seconds or 0.0)
+            with stopwatch(found["gather"], SAMPLES * EPOCHS):
+                gather(images, EPOCHS)
+    print(f"\nprofile `{profile}`: time to first batch {median(first_batch) * 1000:.0f} ms\n")
+    return found
+
+
+def table(found: dict[str, list[Figure]]) -> str:
+    names = {
+        "aiohttp": "plain aiohttp, objects thrown away",
+        "Loader": f"`Loader`, steady state ({EPOCHS} epochs)",
+        "cold": "`Loader`, first epoch, cold",
+        "gather": "gather from memory, one thread",
+    }
+    lines = ["| what | samples/s | MB/s | CPU µs/sample | of aiohttp |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, title in names.items():
+        figures = found[name]
+        ratios = [
+            ours.samples_per_second / theirs.samples_per_second
+            for ours, theirs in zip(figures, found["aiohttp"], strict=True)
+        ]
+        lines.append(
+            f"| {title} | {median(f.samples_per_second for f in figures):,.0f} "
+            f"| {median(f.mb_per_second for f in figures):,.0f} "
+            f"| {median(f.cpu_us_per_sample for f in figures):.2f} | {median(ratios):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(profiles: list[str]) -> None:
+    torch.set_num_threads(1)
+    images = np.random.default_rng(0).integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
+    print(f"{SAMPLES:,} samples of {SAMPLE_BYTES} bytes, medians of {ROUNDS} rounds, {os.cpu_count()} cores for all")
+    for profile in profiles:
+        print(table(measured(profile, images)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["none", "cloud"])
