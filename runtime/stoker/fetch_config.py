@@ -37,7 +37,7 @@ class FetchConfig:
     """
 
     deadline_seconds: float = 60.0
-    attempts: int = 24
+    attempts: int = 32
     attempt_seconds: float = 20.0
     checksum_attempts: int = 3
     backoff_base_seconds: float = 0.05
