@@ -73,8 +73,8 @@ def test_pack_tells_what_it_does_on_stderr_and_leaves_stdout_alone(tmp_path: Pat
     done = stoker("pack", source, tmp_path / "out", "--super-sample-bytes", "16_384")
     assert done.stdout == ""
     lines = done.stderr.splitlines()
-    assert lines[0] == f"packing {source} as image-folder"
-    assert lines[1].startswith("1 of 41 files were left out")
+    assert lines[:2] == [f"opening {source}", f"packing {source} as image-folder"]
+    assert lines[2].startswith("1 of 41 files were left out")
     assert lines[-1].startswith("packed 40 samples into 6 super-samples, ")
     again = stoker("pack", source, tmp_path / "out", "--quiet", code=1)
     assert again.stderr.startswith(f"stoker: error: there is a data set at {tmp_path / 'out'} already")
@@ -248,7 +248,7 @@ def test_a_source_may_be_public_and_the_data_set_private(tmp_path: Path, bucket:
     found = stoker("head", "s3://private/out", "-n", 20, environment=bucket.environment()).stdout
     assert found.count('"a + b/') == 20
     refused = stoker("pack", "s3://private/raw", tmp_path, "--anonymous", environment=bucket.environment(), code=1)
-    assert refused.stderr.startswith("stoker: error: s3://private/raw")
+    assert "stoker: error: s3://private/raw" in refused.stderr
 
 
 def test_an_interrupted_pack_says_130_and_the_same_command_finishes_it(tmp_path: Path, bucket: BucketProcess) -> None:

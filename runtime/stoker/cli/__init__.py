@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if isinstance(sys.stdout, TextIOWrapper):  # names may hold what a terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
+    logging.basicConfig(level=logging.WARNING, format="stoker: %(message)s")
     parser = _parser(_commands(arguments))
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.is_broken:

@@ -53,6 +53,7 @@ def _run(args: Namespace) -> int:
 
 
 async def _pack(args: Namespace) -> None:
+    _say(args, f"opening {args.source}")
     options = store_options(args, args.source, prefix="source_") or store_options(args, args.source)
     source = await open_source(args.source, args.kind, options)
     try:
@@ -69,23 +70,23 @@ async def _from_source_to_store(args: Namespace, source: Source, store: Store) -
     started_seconds = asyncio.get_running_loop().time()
     _say(args, f"packing {args.source} as {source.kind}", *source.notes)
     total = Amount(count=source.samples, size_bytes=source.size_bytes)
-    async with Progress("packing", "samples", total, sys.stderr, quiet=args.quiet) as progress:
-        last = PackProgress()
+    progress = Progress("packing", "samples", total, sys.stderr, quiet=args.quiet)
+    last = PackProgress()
 
-        def show(done: PackProgress) -> None:
-            nonlocal last
-            last = done
-            progress.update(_amount(done))
+    def show(done: PackProgress) -> None:
+        nonlocal last
+        last = done
+        progress.update(_amount(done))
 
-        async with AsyncPacker(store, _config(args, source), on_progress=show) as packer:
-            durable = packer.durable_samples
-            if durable:
-                packer.skip(durable)
-                progress.start(_amount(last))
-            async with aclosing(source.read(durable)) as samples:
-                async for where, sample in samples:
-                    await packer.write(sample, where)
-            manifest = await packer.commit()
+    async with AsyncPacker(store, _config(args, source), on_progress=show) as packer, progress:
+        durable = packer.durable_samples
+        if durable:
+            packer.skip(durable)
+            progress.start(_amount(last))
+        async with aclosing(source.read(durable)) as samples:
+            async for where, sample in samples:
+                await packer.write(sample, where)
+        manifest = await packer.commit()
     _say(args, _summary(store.url, manifest, last, durable, asyncio.get_running_loop().time() - started_seconds))
 
 

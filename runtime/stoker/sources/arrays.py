@@ -17,7 +17,7 @@ from stoker.errors import PackError, SchemaError
 from stoker.schema import Array, Schema
 from stoker.sources.listing import Listing, fingerprint_of
 from stoker.sources.protocol import Sample
-from stoker.sources.reading import in_order, read, spans
+from stoker.sources.reading import MAX_AHEAD_BYTES, MAX_READS, in_order, read, spans
 from stoker.store.protocol import ObjectInfo, Readable
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
@@ -34,7 +34,7 @@ __all__ = [
 
 PREFIX_BYTES = 12
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = MAX_AHEAD_BYTES // MAX_READS  # of all columns: each reads MAX_READS blocks ahead
 _MAX_DIMENSIONS = 33  # rows of the 32 that a column can have
 _DESCR = re.compile(r"[<>|=][A-Za-z]\d{1,4}", re.ASCII)
 

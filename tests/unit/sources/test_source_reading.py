@@ -53,7 +53,7 @@ def test_results_come_in_order_although_the_last_job_ends_first() -> None:
 )
 def test_jobs_run_ahead_within_a_number_and_a_sum_of_bytes(size_bytes: int, expected: int) -> None:
     async def check() -> int:
-        jobs = Jobs(50, size_bytes)
+        jobs = Jobs(100, size_bytes)
         results = in_order(jobs.all())
         first = asyncio.ensure_future(anext(results))
         for _ in range(10):
@@ -62,7 +62,7 @@ def test_jobs_run_ahead_within_a_number_and_a_sum_of_bytes(size_bytes: int, expe
         for end in jobs.ends:
             end.set()
         assert await first == 0
-        assert [result async for result in results] == list(range(1, 50))
+        assert [result async for result in results] == list(range(1, 100))
         assert jobs.most == expected
         return running
 
@@ -71,7 +71,7 @@ def test_jobs_run_ahead_within_a_number_and_a_sum_of_bytes(size_bytes: int, expe
 
 def test_closing_early_cancels_and_awaits_what_runs() -> None:
     async def check() -> None:
-        jobs = Jobs(50)
+        jobs = Jobs(100)
         jobs.ends[0].set()
         results = in_order(jobs.all())
         assert await anext(results) == 0
