@@ -148,7 +148,7 @@ def _impostor(change: dict[str, Any], schema: Schema = SCHEMA) -> Callable[[Stor
             "run": run_id,
             "ordinal": manifest.runs[-1].rows,
         } | change
-        data, packed = built(schema, [{"data": b"x", "label": 1}], Origin(**origin))
+        data, packed = built(schema, [{"data": b"x", "label": 1}], Origin(**(origin | change)))
         key = object_key(run_id, manifest.runs[-1].rows)
         await store.put(key, data)
         successor = manifest.extended(Rows.of([packed]), PackRun(run_id, manifest.runs[-1].rows, 1))
