@@ -1,0 +1,125 @@
+"""Training with torch.distributed (gloo) in real processes, from a local folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stoker
+from support.training_rank import RankReport, RankTask, run_ranks
+
+SAMPLES = 103
+STEPS_BEFORE_STATE = 3
+BATCH_SIZE = 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loopback_only() -> Iterable[None]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("distributed") / "train"
+    random = np.random.default_rng(0)
+    schema = {"x": stoker.Array("float32", (4,)), "y": stoker.Array("float32")}
+    with stoker.Packer(folder, schema=schema, super_sample_bytes=256) as packer:
+        for x in random.normal(size=(SAMPLES, 4)).astype(np.float32):
+            packer.write({"x": x, "y": x.sum()})
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(url: str, tmp_path_factory: pytest.TempPathFactory) -> list[RankReport]:
+    """One whole epoch and the beginning of the next, on two ranks."""
+    rendezvous = tmp_path_factory.mktemp("two") / "rendezvous"
+    return run_ranks(
+        [
+            RankTask(
+                url=url,
+                rank=rank,
+                world_size=2,
+                rendezvous=str(rendezvous),
+                batch_size=BATCH_SIZE,
+                epochs=1,
+                steps=STEPS_BEFORE_STATE,
+            )
+            for rank in range(2)
+        ]
+    )
+
+
+def ids_of(reports: Iterable[RankReport], epoch: int) -> list[int]:
+    return [number for report in reports for batch in report.epochs[epoch] for number in batch]
+
+
+def test_an_epoch_delivers_every_sample_exactly_once_over_both_ranks(two_ranks: list[RankReport]) -> None:
+    assert sorted(ids_of(two_ranks, 0)) == list(range(SAMPLES))
+
+
+def test_both_ranks_take_the_same_number_of_steps(two_ranks: list[RankReport]) -> None:
+    whole_steps = -(-SAMPLES // (2 * BATCH_SIZE))
+    assert [[len(epoch) for epoch in report.epochs] for report in two_ranks] == [[whole_steps, STEPS_BEFORE_STATE]] * 2
+
+
+def test_both_ranks_learn_the_same_model(two_ranks: list[RankReport]) -> None:
+    first, second = two_ranks
+    assert first.weights == second.weights
+    assert sum(first.losses[-STEPS_BEFORE_STATE:]) < sum(first.losses[:STEPS_BEFORE_STATE])
+
+
+def test_the_state_of_either_rank_is_the_state_of_both(two_ranks: list[RankReport]) -> None:
+    assert two_ranks[0].state == two_ranks[1].state
+    assert two_ranks[0].state["position"] == STEPS_BEFORE_STATE * 2 * BATCH_SIZE
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 7), (3, 5)])
+def test_another_world_size_resumes_in_mid_epoch_and_delivers_exactly_the_rest(
+    url: str, two_ranks: list[RankReport], tmp_path: Path, world_size: int, batch_size: int
+) -> None:
+    reports = run_ranks(
+        [
+            RankTask(
+                url=url,
+                rank=rank,
+                world_size=world_size,
+                rendezvous=str(tmp_path / "rendezvous"),
+                batch_size=batch_size,
+                epochs=1,
+                state=two_ranks[0].state,
+            )
+            for rank in range(world_size)
+        ]
+    )
+    assert sorted(ids_of(two_ranks, 1) + ids_of(reports, 0)) == list(range(SAMPLES))
+    rest = SAMPLES - STEPS_BEFORE_STATE * 2 * BATCH_SIZE
+    assert {len(report.epochs[0]) for report in reports} == {-(-rest // (world_size * batch_size))}
+
+
+def test_ranks_with_different_seeds_all_fail_before_the_first_batch_instead_of_hanging(
+    url: str, tmp_path: Path
+) -> None:
+    reports = run_ranks(
+        [
+            RankTask(
+                url=url,
+                rank=rank,
+                world_size=2,
+                rendezvous=str(tmp_path / "rendezvous"),
+                batch_size=BATCH_SIZE,
+                seed=40 + rank,
+                epochs=1,
+            )
+            for rank in range(2)
+        ]
+    )
+    assert [report.epochs for report in reports] == [[[]], [[]]]
+    for rank, report in enumerate(reports):
+        assert f"seed (here {40 + rank})" in report.mismatch

@@ -1,0 +1,118 @@
+"""One rank of a distributed training, as a program: a rank's task as JSON on standard input, what it did on output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from stoker.errors import RankMismatchError
+from stoker_torch import Loader
+
+__all__ = ["RankReport", "RankTask", "run_ranks"]
+
+_TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTask:
+    """What a rank does: train for some whole epochs and some steps of the next."""
+
+    url: str
+    rank: int
+    world_size: int
+    rendezvous: str
+    batch_size: int
+    seed: int = 0
+    epochs: int = 0
+    steps: int = 0
+    state: dict[str, Any] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RankReport:
+    """What a rank did: ids of each epoch's batches in the order they came, the final state and weights."""
+
+    epochs: list[list[list[int]]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    weights: list[float] = field(default_factory=list)
+    mismatch: str = ""
+
+
+def run_ranks(tasks: Sequence[RankTask]) -> list[RankReport]:
+    """Run each task in a process of its own, all at the same time, and return their reports in order.
+
+    Raises:
+        AssertionError: a rank failed; none outlives the call.
+        subprocess.TimeoutExpired: a rank hangs.
+    """
+    command = [sys.executable, "-W", "error", __file__]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in tasks]
+    try:
+        for process, task in zip(processes, tasks, strict=True):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(asdict(task)))
+            process.stdin.close()
+            process.stdin = None  # or communicate() would flush what is closed
+        outputs = [process.communicate(timeout=_TIMEOUT_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [0] * len(tasks)
+    return [RankReport(**json.loads(output)) for output in outputs]
+
+
+def _main() -> None:
+    task = RankTask(**json.load(sys.stdin))
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{task.rendezvous}",
+        rank=task.rank,
+        world_size=task.world_size,
+        timeout=timedelta(seconds=_TIMEOUT_SECONDS / 2),
+    )
+    try:
+        report = RankReport()
+        with Loader(task.url, batch_size=task.batch_size, seed=task.seed, memory="8MB", with_ids=True) as loader:
+            if task.state is not None:
+                loader.load_state_dict(task.state)
+            try:
+                _train(loader, task, report)
+            except RankMismatchError as error:
+                report.mismatch = str(error)
+        json.dump(asdict(report), sys.stdout)
+    finally:
+        distributed.destroy_process_group()
+
+
+def _train(loader: Loader, task: RankTask, report: RankReport) -> None:
+    torch.manual_seed(task.rank)  # DDP has to make the weights equal
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for steps in [None] * task.epochs + [task.steps] * bool(task.steps):
+        report.epochs.append([])
+        for batch in loader:
+            loss = nn.functional.mse_loss(model(batch["x"])[:, 0], batch["y"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            report.losses.append(loss.item())
+            report.epochs[-1].append(batch["__id__"].tolist())
+            if len(report.epochs[-1]) == steps:
+                break
+    report.state = loader.state_dict()
+    report.weights = [weight for parameter in model.parameters() for weight in parameter.flatten().tolist()]
+
+
+if __name__ == "__main__":
+    _main()
