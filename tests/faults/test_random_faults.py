@@ -153,7 +153,9 @@ def play(seed: int) -> Run:
         return run_virtual(main())
 
 
-def test_no_weather_delivers_wrong_bytes_loses_an_item_or_leaves_anything_behind() -> None:
+def test_no_weather_delivers_wrong_bytes_loses_an_item_or_leaves_anything_behind(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     injected: Counter[str] = Counter()
     retried: Counter[str] = Counter()
     raised: Counter[str] = Counter()
@@ -175,7 +177,10 @@ def test_no_weather_delivers_wrong_bytes_loses_an_item_or_leaves_anything_behind
             waits=run.prefetcher.stats.waits,
             misses=run.prefetcher.stats.misses,
         )
-    print(f"{SCHEDULES} schedules", injected, retried, raised, counted, sep="\n")
+    with capsys.disabled():
+        print(f"
+{SCHEDULES} random fault schedules", "injected: {}", "retried: {}", "raised: {}", "counted: {}", sep="
+  ")
     assert set(injected) == {*FAULTS, "outage", "expired", "missing", "changed"}
     assert set(retried) == {
         "ThrottledError", "ServerError", "ConnectionLostError", "TruncatedError", "ChecksumError", "DeadlineError",

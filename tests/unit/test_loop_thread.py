@@ -32,6 +32,24 @@ def test_the_thread_starts_at_the_first_call_and_ends_at_close() -> None:
     assert stoker_threads() == []
 
 
+def test_call_soon_calls_in_order_on_the_thread_and_does_nothing_while_there_is_none() -> None:
+    loop_thread = LoopThread("stoker-test")
+    called: list[tuple[int, str]] = []
+
+    def note(number: int) -> None:
+        called.append((number, threading.current_thread().name))
+
+    loop_thread.call_soon(note, 0)
+    assert not loop_thread.is_running
+    loop_thread.run(thread_name())
+    loop_thread.call_soon(note, 1)
+    loop_thread.call_soon(note, 2)
+    loop_thread.run(thread_name())
+    loop_thread.close()
+    loop_thread.call_soon(note, 3)
+    assert called == [(1, "stoker-test"), (2, "stoker-test")]
+
+
 def test_a_closed_one_starts_again_when_it_is_used() -> None:
     loop_thread = LoopThread("stoker-test")
     for _ in range(3):
