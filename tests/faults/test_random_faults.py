@@ -178,9 +178,9 @@ def test_no_weather_delivers_wrong_bytes_loses_an_item_or_leaves_anything_behind
             misses=run.prefetcher.stats.misses,
         )
     with capsys.disabled():
-        print(f"
-{SCHEDULES} random fault schedules", "injected: {}", "retried: {}", "raised: {}", "counted: {}", sep="
-  ")
+        print(f"\n{SCHEDULES} random fault schedules:")
+        for what, counts in {"injected": injected, "retried": retried, "raised": raised, "counted": counted}.items():
+            print(f"  {what}:", ", ".join(f"{name} {count}" for name, count in counts.most_common()))
     assert set(injected) == {*FAULTS, "outage", "expired", "missing", "changed"}
     assert set(retried) == {
         "ThrottledError", "ServerError", "ConnectionLostError", "TruncatedError", "ChecksumError", "DeadlineError",

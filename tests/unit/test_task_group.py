@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from stoker.clock import run_virtual
 from stoker.task_group import task_group
 
@@ -15,30 +16,28 @@ async def fail(error: Exception, after_seconds: float = 1.0) -> None:
         raise error from cause
 
 
-def test_the_first_failure_is_raised_itself_with_its_cause_once_all_tasks_have_ended() -> None:
-    async def main() -> None:
-        with pytest.raises(LookupError, match="first") as caught:
-            async with task_group() as group, task_group() as inner:
-                other = group.create_task(asyncio.sleep(3600))
-                inner.create_task(fail(LookupError("first")))
-                inner.create_task(fail(ValueError("second"), after_seconds=2.0))
-        assert isinstance(caught.value.__cause__, KeyError)
+async def leave_with(error: Exception, *, from_task: bool) -> None:
+    """Leave a block with an error beside a long task, of which nothing may be left."""
+    other: asyncio.Task[None] | None = None
+    try:
+        async with task_group() as group, task_group() as inner:
+            other = group.create_task(asyncio.sleep(3600))
+            inner.create_task(fail(ValueError("second"), after_seconds=2.0))
+            if from_task:
+                inner.create_task(fail(error))
+            else:
+                await fail(error)
+    finally:
+        assert other is not None
         assert other.cancelled()
         assert asyncio.get_running_loop().time() == 1.0
 
-    run_virtual(main())
 
-
-def test_an_error_of_the_block_is_raised_itself_too() -> None:
-    async def main() -> None:
-        with pytest.raises(ZeroDivisionError):
-            async with task_group() as group:
-                other = group.create_task(asyncio.sleep(3600))
-                await asyncio.sleep(0)
-                raise ZeroDivisionError
-        assert other.cancelled()
-
-    run_virtual(main())
+@pytest.mark.parametrize("from_task", [True, False])
+def test_the_first_failure_is_raised_itself_with_its_cause_once_all_tasks_have_ended(from_task: bool) -> None:
+    with pytest.raises(LookupError, match="first") as caught:
+        run_virtual(leave_with(LookupError("first"), from_task=from_task))
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_cancelling_the_block_cancels_its_tasks_and_stays_a_cancellation() -> None:
