@@ -12,6 +12,7 @@ import os
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +25,11 @@ from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
 from stoker.partition import Partition
+from stoker.read_super_samples import SuperSampleReading
+from stoker.reading import Reading, ReadingParts, Stretch
 from stoker.ring import Ring
 from stoker.schedule import Continuous, Schedule
 from stoker.schema import Column
-from stoker.steps import Steps
 from stoker.store.protocol import Readable
 from stoker.walk import Walk, WalkParts, WalkStatistics
 
@@ -117,9 +119,9 @@ class FeedStatistics:
         batches: delivered.
         samples: delivered.
         repeated: samples that all ranks together delivered a second time, to give each rank one in a last batch.
-        look_ups: super-samples that a batch asked for when it first needed them.
+        look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
         misses: of these, those that were not in the ring yet.
-        wait_seconds: time that the consumer waited for super-samples.
+        wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
         first_batch_seconds: from the start of the first walk to its first batch, None before it.
         fetch: requests, bytes, retries and hedges.
     """
@@ -177,7 +179,7 @@ class Feed:
     def _begin(self) -> None:
         """Make what belongs to this process; nothing is allocated or connected before the first fetch."""
         self._pid = os.getpid()
-        self._walk: Walk | None = None
+        self._walk: Walk[Any] | None = None
         self._ring = Ring(self.slots.slots, self.slots.slot_bytes)
         self._fetcher = Fetcher(
             self.store,
@@ -185,6 +187,8 @@ class Feed:
             ring=self._ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
         )
+        parts = ReadingParts(manifest=self.manifest, columns=self.columns, fetcher=self._fetcher, ring=self._ring)
+        self._reading: Reading[Any] = SuperSampleReading(parts)
 
     @property
     def place(self) -> tuple[int, int] | None:
@@ -192,27 +196,32 @@ class Feed:
         return self._place if self._walk is not None and self._pid == os.getpid() else None
 
     def start(self, epoch: int, position: int = 0) -> None:
-        """Go to a position of an epoch, over all ranks; fetching begins. A walk that is under way is ended."""
+        """Go to a position of an epoch, over all ranks; fetching begins. A walk that is under way is ended.
+
+        Raises:
+            StokerError: what must be read before anything else could not be had.
+        """
         self.stop()
         if self._pid != os.getpid():
             self._begin()
         self._place = (epoch, position)
-        steps = Steps(
-            self.manifest.rows.samples,
-            self.config.order,
-            self.partition,
+        started = time.perf_counter()
+        self._thread.run(self._reading.prepare())
+        self._waits.wait_seconds += time.perf_counter() - started
+        stretch = Stretch(
+            order=self.config.order,
+            partition=self.partition,
             epoch=epoch,
             position=position,
             end_epoch=self.config.end_epoch,
         )
         self._walk = Walk(
             WalkParts(
-                manifest=self.manifest,
                 columns=self.columns,
                 rows=self._rows,
-                steps=steps,
+                steps=self._reading.steps(stretch),
                 ring=self._ring,
-                fetcher=self._fetcher,
+                reading=self._reading,
                 schedule=self.config.schedule,
                 hedge_slots=self.slots.hedge_slots,
                 thread=self._thread,

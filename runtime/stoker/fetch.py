@@ -71,14 +71,14 @@ class Fetcher:
         if slot is None:
             raise RingStateError(f"no free slot for {ref.key}: {self._ring!r}")
         try:
-            if not await self._from_tier(ref, slot):
+            into = self._ring.view(slot, ref.size_bytes)
+            if not await self.read_tiers(ref, into):
                 parts = self._split(ref.size_bytes, urgent)
-                into = self._ring.view(slot, ref.size_bytes)
                 await self.fetch_ranges(
                     ref, parts, into=into, verify=lambda data: _verify_whole(ref, data), urgent=urgent
                 )
                 for tier in self._tiers:
-                    tier.offer(ref, self._ring.view(slot, ref.size_bytes))
+                    tier.offer(ref, into)
         except BaseException:
             self._ring.abort(slot)
             raise
@@ -160,15 +160,17 @@ class Fetcher:
             for part in parts:
                 readings.create_task(self._reader.read(pursuit, part))
 
-    async def _from_tier(self, ref: ObjectRef, slot: int) -> bool:
-        """Ask the nearer places in turn; one that lacks, spoils or fails costs time and nothing else."""
-        data = self._ring.view(slot, ref.size_bytes)
+    async def read_tiers(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Ask the nearer places in turn for an object; return whether ``into`` has it now, whole and verified.
+
+        A place that lacks, spoils or fails costs time and nothing else.
+        """
         for tier in self._tiers:
             try:
                 async with asyncio.timeout(self.config.attempt_seconds):
-                    if not await tier.read(ref, data):
+                    if not await tier.read(ref, into):
                         continue
-                _verify_whole(ref, data)
+                _verify_whole(ref, into)
             except (StoreError, TimeoutError) as error:
                 self._tally.tier_errors[tier.name] += 1
                 self._tally.checksum_failures += isinstance(error, ChecksumError)

@@ -5,7 +5,7 @@ Indexing it with the byte addresses of the wanted rows copies each row once, fro
 a loop in Python: as fast as a take from one contiguous array. The offsets of ragged columns are found the same way,
 as 16-byte elements (a row's start and end).
 
-Batches own their memory: nothing here returns a view of the ring.
+Where a row lies is for :class:`PickedRows` to say. Batches own their memory: nothing here returns a view of the ring.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.schema import Column
-from stoker.supersample import Head
 
-__all__ = ["Columns", "GatherRows", "Picked", "RaggedValues", "concatenate", "gather", "gather_rows"]
+__all__ = ["Columns", "GatherRows", "PickedRows", "RaggedValues", "concatenate", "gather", "gather_rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,27 +57,26 @@ Columns = dict[str, NDArray[Any] | RaggedValues]
 """Column name → values of a batch: ``[samples, *shape]`` in the dtype's holder type, or ragged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Rows to gather from super-samples that lie in one memory.
+class PickedRows(Protocol):
+    """Rows to gather, and where in which memory their values lie."""
 
-    Attributes:
-        heads: of the super-samples.
-        bases: ``int64 [super-samples]``, where each starts in the memory.
-        which: ``int64 [samples]``, index into ``heads``.
-        rows: ``int64 [samples]``, row in that super-sample.
-    """
+    @property
+    def super_samples(self) -> NDArray[np.int64]:
+        """The manifest row that each row comes from, ``int64 [samples]``."""
+        ...
 
-    heads: Sequence[Head]
-    bases: NDArray[np.int64]
-    which: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The row in that super-sample, ``int64 [samples]``."""
+        ...
 
-    def addresses(self, tensor: str, row_bytes: int) -> NDArray[np.int64]:
-        """Return where in the memory each row of a tensor starts."""
-        starts = self.bases + np.array([head.starts[tensor] for head in self.heads], np.int64)
-        addresses: NDArray[np.int64] = starts[self.which] + self.rows * row_bytes
-        return addresses
+    def fixed(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64]]:
+        """Return a memory, and where in it each row's value of a fixed column starts, ``int64 [samples]``."""
+        ...
+
+    def ragged(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
+        """Return a memory, where in it each row's value starts, and its length in elements, ``int64 [samples]``."""
+        ...
 
 
 def gather_rows(memory: memoryview, addresses: NDArray[np.int64], row_bytes: int) -> NDArray[np.uint8]:
@@ -96,25 +94,22 @@ GatherRows = Callable[[memoryview, NDArray[np.int64], int], NDArray[np.uint8]]
 """What :func:`gather_rows` does, perhaps into memory of another kind."""
 
 
-def gather(
-    memory: memoryview, picked: Picked, columns: Mapping[str, Column], rows: GatherRows = gather_rows
-) -> Columns:
-    """Return the picked rows of each of ``columns``; those of fixed columns are copied by ``rows``."""
+def gather(picked: PickedRows, columns: Mapping[str, Column], copy: GatherRows = gather_rows) -> Columns:
+    """Return the picked rows of each of ``columns``; those of fixed columns are copied by ``copy``."""
     return {
-        name: _fixed(memory, picked, name, column, rows) if column.is_fixed else _ragged(memory, picked, name, column)
+        name: _fixed(picked, name, column, copy) if column.is_fixed else _ragged(picked, name, column)
         for name, column in columns.items()
     }
 
 
-def _fixed(memory: memoryview, picked: Picked, name: str, column: Column, copy: GatherRows) -> NDArray[Any]:
-    rows = copy(memory, picked.addresses(name, column.element_bytes), column.element_bytes)
-    return rows.view(column.dtype.holder).reshape(len(rows), *column.shape)
+def _fixed(picked: PickedRows, name: str, column: Column, copy: GatherRows) -> NDArray[Any]:
+    memory, addresses = picked.fixed(name, column)
+    values = copy(memory, addresses, column.element_bytes)
+    return values.view(column.dtype.holder).reshape(len(values), *column.shape)
 
 
-def _ragged(memory: memoryview, picked: Picked, name: str, column: Column) -> RaggedValues:
-    borders = gather_rows(memory, picked.addresses(f"{name}.offsets", 8), 16).view("<i8")
-    lengths = borders[:, 1] - borders[:, 0]
-    starts = picked.addresses(name, 0) + borders[:, 0] * column.element_bytes
+def _ragged(picked: PickedRows, name: str, column: Column) -> RaggedValues:
+    memory, starts, lengths = picked.ragged(name, column)
     sizes = (lengths * column.element_bytes).tolist()
     ends = list(accumulate(sizes))
     values = np.empty(ends[-1] if ends else 0, np.uint8)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +19,21 @@ from numpy.typing import NDArray
 from stoker.order import Lane, Order, OrderConfig
 from stoker.partition import LaneSlice, Partition
 
-__all__ = ["PlannedStep", "Segment", "Steps"]
+__all__ = ["PlannedStep", "Segment", "StepSource", "Steps"]
 
+Ref = TypeVar("Ref")
+Given = TypeVar("Given", covariant=True)
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive samples of a batch that come from one set of super-samples.
+    """Consecutive samples of a batch that come from one set of items.
 
     Attributes:
         start: place of its first sample in the batch.
         end: place behind its last.
         items: numbers of the items it needs.
-        super_samples: ``int64 [items]``, what each item is.
         picks: computes ``(which, rows)``, ``int64 [samples]`` each: each sample's index into ``items``, and row.
         passed: numbers of items of earlier segments that other ranks' slices have passed by: free to go at once.
         done: numbers of the items that no later segment needs.
@@ -40,14 +42,13 @@ class Segment:
     start: int
     end: int
     items: tuple[int, ...]
-    super_samples: NDArray[np.int64]
     picks: Callable[[], Rows]
     passed: tuple[int, ...]
     done: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStep:
+class PlannedStep(Generic[Ref]):
     """One batch of this rank.
 
     Attributes:
@@ -57,7 +58,7 @@ class PlannedStep:
         is_last: whether the rank's epoch ends with it.
         segments: in order.
         repeated: samples that all ranks together repeat in it.
-        first_uses: ``(item, super-sample)`` of every item that is first needed here, in order.
+        first_uses: ``(item, what it is)`` of every item that is first needed here, in order.
     """
 
     number: int
@@ -66,12 +67,20 @@ class PlannedStep:
     is_last: bool
     segments: tuple[Segment, ...]
     repeated: int
-    first_uses: tuple[tuple[int, int], ...]
+    first_uses: tuple[tuple[int, Ref], ...]
 
     @property
     def samples(self) -> int:
         """How many samples the batch has."""
         return self.segments[-1].end if self.segments else 0
+
+
+class StepSource(Protocol[Given]):
+    """Plans the steps of a rank, just ahead of their use."""
+
+    def next(self) -> PlannedStep[Given] | None:
+        """Return the next step, or None behind the last."""
+        ...
 
 
 @dataclass(slots=True)
@@ -112,11 +121,11 @@ class Steps:
         self._first_uses: list[tuple[int, int]] = []
         self._steps = self._walk(epoch, position, end_epoch)
 
-    def next(self) -> PlannedStep | None:
-        """Return the next step, or None behind the last."""
+    def next(self) -> PlannedStep[int] | None:
+        """Return the next step, or None behind the last; what an item is is a super-sample, by manifest row."""
         return next(self._steps, None)
 
-    def _walk(self, epoch: int, position: int, end_epoch: int | None) -> Iterator[PlannedStep]:
+    def _walk(self, epoch: int, position: int, end_epoch: int | None) -> Iterator[PlannedStep[int]]:
         number = 0
         while (end_epoch is None or epoch < end_epoch) and self._partition.steps_from(0):
             walk = self._walk_full if self._config.shuffle == "full" else self._walk_lanes
@@ -134,7 +143,7 @@ class Steps:
         taken, self._first_uses = tuple(self._first_uses), []
         return taken
 
-    def _walk_lanes(self, order: Order, position: int) -> Iterator[PlannedStep]:
+    def _walk_lanes(self, order: Order, position: int) -> Iterator[PlannedStep[int]]:
         lanes: dict[int, _LaneItems] = {}
         steps = self._partition.steps_from(position)
         for left in range(steps - 1, -1, -1):
@@ -174,14 +183,13 @@ class Steps:
                 start=at,
                 end=at + end - place,
                 items=items,
-                super_samples=lane.super_samples[pieces.start : pieces.stop],
                 picks=partial(lane.picks, block, place - block_start, end - block_start),
                 passed=tuple(passed),
                 done=tuple(done),
             )
             at, place = at + end - place, end
 
-    def _walk_full(self, order: Order, position: int) -> Iterator[PlannedStep]:
+    def _walk_full(self, order: Order, position: int) -> Iterator[PlannedStep[int]]:
         """Walk ``full`` with every super-sample held to the end of the epoch."""
         permuted = order.feistel()
         held: dict[int, int] = {}
@@ -199,7 +207,6 @@ class Steps:
                 start=0,
                 end=len(rows),
                 items=tuple(held[super_sample] for super_sample in found.tolist()),
-                super_samples=found,
                 picks=partial(_known, (which, rows)),
                 passed=(),
                 done=() if left else tuple(held.values()),

@@ -13,24 +13,24 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import FormatError, StokerError
-from stoker.fetch import Fetcher
-from stoker.gather import Columns, GatherRows, Picked, concatenate, gather
+from stoker.errors import StokerError
+from stoker.gather import Columns, GatherRows, concatenate, gather
 from stoker.loop_thread import LoopThread
-from stoker.manifest import Manifest
 from stoker.prefetch import Item, Prefetcher
+from stoker.reading import Reading
 from stoker.ring import Ring
 from stoker.schedule import Schedule
 from stoker.schema import Column
-from stoker.steps import PlannedStep, Segment, Steps
-from stoker.supersample import Head
-from stoker.tier import ObjectRef
+from stoker.steps import PlannedStep, Segment, StepSource
 
 __all__ = ["Gathered", "Walk", "WalkParts", "WalkStatistics"]
+
+Ref = TypeVar("Ref")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class WalkStatistics:
     """Counts of what a consumer asked for and waited for, over any number of walks.
 
     Attributes:
-        look_ups: super-samples that a batch asked for when it first needed them.
+        look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
         misses: of these, those that were not in the ring yet.
-        wait_seconds: time that the consumer waited for super-samples.
+        wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
     """
 
     look_ups: int = 0
@@ -59,35 +59,33 @@ class Gathered:
         rows: ``int64 [samples]``, the row in it.
     """
 
-    step: PlannedStep
+    step: PlannedStep[Any]
     columns: Columns
     super_samples: NDArray[np.int64]
     rows: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WalkParts:
+class WalkParts(Generic[Ref]):
     """What a walk works with.
 
     Attributes:
-        manifest: what the steps' super-samples are.
         columns: which to gather.
         rows: how rows are copied out of the ring.
         steps: the order; only this walk advances it.
         ring: all of its slots are this walk's.
-        fetcher: fills them.
+        reading: fills them, and knows where in them rows lie.
         schedule: how far ahead.
         hedge_slots: of the ring, kept for hedges.
         thread: the event loop's.
         statistics: counted into.
     """
 
-    manifest: Manifest
     columns: dict[str, Column]
     rows: GatherRows
-    steps: Steps
+    steps: StepSource[Ref]
     ring: Ring
-    fetcher: Fetcher
+    reading: Reading[Ref]
     schedule: Schedule
     hedge_slots: int
     thread: LoopThread
@@ -104,18 +102,17 @@ class _Batch:
     segments: list[tuple[Segment, list[int]]] = field(default_factory=list)
 
 
-class Walk:
+class Walk(Generic[Ref]):
     """Fetches from the moment it is made, until :meth:`close`."""
 
-    def __init__(self, parts: WalkParts) -> None:
+    def __init__(self, parts: WalkParts[Ref]) -> None:
         self._parts = parts
         self._lock = threading.Lock()
-        self._planned: deque[PlannedStep] = deque()
-        self._items: deque[Item[ObjectRef]] = deque()
-        self._heads: dict[int, Head] = {}
+        self._planned: deque[PlannedStep[Ref]] = deque()
+        self._items: deque[Item[Ref]] = deque()
         self._used = 0
         self._prefetcher = Prefetcher(
-            parts.fetcher, parts.ring, parts.schedule, self._next_item, hedge_slots=parts.hedge_slots
+            parts.reading, parts.ring, parts.schedule, self._next_item, hedge_slots=parts.hedge_slots
         )
         self._running = parts.thread.run(self._started())
 
@@ -166,7 +163,7 @@ class Walk:
         await asyncio.gather(self._running, return_exceptions=True)  # an error of its own reached the consumer
         self._prefetcher.release_all()
 
-    def _next_item(self) -> Item[ObjectRef] | None:
+    def _next_item(self) -> Item[Ref] | None:
         """Return the next item in order of first use, planning steps until there is one."""
         with self._lock:
             while not self._items:
@@ -176,11 +173,10 @@ class Walk:
                 self._planned.append(step)
             return self._items.popleft()
 
-    def _plan(self) -> PlannedStep | None:
+    def _plan(self) -> PlannedStep[Ref] | None:
         step = self._parts.steps.next()
         if step is not None:
-            for index, row in step.first_uses:
-                self._items.append(Item(index=index, ref=self._parts.manifest.ref(row), step=step.number))
+            self._items.extend(Item(index, ref, step.number) for index, ref in step.first_uses)
         return step
 
     def _slot(self, item: int, batch: _Batch) -> int:
@@ -204,41 +200,22 @@ class Walk:
         """Gather the segments that wait in a batch, in one go, and release the items that are done with."""
         if not batch.segments:
             return
-        heads: list[Head] = []
-        bases: list[int] = []
+        slots: list[int] = []
         which: list[NDArray[np.int64]] = []
         rows: list[NDArray[np.int64]] = []
-        for segment, slots in batch.segments:
-            picked, picked_rows = segment.picks()
-            which.append(picked + len(heads))
-            rows.append(picked_rows)
-            batch.super_samples.append(segment.super_samples[picked])
-            for item, row, slot in zip(segment.items, segment.super_samples.tolist(), slots, strict=True):
-                heads.append(self._head(item, row, slot))
-                bases.append(self._parts.ring.offset(slot))
-        batch.rows.extend(rows)
-        everything = Picked(heads, np.array(bases), np.concatenate(which), np.concatenate(rows))
-        batch.columns.append(gather(self._parts.ring.memory, everything, self._parts.columns, self._parts.rows))
+        for segment, found in batch.segments:
+            segment_which, segment_rows = segment.picks()
+            which.append(segment_which + len(slots))
+            rows.append(segment_rows)
+            slots.extend(found)
+        picked = self._parts.reading.picked(slots, np.concatenate(which), np.concatenate(rows))
+        batch.super_samples.append(picked.super_samples)
+        batch.rows.append(picked.rows)
+        batch.columns.append(gather(picked, self._parts.columns, self._parts.rows))
         done = [item for segment, _ in batch.segments for item in segment.done]
         batch.segments.clear()
         self._give_back(done)
 
     def _give_back(self, items: Sequence[int]) -> None:
         for item in items:
-            self._heads.pop(item, None)
             self._parts.thread.call_soon(self._prefetcher.release, item)
-
-    def _head(self, item: int, row: int, slot: int) -> Head:
-        """Return the head of an item's super-sample, checked against the manifest."""
-        head = self._heads.get(item)
-        if head is None:
-            manifest = self._parts.manifest
-            size_bytes = int(manifest.rows.size_bytes[row])
-            try:
-                head = Head.parse(self._parts.ring.view(slot, size_bytes), size_bytes)
-            except FormatError as error:
-                raise FormatError(f"{manifest.key(row)}: {error}; pack the data set again") from error
-            if head.schema != manifest.schema or head.samples != manifest.rows.samples[row]:
-                raise FormatError(f"{manifest.key(row)} does not have the schema or the samples the manifest says")
-            self._heads[item] = head
-        return head

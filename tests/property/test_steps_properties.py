@@ -63,15 +63,15 @@ def delivered(case: Case, rank: int, epochs: int = 1, **more: bool) -> tuple[lis
         for segment in step.segments:
             for item in segment.passed:
                 del held[item]
-            for item, super_sample in zip(segment.items, segment.super_samples.tolist(), strict=True):
+            for item in segment.items:
                 if item not in held:
                     held[item] = announced.pop(item)
-                assert held[item] == super_sample
             most = max(most, len(held))
             which, rows = segment.picks()
             assert len(which) == len(rows) == segment.end - segment.start
             assert segment.start == len(batch)
-            batch += order.sample_ids(segment.super_samples[which], rows).tolist()
+            super_samples = np.array([held[item] for item in segment.items])
+            batch += order.sample_ids(super_samples[which], rows).tolist()
             for item in segment.done:
                 del held[item]
         assert not announced, "every item that is announced is used"

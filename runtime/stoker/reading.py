@@ -1,0 +1,90 @@
+"""How a rank's samples come into memory: what the prefetcher's items are, how one is read, and where its rows lie then.
+
+There are two ways: whole super-samples, or what is wanted of them (:mod:`stoker.read_super_samples`); and groups of
+samples from anywhere (:mod:`stoker.read_groups`). What is delivered does not depend on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.fetch import Fetcher
+from stoker.gather import PickedRows
+from stoker.manifest import Manifest
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.prefetch import SlotReader
+from stoker.ring import Ring
+from stoker.schema import Column
+from stoker.steps import StepSource
+
+__all__ = ["Reading", "ReadingParts", "Stretch"]
+
+Ref = TypeVar("Ref")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingParts:
+    """What samples are read with.
+
+    Attributes:
+        manifest: of the data set.
+        columns: the wanted ones.
+        fetcher: gets bytes.
+        ring: they are put into; nobody else's.
+    """
+
+    manifest: Manifest
+    columns: dict[str, Column]
+    fetcher: Fetcher
+    ring: Ring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A stretch of a rank's order.
+
+    Attributes:
+        order: seed, shuffle, window and lanes.
+        partition: how an epoch is dealt to the rank.
+        epoch: the first.
+        position: where in that epoch to start, over all ranks.
+        end_epoch: the epoch to stop before; None goes on forever.
+    """
+
+    order: OrderConfig
+    partition: Partition
+    epoch: int
+    position: int
+    end_epoch: int | None
+
+
+class Reading(SlotReader[Ref], Protocol[Ref]):
+    """A way to read. It fetches on the event loop's thread; rows are picked on the consumer's."""
+
+    async def prepare(self) -> None:
+        """Read what must be there before steps can be planned; of no effect the second time.
+
+        Raises:
+            StokerError: it could not be had.
+        """
+        ...
+
+    def steps(self, stretch: Stretch) -> StepSource[Ref]:
+        """Return the steps of a stretch, and with them the items."""
+        ...
+
+    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> PickedRows:
+        """Return where rows lie in slots that are READY.
+
+        Args:
+            slots: as :meth:`fetch` returned them.
+            which: ``int64 [samples]``, index into ``slots``.
+            rows: ``int64 [samples]``, as the step's segments pick them.
+        """
+        ...
