@@ -16,6 +16,8 @@ __all__ = ["Amount", "Progress", "format_seconds"]
 
 _BAR_SECONDS, _LINE_SECONDS = 0.2, 5.0
 _WINDOW_SECONDS = 20.0
+_MAX_BAR_COLUMNS = 40
+_ECHO_COLUMNS = 3  # the terminal's echo of ^C must not wrap, or the line could not be erased
 _MAX_BAR = 40
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
@@ -83,8 +85,8 @@ class Progress:
     async def _tick(self) -> None:
         while True:
             if self._is_bar:
-                columns = shutil.get_terminal_size().columns
-                self._write(f"\r{self._line(columns)[: columns - 1]}\x1b[K")
+                columns = shutil.get_terminal_size().columns - _ECHO_COLUMNS
+                self._write(f"\r{self._line(columns)[:columns]}\x1b[K")
             await asyncio.sleep(_BAR_SECONDS if self._is_bar else _LINE_SECONDS)
             if not self._is_bar:
                 self._write(f"{self._line(0)}\n")
@@ -112,10 +114,9 @@ class Progress:
             f"ETA {format_seconds((1 - fraction) / speed) if speed > 0 else '--:--'}",
         ]
         head, tail = f"{self._verb} {fraction:4.0%} ", " · ".join(parts)
-        room = min(columns - 1 - len(head) - len(tail) - 1, 40)
-        return (f"{head}{self._bar(fraction, room)} {tail}" if room >= 5 else head + tail)[
-            : columns - 1 if columns else None
-        ]
+        width = min(columns // 4, _MAX_BAR_COLUMNS)
+        bar = f"{self._bar(fraction, width)} " if len(head) + width + 1 + len(tail) <= columns else ""
+        return head + bar + tail
 
     def _fraction(self, done: Amount) -> float:
         if self._total.count is not None:
