@@ -198,6 +198,15 @@ def test_columns_that_lie_are_a_format_error(change: Callable[[Entries], object]
         Manifest.from_bytes(forged(manifest_of([""] * 2), change))
 
 
+def test_text_tags_with_bytes_before_the_first_are_a_format_error() -> None:
+    def change(entries: Entries) -> None:
+        put("tag", [65], "uint8")(entries)
+        put("tag.offsets", [1, 1, 1], "int64")(entries)
+
+    with pytest.raises(FormatError, match="do not rise"):
+        Manifest.from_bytes(forged(manifest_of([""] * 2), change))
+
+
 def test_text_tags_that_are_not_utf8_are_a_format_error() -> None:
     def change(entries: Entries) -> None:
         put("tag", [0xFF], "uint8")(entries)

@@ -174,4 +174,16 @@ def test_a_manifest_of_many_samples_is_sought_without_being_laid_out() -> None:
     middle = order.samples // 2
     ids = order.at(middle, middle + 10)
     assert len(set(ids.tolist())) == 10
-    assert len(order.lane(0)._row_permutations) <= 2
+
+
+def test_a_lane_keeps_the_row_permutations_of_no_more_pieces_than_the_window() -> None:
+    lane = order_of([6] * 40, window=3).lane(0)
+    for block in range(len(lane.block_ends)):
+        lane.block(block)
+        assert len(lane._row_permutations) <= 3
+
+
+def test_a_super_sample_of_which_nothing_is_used_is_no_piece() -> None:
+    order = order_of([3, 0, 2], shuffle="none")
+    assert order.lane(0).super_samples.tolist() == [0, 2]
+    assert everything(order) == [0, 1, 2, 3, 4]

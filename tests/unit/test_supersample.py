@@ -235,6 +235,14 @@ def test_a_plain_safetensors_file_is_not_a_super_sample() -> None:
         SuperSample(safetensors.numpy.save({"x": np.zeros(3, np.uint8)}))
 
 
+def test_a_super_sample_without_samples_is_a_format_error() -> None:
+    data, _ = built(Schema({"x": Array("uint8")}), [{"x": 1}])
+    metadata = tensorfile.parse_header(data, len(data)).metadata
+    tensors = tensorfile.laid_out([("__crc32c__", DTYPES["uint32"], (0, 1)), ("x", DTYPES["uint8"], (0,))])
+    with pytest.raises(FormatError, match=r"no __crc32c__ of shape \[samples, columns\]"):
+        SuperSample(tensorfile.encode_header(metadata, tensors))
+
+
 def test_tensors_in_another_order_are_a_format_error() -> None:
     data, _ = built(Schema({"x": Array("uint8"), "y": Array("uint8")}), [{"x": 1, "y": 2}])
     header = tensorfile.parse_header(data, len(data))
@@ -248,3 +256,13 @@ def test_the_origin_is_read_back() -> None:
     origin = Origin(dataset='a "quoted" dätaset', run="f" * 16, ordinal=123_456_789)
     data, _ = built(EVERY_KIND, samples_of(EVERY_KIND, 1), origin)
     assert Head.parse(data, len(data)).origin == origin
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_everything_in_the_head_is_aligned(count: int) -> None:
+    schema = every_dtype()
+    opened = SuperSample(built(schema, samples_of(schema, count))[0])
+    views = {name: opened.column(name) for name in schema if opened.head.is_in_head(name)}
+    assert len(views) == 2 * len(DTYPES)
+    for name, view in (views | dict(opened.head.offsets) | {"__crc32c__": opened.head.checksums}).items():
+        assert view.ctypes.data % view.itemsize == 0, name
