@@ -65,11 +65,16 @@ def test_slots_are_aligned_disjoint_and_where_offset_says() -> None:
         assert bytes(ring.memory[ring.offset(slot) :][:100]) == bytes([slot]) * 100
 
 
-def test_the_slot_freed_last_is_reused_first() -> None:
+@pytest.mark.parametrize("filled", [True, False])
+def test_the_slot_freed_last_is_reused_first(filled: bool) -> None:
     ring = Ring(8, 8)
     first = ring.acquire()
     assert first is not None
-    ring.abort(first)
+    if filled:
+        ring.commit(first)
+        ring.release(first)
+    else:
+        ring.abort(first)
     assert ring.acquire() == first
 
 
