@@ -7,6 +7,7 @@ Here the records say which objects belong to the data set; an object that none c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -98,7 +99,9 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
     rows = {**found, **adopted}
     if dataset is None or not rows:
         raise NotFoundError(f"there is no super-sample at {store.url} that a manifest could be made of")
-    rebuilt = _manifest(dataset, max(versions, default=0) + 1, rows)
+    # A number that a lost version had is not given again: someone may have pinned it.
+    newest = max([0 if base is None else base.version, *versions, *(record.version for record in records)])
+    rebuilt = _manifest(dataset, newest + 1, rows)
     manifest = await _publish(store, base, rebuilt)
     return RebuildReport(
         manifest=manifest,
@@ -111,8 +114,10 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
 
 
 async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Manifest:
-    """Commit what was rebuilt, unless it is what is there; let the pointer follow in either case."""
-    if base is not None and replace(rebuilt, version=base.version).to_bytes() == base.to_bytes():
+    """Commit what was rebuilt; if it is what is there, restore only the copy of it that may be missing."""
+    if base is not None and rebuilt.to_bytes() == replace(base, version=base.version + 1).to_bytes():
+        with suppress(PreconditionFailedError):
+            return await catalog.publish(store, base)
         await catalog.advance(store, base)
         return base
     try:
@@ -122,12 +127,14 @@ async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Ma
 
 
 async def _newest_readable(reader: RetryingReader[Readable], versions: Sequence[int]) -> Manifest | None:
-    for version in reversed(versions):
-        try:
-            return await catalog.read_manifest(reader, version)
-        except (FormatError, ChecksumError):
-            continue
-    return None
+    """Return the newest version that can be read, be it only as the pointer's copy."""
+    found: list[Manifest] = []
+    for version in (None, *reversed(versions)):
+        with suppress(NotFoundError, FormatError, ChecksumError):
+            found.append(await catalog.read_manifest(reader, version))
+            if version is not None:
+                break
+    return max(found, key=lambda manifest: manifest.version, default=None)
 
 
 def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[Manifest]:

@@ -304,6 +304,32 @@ def test_a_lost_or_damaged_manifest_is_rebuilt_as_it_was(lost: list[str], damage
     run(main())
 
 
+def test_the_number_of_a_lost_version_is_not_given_again() -> None:
+    async def main() -> None:
+        store = await data_set()
+        for key in (POINTER_KEY, version_key(1), version_key(2)):
+            await store.delete(key)
+        assert (await rebuild_manifest(store)).manifest.version == 3
+        assert (await gc(store)).objects == ()
+
+    run(main())
+
+
+@pytest.mark.parametrize("records_too", [False, True])
+def test_the_pointer_alone_is_enough_to_restore_its_version(records_too: bool) -> None:
+    async def main() -> None:
+        store = await data_set()
+        before = await stored(store)
+        for key in before:
+            if key.startswith("manifests/") or (records_too and key.startswith("packs/")):
+                await store.delete(key)
+        report = await rebuild_manifest(store)
+        assert (report.is_new, report.manifest.version, report.orphans) == (False, 2, ())
+        assert (await store.get(version_key(2)))[0] == before[version_key(2)]
+
+    run(main())
+
+
 def test_a_rebuilt_manifest_is_without_objects_that_are_lost_and_names_them() -> None:
     async def main() -> None:
         store = await data_set()

@@ -1,0 +1,65 @@
+"""A pack that breaks off, is resumed, appended to, verified and rebuilt: the same on every store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stoker import catalog
+from stoker.errors import DatasetExistsError
+from stoker.maintenance import gc, rebuild_manifest, verify
+from stoker.manifest import POINTER_KEY, version_key
+from stoker.store.protocol import Store
+from support.packing import labels, numbered, pack, stored
+from support.stores import Deviation, Place
+
+
+def breaking(count: int) -> Iterator[dict[str, Any]]:
+    yield from numbered(count)
+    raise ZeroDivisionError
+
+
+def test_a_data_set_lives_on_every_store(place: Place) -> None:
+    async def main(store: Store) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await pack(store, breaking(40))
+        first = await pack(store, numbered(45))
+        assert (first.version, first.samples) == (1, 45)
+        second = await pack(store, numbered(5, 45), mode="append")
+        assert await labels(store) == list(range(50))
+        tags = {info.key: info.tag async for info in store.list("data/")}
+        assert tags == {second.key(row): second.rows.tag(row) for row in range(len(second))}
+        assert await verify(store, second, deep=True) == []
+        with pytest.raises(DatasetExistsError):
+            await pack(store, numbered(3))
+        before = await stored(store)
+        for key in (POINTER_KEY, version_key(1), version_key(2)):
+            await store.delete(key)
+        report = await rebuild_manifest(store)
+        assert (report.manifest.samples, report.lost, report.orphans) == (50, (), ())
+        assert await labels(store) == list(range(50))
+        assert (await gc(store, delete=True)).objects == ()
+        assert await stored(store, "data/") == {key: data for key, data in before.items() if key.startswith("data/")}
+        assert (await catalog.read_manifest(store)).runs == second.runs
+
+    place.run(main)
+
+
+def test_objects_that_are_there_are_recognised_and_not_written_again(place: Place) -> None:
+    if Deviation.IGNORES_PRECONDITIONS in place.deviations:
+        pytest.skip(f"{place.name} ignores preconditions")
+
+    async def main(store: Store) -> None:
+        with pytest.raises(ZeroDivisionError):
+            await pack(store, breaking(30))
+        before = {info.key: info.tag async for info in store.list("data/")}
+        for key in await stored(store, "packs/"):
+            await store.delete(key)
+        manifest = await pack(store, numbered(45))
+        tags = {manifest.key(row): manifest.rows.tag(row) for row in range(len(manifest))}
+        assert tags.items() >= before.items()
+        assert await verify(store, manifest) == []
+
+    place.run(main)
