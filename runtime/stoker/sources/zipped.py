@@ -71,7 +71,7 @@ async def _directory(store: Readable, item: ObjectInfo, where: str) -> list[zipf
         tail = _Tail(bytes(await read(store, item, start)), start)
         try:
             with zipfile.ZipFile(tail) as archive:
-                return [info for info in archive.infolist() if not info.is_dir()]
+                return [info for info in archive.infolist() if not info.filename.endswith("/")]
         except _TooShort as error:
             start = error.args[0]
         except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError, OverflowError) as error:

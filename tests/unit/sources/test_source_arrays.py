@@ -183,6 +183,7 @@ HOSTILE_NPZ: dict[str, Callable[[], bytes]] = {
     "huge directory": lambda: patched(GOOD, b"PK\5\6", 12, b"\xf0\xff\xff\x7f"),
     "directory outside": lambda: patched(GOOD, b"PK\5\6", 16, b"\xf0\xff\xff\x7f"),
     "cut off": lambda: GOOD[:-30],
+    "no name": lambda: patched(GOOD, b"PK\1\2", 28, b"\0\0\0\0\5\0"),
 }
 
 
