@@ -3,7 +3,8 @@
 from stoker_torch.config import LoaderConfig
 from stoker_torch.loader import Loader
 from stoker_torch.plan import LoaderPlan
+from stoker_torch.preempt import Preemption, save_on_sigterm
 from stoker_torch.statistics import LoaderStatistics
 from stoker_torch.tensors import RaggedColumn
 
-__all__ = ["Loader", "LoaderConfig", "LoaderPlan", "LoaderStatistics", "RaggedColumn"]
+__all__ = ["Loader", "LoaderConfig", "LoaderPlan", "LoaderStatistics", "Preemption", "RaggedColumn", "save_on_sigterm"]
