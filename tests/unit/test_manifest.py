@@ -187,6 +187,7 @@ LIES: list[tuple[Callable[[Entries], object], str]] = [
     (put("run_id", 1, "uint64"), "runs have the wrong"),
     (put("run_id", [1]), "runs have the wrong"),
     (put("run_rows", [1, 1]), "runs have the wrong"),
+    (put("run_rows", [1]), "do not account for its rows"),
     (put("run_rows", [3]), "do not account for its rows"),
     (put("run_rows", [2**32 - 1]), "do not account for its rows"),
 ]
