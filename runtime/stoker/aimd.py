@@ -39,7 +39,7 @@ class Aimd:
         self._round_seconds: float | None = None
         self._round_bytes = 0
         self._completed = 0
-        self._saturated = True
+        self._saturated = 0
 
     @property
     def limit(self) -> int:
@@ -53,10 +53,12 @@ class Aimd:
             return
         self._completed += 1
         self._round_bytes += size_bytes
-        self._saturated = self._saturated and saturated
+        self._saturated += saturated
         if self._completed < ROUND * max(4, self._limit) or now_seconds <= self._round_seconds:
             return
-        if self._saturated:  # otherwise the round shows how much was wanted, not how much is possible
+        if (
+            2 * self._saturated >= self._completed
+        ):  # otherwise the round shows how much was wanted, not how much is possible
             self._judge(self._round_bytes / (now_seconds - self._round_seconds))
         self._begin_round(now_seconds)
 
@@ -98,4 +100,4 @@ class Aimd:
         self._round_seconds = now_seconds
         self._round_bytes = 0
         self._completed = 0
-        self._saturated = True
+        self._saturated = 0
