@@ -56,9 +56,8 @@ class Aimd:
         self._saturated += saturated
         if self._completed < ROUND * max(4, self._limit) or now_seconds <= self._round_seconds:
             return
-        if (
-            2 * self._saturated >= self._completed
-        ):  # otherwise the round shows how much was wanted, not how much is possible
+        # In a round without a queue, throughput says how much was wanted, not how much is possible.
+        if 2 * self._saturated >= self._completed:
             self._judge(self._round_bytes / (now_seconds - self._round_seconds))
         self._begin_round(now_seconds)
 
