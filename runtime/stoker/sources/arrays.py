@@ -30,6 +30,7 @@ __all__ = [
     "open_npy",
     "parse_header",
     "ranged_blocks",
+    "read_header",
 ]
 
 PREFIX_BYTES = 12
@@ -218,14 +219,23 @@ def ranged_blocks(store: Readable, item: ObjectInfo, header: ArrayHeader, array_
     return blocks
 
 
+async def read_header(store: Readable, item: ObjectInfo, start: int, array_bytes: int, where: str) -> ArrayHeader:
+    """Return the header of an array that takes ``array_bytes`` of an object, from ``start`` on.
+
+    Raises:
+        PackError: see :func:`parse_header`.
+    """
+    prefix = await read(store, item, start, start + min(PREFIX_BYTES, array_bytes))
+    end = min(header_end(prefix, where), array_bytes)
+    return parse_header(await read(store, item, start, start + end), array_bytes, where)
+
+
 async def open_npy(listing: Listing) -> ArraySource:
     """Return the rows of one ``.npy`` file as samples with the column ``x``.
 
     Raises:
         PackError: the file is not an ``.npy`` file, or not one whose rows can be samples.
     """
-    item, store, where = listing.objects[0], listing.store, listing.url
-    prefix = await read(store, item, 0, min(PREFIX_BYTES, item.size_bytes))
-    end = min(header_end(prefix, where), item.size_bytes)
-    header = parse_header(await read(store, item, 0, end), item.size_bytes, where)
+    item, store = listing.objects[0], listing.store
+    header = await read_header(store, item, 0, item.size_bytes, listing.url)
     return ArraySource("npy", listing, {"x": (header, ranged_blocks(store, item, header, 0))})

@@ -25,6 +25,7 @@ from stoker.sources.arrays import (
     header_end,
     parse_header,
     ranged_blocks,
+    read_header,
 )
 from stoker.sources.listing import Listing
 from stoker.sources.reading import MAX_AHEAD_BYTES, MAX_READS, PEEK_SPAN_BYTES, ByteStream, read
@@ -134,9 +135,7 @@ async def _column(member: _Member, span_bytes: int) -> tuple[ArrayHeader, Blocks
         return header, partial(_deflated_blocks, member, header, start, span_bytes)
     if info.compress_size != info.file_size:
         raise PackError(f"{where} is damaged: its zip directory gives two sizes for it")
-    prefix = await read(member.store, member.item, start, start + min(PREFIX_BYTES, info.file_size))
-    end = min(header_end(prefix, where), info.file_size)
-    header = parse_header(await read(member.store, member.item, start, start + end), info.file_size, where)
+    header = await read_header(member.store, member.item, start, info.file_size, where)
     return header, ranged_blocks(member.store, member.item, header, start)
 
 

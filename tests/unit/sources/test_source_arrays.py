@@ -115,6 +115,15 @@ def test_rows_are_streamed_not_the_whole_array(tmp_path: Path, monkeypatch: pyte
     assert asyncio.run(peak_bytes("bomb.npz")) < 12 << 20
 
 
+def test_a_directory_longer_than_the_tail_that_is_read_first_is_found() -> None:
+    columns = {f"column_{number:04}_{'x' * 60}": np.arange(3) for number in range(700)}
+    put_all("memory://wide", {"x.npz": npz_of(False, **columns)})
+    assert list(look("memory://wide/x.npz").schema) == list(columns)
+    put_all("memory://wide", {"x.npz": npz_of(False, **{f"c{number}": np.arange(3) for number in range(1025)})})
+    with pytest.raises(PackError, match="holds 1025 arrays; a schema has at most 1024"):
+        look("memory://wide/x.npz")
+
+
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "objects": lambda: npy_of(np.array([{"a": 1}], dtype=object), allow_pickle=True),
     "records": lambda: npy_of(np.zeros(3, [("a", "i4")])),
