@@ -123,7 +123,8 @@ async def _below(store: RetryingStore, location: Location) -> list[ObjectInfo]:
 
 
 async def _named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
-    found = {item.key: item async for item in store.list(_common_prefix(names))}
+    wanted = set(names)
+    found = {item.key: item async for item in store.list(_common_prefix(names)) if item.key in wanted}
     if missing := [name for name in names if name not in found]:
         raise NotFoundError(
             f"{url}: {missing[0]} does not exist ({len(missing)} of {len(names)} are missing); check the range"
