@@ -115,6 +115,7 @@ class Prefetcher(Generic[Ref]):
         self._step = 0
         self._consumed = 0
         self._first_step: int | None = None
+        self._first_missing = 0
         self._issued = self._fetched = self._failed = self._released = self._waits = self._misses = 0
 
     @property
@@ -220,6 +221,7 @@ class Prefetcher(Generic[Ref]):
                 self._changed.clear()
                 await self._changed.wait()
             self._issued += 1
+            self._first_missing += item.step == self._first_step
             fetches.create_task(self._fill(item))
             # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own
             # task, so that one cancelled before it started has nothing to give back.
@@ -228,6 +230,8 @@ class Prefetcher(Generic[Ref]):
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""
         waited_for = item.index <= self._wanted
+        if self._first_missing and item.step != self._first_step and not waited_for:
+            return False  # the first batch has the bandwidth to itself: every request beside it would delay it
         if self._ring.free <= (0 if waited_for else self._hedge_slots):
             return False
         if self._granted == 0:
@@ -249,6 +253,7 @@ class Prefetcher(Generic[Ref]):
             outcome = error
             self._failed += 1
         self._outcomes[item.index] = outcome
+        self._first_missing -= item.step == self._first_step
         if (arrival := self._arrivals.pop(item.index, None)) is not None:
             arrival.set()
         self._changed.set()

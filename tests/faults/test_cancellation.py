@@ -38,7 +38,7 @@ async def cancelled_at_random(seed: int) -> str:
     await asyncio.sleep(rng.choice([0.0, 0.02, rng.uniform(0.0, 1.5)]))
     for _ in range(rng.randrange(30)):  # any of the awaits that share an instant
         await asyncio.sleep(0)
-    stood = "hedging" if fetcher.stats.hedges and store.active > 4 else "reading" if store.active else "idle"
+    stood = "hedging" if max(store.reading.values(), default=0) > 1 else "reading" if store.active else "idle"
     running.cancel()
     if rng.random() < 0.5:
         await asyncio.sleep(rng.choice([0.0, 0.03]))

@@ -65,6 +65,7 @@ class FaultyStore:
         self.sent_seconds: list[float] = []
         self.sent_tags: list[str | None] = []
         self.sent_ranges: list[tuple[str, int, int]] = []
+        self.reading: Counter[tuple[str, int]] = Counter()
         self.active = 0
         self.peak_active = 0
         self.script: Callable[[int, str], str | None] | None = None
@@ -81,6 +82,7 @@ class FaultyStore:
         self.sent_ranges.append((key, start, end))
         self._begin_writing(number, into)
         self.active += 1
+        self.reading[key, start] += 1
         self.peak_active = max(self.peak_active, self.active)
         try:
             return await self._serve(number, key, start, end, into, tag)
@@ -89,6 +91,7 @@ class FaultyStore:
             raise
         finally:
             self.active -= 1
+            self.reading[key, start] -= 1
             del self._writing[number]
 
     async def _serve(

@@ -264,3 +264,20 @@ def test_a_cancelled_waiter_does_not_disturb_the_others() -> None:
 def test_a_schedule_that_does_not_fit_the_ring_is_refused() -> None:
     with pytest.raises(ConfigError, match="needs 8 slots beside 1 for hedges; the ring has 8"):
         Bench(schedule=FetchSize.half_and_half(8), slots=8, hedge_slots=1)
+
+
+def test_the_first_step_has_the_bandwidth_to_itself() -> None:
+    async def main() -> None:
+        bench = Bench(count=6)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(bench.prefetcher.run())
+            await asyncio.sleep(0.001)
+            assert {key for key, _, _ in bench.store.sent_ranges} == {ref.key for ref in bench.refs[:2]}
+            await bench.take(0)
+            await bench.take(1)
+            await asyncio.sleep(0.001)
+            assert {key for key, _, _ in bench.store.sent_ranges} == {ref.key for ref in bench.refs}
+            for index in range(2, 6):
+                await bench.take(index)
+
+    run_virtual(main())
