@@ -92,9 +92,6 @@ class AsyncPacker:
                 await self.commit()
             elif isinstance(error, Exception):
                 await self._keep()
-        except StokerError:
-            await self._keep()
-            raise
         finally:
             for upload in self._uploads:
                 upload.cancel()
@@ -223,7 +220,7 @@ class AsyncPacker:
             self._on_progress(self._progress)
 
     async def _keep(self) -> None:
-        """After an error: let the uploads end and record what is durable, as far as the store lets us."""
+        """After an error of the source: let the uploads end, and record what is durable, unless the store fails too."""
         if self._uploads:
             await asyncio.wait(self._uploads)
         while self._uploads and self._uploads[0].exception() is None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from stoker.errors import (
     ChecksumError,
-    DatasetExistsError,
     FormatError,
     NotFoundError,
     PackError,
@@ -84,8 +83,7 @@ class Journal:
         """Write ``record`` unless what is there, perhaps of another process, is as far or farther.
 
         Raises:
-            PackError: another process has committed the run (DatasetExistsError if it created the data set), or the
-                record was deleted.
+            PackError: the record was deleted.
         """
         if self._recorded is not None and self._recorded.progress >= record.progress:
             return
@@ -105,14 +103,5 @@ class Journal:
                 )
             self._tag = found.tag
             if found.record is not None and found.record.progress >= record.progress:
-                self._check_not_taken(found.record, record)
                 self._recorded = found.record
                 return
-
-    def _check_not_taken(self, found: PackRecord, record: PackRecord) -> None:
-        if found.is_committed and not record.is_committed:
-            kind = DatasetExistsError if record.mode == "create" else PackError
-            raise kind(
-                f"another process packed the same source to {self._store.url} at the same time and committed it as "
-                f"version {found.version}; nothing was committed twice"
-            )

@@ -25,6 +25,7 @@ from stoker.errors import (
     StokerError,
     StoreError,
 )
+from stoker.maintenance import gc
 from stoker.manifest import POINTER_KEY, Manifest
 from stoker.pack import AsyncPacker, Packer, PackProgress
 from stoker.packplan import PackConfig
@@ -356,6 +357,18 @@ def test_a_pack_that_stopped_is_resumed_and_gives_the_undisturbed_data_set(mode:
     run(main())
 
 
+def test_a_resumed_pack_that_stops_early_forgets_nothing() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        await interrupted(store, numbered(62))
+        await interrupted(store, numbered(10))
+        async with AsyncPacker(store, config()) as packer:
+            assert packer.durable_samples == 60
+            packer.skip(60)
+
+    run(main())
+
+
 def test_what_is_durable_can_be_skipped_without_reading_it() -> None:
     async def main() -> None:
         store = fresh_store()
@@ -682,6 +695,63 @@ def test_of_two_that_append_the_same_source_at_once_one_is_refused(seed: int) ->
         outcomes = await _race(store, seed, [(numbered(10, 50), changes), (numbered(10, 50), changes)])
         assert {type(outcome) for outcome in outcomes} == {Manifest, PackError}
         assert await labels(store) == [0, 1, 2, 3, *range(50, 60)]
+
+    run(main())
+
+
+def test_a_twin_that_is_far_ahead_is_neither_set_back_nor_doubled() -> None:
+    async def main() -> None:
+        store, before = fresh_store(), dict[str, bytes]()
+
+        async def packing() -> None:
+            async with AsyncPacker(store, config()) as slow:
+                await slow.write(numbered(1)[0])
+                await pack(store, numbered(60))
+                before.update(await stored(store))
+                for sample in numbered(59, 1):
+                    await slow.write(sample)
+
+        with pytest.raises(DatasetExistsError, match="at the same time"):
+            await packing()
+        assert await stored(store) == before
+
+    run(main())
+
+
+def test_an_append_to_a_data_set_that_was_replaced_meanwhile_is_refused() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        await pack(store, numbered(3), source="first")
+
+        async def packing() -> None:
+            async with AsyncPacker(store, config(mode="append")) as packer:
+                await packer.write(numbered(1)[0])
+                for key in await stored(store):
+                    if not key.startswith("packs/") or "first" in str((await store.get(key))[0]):
+                        await store.delete(key)
+                await pack(store, numbered(6), source="second")
+
+        with pytest.raises(PackError, match="was deleted while"):
+            await packing()
+        assert await labels(store) == list(range(6))
+
+    run(main())
+
+
+def test_a_pack_whose_record_is_collected_as_abandoned_stops_before_it_commits() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        await pack(store, numbered(3), source="first")
+
+        async def packing() -> None:
+            async with AsyncPacker(store, config(mode="append")) as packer:
+                for sample in numbered(60):
+                    await packer.write(sample)
+                await gc(store, delete=True, abandoned=True)
+
+        with pytest.raises(PackError, match="was deleted while the pack was running"):
+            await packing()
+        assert await labels(store) == [0, 1, 2]
 
     run(main())
 
