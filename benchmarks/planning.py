@@ -19,7 +19,7 @@ from stoker.manifest import Manifest, PackRun, Rows
 from stoker.order import OrderConfig
 from stoker.partition import Partition
 from stoker.schema import Array, Schema
-from stoker.steps import Steps
+from stoker.steps import Steps, Stretch
 
 SUPER_SAMPLES = 1_000_000
 SAMPLES_EACH = 1000
@@ -46,7 +46,7 @@ def first_batch(index: Manifest, epoch: int, position: int) -> None:
     """Plan the step at a position, down to the rows of its samples, and the key of its first object."""
     order = OrderConfig(seed=7, shuffle="window", window=8, lanes=RANKS)
     partition = Partition(samples=index.samples, lanes=RANKS, batch_size=256, rank=3, world_size=RANKS)
-    step = Steps(index.rows.samples, order, partition, epoch=epoch, position=position).next()
+    step = Steps(index.rows.samples, Stretch(order=order, partition=partition, epoch=epoch, position=position)).next()
     assert step is not None
     assert sum(len(segment.picks()[1]) for segment in step.segments) == 256
     index.key(step.first_uses[0][1])

@@ -2,23 +2,36 @@
 
 The budget of a rank covers the manifest and the ring; the ring's slots hold the window, what is in flight and a reserve
 for hedges. Window, lanes and order never bend to the budget: only the look-ahead derives from it.
+
+``full`` would have to hold everything. Where that does not fit, its samples are read in groups: the budget then covers
+the heads of all super-samples, a few large slots, and small buffers for hedges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from stoker.errors import BudgetError
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
 from stoker.partition import Partition
 from stoker.ring import ALIGNMENT_BYTES
+from stoker.schema import Column
 from stoker.sizes import format_bytes
+from stoker.supersample import is_small
 
-__all__ = ["SlotPlan", "plan_slots", "window_slots"]
+__all__ = ["SlotPlan", "most_sample_bytes", "plan_group_slots", "plan_slots", "window_slots"]
 
 _HEDGE_SHARE = 16
 """One slot in so many is kept for hedges, at least one."""
+_GROUP_SLOTS = 4
+"""One is used and the next is there while two arrive. With more, smaller ones fewer gaps are bridged; with fewer, the
+end of each is waited for."""
+_HEDGE_BUFFER_SHARE = 16
+"""A group's hedge buffer is this part of a slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +40,13 @@ class SlotPlan:
 
     Attributes:
         slots: of the ring, in all.
-        slot_bytes: of one, the size of the largest super-sample.
+        slot_bytes: of one: the size of the largest super-sample, or what fits where they hold groups of samples.
         window_slots: that the order needs at a time.
         hedge_slots: kept for hedged requests.
         manifest_bytes: of the manifest in memory.
+        head_bytes: of the heads in memory, where slots hold groups.
+        hedge_buffers: for hedges that need no slot, where slots hold groups.
+        hedge_buffer_bytes: of one.
     """
 
     slots: int
@@ -38,11 +54,20 @@ class SlotPlan:
     window_slots: int
     hedge_slots: int
     manifest_bytes: int
+    head_bytes: int = 0
+    hedge_buffers: int = 0
+    hedge_buffer_bytes: int = 0
+
+    @property
+    def holds_groups(self) -> bool:
+        """Whether slots hold groups of samples, not super-samples."""
+        return self.head_bytes > 0
 
     @property
     def size_bytes(self) -> int:
         """What all of it takes."""
-        return self.slots * self.slot_bytes + self.manifest_bytes
+        buffer_bytes = self.hedge_buffers * self.hedge_buffer_bytes
+        return self.slots * self.slot_bytes + buffer_bytes + self.head_bytes + self.manifest_bytes
 
 
 def window_slots(super_samples: int, order: OrderConfig, partition: Partition) -> int:
@@ -88,3 +113,55 @@ def plan_slots(
         hedge_slots=hedge_slots,
         manifest_bytes=manifest_bytes,
     )
+
+
+def plan_group_slots(
+    *, manifest_bytes: int, head_bytes: int, sample_bytes: int, hedge_buffers: int, memory_bytes: int
+) -> SlotPlan:
+    """Return how ``memory_bytes`` are spent where slots hold groups of samples.
+
+    Args:
+        manifest_bytes: of the manifest in memory.
+        head_bytes: of all heads in memory.
+        sample_bytes: the most that one sample may have to be read of it: no slot is smaller.
+        hedge_buffers: how many hedges may be under way without a slot.
+        memory_bytes: the budget.
+
+    Raises:
+        BudgetError: the budget is too small; names the figure that fits.
+    """
+    shares = _GROUP_SLOTS * _HEDGE_BUFFER_SHARE + hedge_buffers
+    least_buffer_bytes = -(-max(1, sample_bytes) // (_HEDGE_BUFFER_SHARE * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+    buffer_bytes = (memory_bytes - manifest_bytes - head_bytes) // shares // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    if buffer_bytes < least_buffer_bytes:
+        figure = shares * least_buffer_bytes + manifest_bytes + head_bytes
+        raise BudgetError(
+            f"memory {format_bytes(memory_bytes)} is too small: shuffle 'full' keeps the heads of all super-samples, "
+            f"{format_bytes(head_bytes)}, beside {_GROUP_SLOTS} groups of samples, each large enough for a sample of "
+            f"{format_bytes(sample_bytes)}, and a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
+            f"({format_bytes(figure)}) or another shuffle"
+        )
+    return SlotPlan(
+        slots=_GROUP_SLOTS,
+        slot_bytes=_HEDGE_BUFFER_SHARE * buffer_bytes,
+        window_slots=1,
+        hedge_slots=0,
+        manifest_bytes=manifest_bytes,
+        head_bytes=head_bytes,
+        hedge_buffers=hedge_buffers,
+        hedge_buffer_bytes=buffer_bytes,
+    )
+
+
+def most_sample_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:
+    """Return the most that must be read, beside the head, of one sample's values of ``columns``.
+
+    It is exact where these are of fixed size; ragged values may be all that their super-sample has room for.
+    """
+    fixed = {name: c.element_bytes for name, c in manifest.schema.items() if c.is_fixed and not is_small(c)}
+    wanted_bytes = sum(fixed[name] for name in columns if name in fixed)
+    if all(column.is_fixed for column in columns.values()):
+        return wanted_bytes
+    rows = manifest.rows
+    bodies = rows.size_bytes.astype(np.int64) - rows.head_bytes
+    return wanted_bytes + max(0, int((bodies - rows.samples.astype(np.int64) * sum(fixed.values())).max()))

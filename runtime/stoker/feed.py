@@ -11,25 +11,29 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.budget import SlotPlan, plan_slots
-from stoker.errors import ConfigError
+from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
+from stoker.errors import BudgetError, ConfigError
 from stoker.fetch import FetchConfig, Fetcher, FetchStatistics
 from stoker.gather import Columns, GatherRows, gather_rows
+from stoker.group_plan import ReadLimits
+from stoker.head_memory import HeadMemory
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
 from stoker.partition import Partition
+from stoker.read_groups import GroupReading
 from stoker.read_super_samples import SuperSampleReading
-from stoker.reading import Reading, ReadingParts, Stretch
+from stoker.reading import Reading, ReadingParts
 from stoker.ring import Ring
 from stoker.schedule import Continuous, Schedule
 from stoker.schema import Column
+from stoker.steps import Stretch
 from stoker.store.protocol import Readable
 from stoker.walk import Walk, WalkParts, WalkStatistics
 
@@ -165,9 +169,7 @@ class Feed:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.partition(manifest.samples)
         self.columns = _chosen(manifest, config.columns)
-        self.slots: SlotPlan = plan_slots(
-            manifest, len(manifest.to_bytes()), config.order, self.partition, config.memory_bytes
-        )
+        self.slots: SlotPlan = self._planned_slots()
         self._thread, self._rows = thread, rows
         self._waits = WalkStatistics()
         self._batches = self._samples = self._repeated = 0
@@ -176,6 +178,23 @@ class Feed:
         self._place = (0, 0)
         self._begin()
 
+    def _planned_slots(self) -> SlotPlan:
+        """Return how the memory is spent; ``full`` is read in groups where not everything fits."""
+        manifest, config = self.manifest, self.config
+        manifest_bytes = len(manifest.to_bytes())
+        try:
+            return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes)
+        except BudgetError:
+            if config.order.shuffle != "full":
+                raise
+        return plan_group_slots(
+            manifest_bytes=manifest_bytes,
+            head_bytes=HeadMemory.size_bytes(manifest, self.columns),
+            sample_bytes=most_sample_bytes(manifest, self.columns),
+            hedge_buffers=config.fetch.hedge_burst,
+            memory_bytes=config.memory_bytes,
+        )
+
     def _begin(self) -> None:
         """Make what belongs to this process; nothing is allocated or connected before the first fetch."""
         self._pid = os.getpid()
@@ -183,12 +202,14 @@ class Feed:
         self._ring = Ring(self.slots.slots, self.slots.slot_bytes)
         self._fetcher = Fetcher(
             self.store,
-            config=self.config.fetch,
+            config=replace(self.config.fetch, small_hedge_bytes=self.slots.hedge_buffer_bytes),
             ring=self._ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
         )
         parts = ReadingParts(manifest=self.manifest, columns=self.columns, fetcher=self._fetcher, ring=self._ring)
-        self._reading: Reading[Any] = SuperSampleReading(parts)
+        self._reading: Reading[Any] = (
+            GroupReading(parts, ReadLimits.of(self.slots)) if self.slots.holds_groups else SuperSampleReading(parts)
+        )
 
     @property
     def place(self) -> tuple[int, int] | None:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from stoker.fetch import RangePart
 from stoker.gather import gather_rows
 from stoker.heads import fetch_head, open_head
-from stoker.reading import ReadingParts, Stretch
+from stoker.reading import ReadingParts
 from stoker.ring import RingStateError
 from stoker.schema import Column
-from stoker.steps import Steps
+from stoker.steps import Steps, Stretch
 from stoker.supersample import Head
 
 __all__ = ["SuperSampleReading", "column_parts"]
@@ -57,14 +57,7 @@ class SuperSampleReading:
 
     def steps(self, stretch: Stretch) -> Steps:
         """Return the steps of a stretch."""
-        return Steps(
-            self._parts.manifest.rows.samples,
-            stretch.order,
-            stretch.partition,
-            epoch=stretch.epoch,
-            position=stretch.position,
-            end_epoch=stretch.end_epoch,
-        )
+        return Steps(self._parts.manifest.rows.samples, stretch)
 
     @property
     def saving(self) -> float:

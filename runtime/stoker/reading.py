@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from stoker.fetch import Fetcher
 from stoker.gather import PickedRows
 from stoker.manifest import Manifest
-from stoker.order import OrderConfig
-from stoker.partition import Partition
 from stoker.prefetch import SlotReader
 from stoker.ring import Ring
 from stoker.schema import Column
-from stoker.steps import StepSource
+from stoker.steps import StepSource, Stretch
 
-__all__ = ["Reading", "ReadingParts", "Stretch"]
+__all__ = ["Reading", "ReadingParts"]
 
 Ref = TypeVar("Ref")
 
@@ -43,25 +41,6 @@ class ReadingParts:
     columns: dict[str, Column]
     fetcher: Fetcher
     ring: Ring
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """A stretch of a rank's order.
-
-    Attributes:
-        order: seed, shuffle, window and lanes.
-        partition: how an epoch is dealt to the rank.
-        epoch: the first.
-        position: where in that epoch to start, over all ranks.
-        end_epoch: the epoch to stop before; None goes on forever.
-    """
-
-    order: OrderConfig
-    partition: Partition
-    epoch: int
-    position: int
-    end_epoch: int | None
 
 
 class Reading(SlotReader[Ref], Protocol[Ref]):

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from stoker.order import Lane, Order, OrderConfig
 from stoker.partition import LaneSlice, Partition
 
-__all__ = ["PlannedStep", "Segment", "StepSource", "Steps"]
+__all__ = ["PlannedStep", "Rows", "Segment", "StepSource", "Steps", "Stretch", "walk_epochs"]
 
 Ref = TypeVar("Ref")
-Given = TypeVar("Given", covariant=True)
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -75,12 +74,43 @@ class PlannedStep(Generic[Ref]):
         return self.segments[-1].end if self.segments else 0
 
 
-class StepSource(Protocol[Given]):
+class StepSource(Protocol[Ref]):
     """Plans the steps of a rank, just ahead of their use."""
 
-    def next(self) -> PlannedStep[Given] | None:
+    def next(self) -> PlannedStep[Ref] | None:
         """Return the next step, or None behind the last."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A stretch of a rank's order.
+
+    Attributes:
+        order: seed, shuffle, window and lanes.
+        partition: how an epoch is dealt to the rank.
+        epoch: the first.
+        position: where in that epoch to start, over all ranks.
+        end_epoch: the epoch to stop before; None goes on forever.
+    """
+
+    order: OrderConfig
+    partition: Partition
+    epoch: int = 0
+    position: int = 0
+    end_epoch: int | None = None
+
+
+def walk_epochs(
+    samples: NDArray[np.integer], stretch: Stretch, walk: Callable[[Order, int], Iterator[PlannedStep[Ref]]]
+) -> Iterator[PlannedStep[Ref]]:
+    """Return the steps of a stretch, numbered from 0; ``walk`` gives those of one epoch from a position on."""
+    number, epoch, position = 0, stretch.epoch, stretch.position
+    while (stretch.end_epoch is None or epoch < stretch.end_epoch) and stretch.partition.steps_from(0):
+        for step in walk(Order(samples, stretch.order, epoch), position):
+            yield replace(step, number=number)
+            number += 1
+        epoch, position = epoch + 1, 0
 
 
 @dataclass(slots=True)
@@ -95,44 +125,23 @@ class _LaneItems:
 
 
 class Steps:
-    """The steps of one rank, one epoch after the other.
+    """The steps of one rank, one epoch after the other; items are super-samples. A :class:`StepSource`.
 
     Args:
         samples: ``[super-samples]``, samples of each.
-        order: seed, shuffle, window and lanes.
-        partition: how an epoch is dealt to this rank.
-        epoch: the first epoch.
-        position: where in that epoch to start.
-        end_epoch: the epoch to stop before; None goes on forever.
+        stretch: what to walk.
     """
 
-    def __init__(
-        self,
-        samples: NDArray[np.integer],
-        order: OrderConfig,
-        partition: Partition,
-        *,
-        epoch: int = 0,
-        position: int = 0,
-        end_epoch: int | None = None,
-    ) -> None:
-        self._samples, self._config, self._partition = samples, order, partition
+    def __init__(self, samples: NDArray[np.integer], stretch: Stretch) -> None:
+        self._partition = stretch.partition
         self._next_item = 0
         self._first_uses: list[tuple[int, int]] = []
-        self._steps = self._walk(epoch, position, end_epoch)
+        walk = self._walk_full if stretch.order.shuffle == "full" else self._walk_lanes
+        self._steps = walk_epochs(samples, stretch, walk)
 
     def next(self) -> PlannedStep[int] | None:
-        """Return the next step, or None behind the last; what an item is is a super-sample, by manifest row."""
+        """Return the next step, or None behind the last; an item is the super-sample of a manifest row."""
         return next(self._steps, None)
-
-    def _walk(self, epoch: int, position: int, end_epoch: int | None) -> Iterator[PlannedStep[int]]:
-        number = 0
-        while (end_epoch is None or epoch < end_epoch) and self._partition.steps_from(0):
-            walk = self._walk_full if self._config.shuffle == "full" else self._walk_lanes
-            for step in walk(Order(self._samples, self._config, epoch), position):
-                yield replace(step, number=number)
-                number += 1
-            epoch, position = epoch + 1, 0
 
     def _new_item(self, super_sample: int) -> int:
         item, self._next_item = self._next_item, self._next_item + 1

@@ -29,7 +29,7 @@ from stoker.dtypes import DTYPES, DType
 from stoker.errors import ChecksumError, FormatError, SchemaError
 from stoker.schema import Column, Schema
 
-__all__ = ["FORMAT", "Head", "Origin", "Packed", "SuperSample", "SuperSampleBuilder"]
+__all__ = ["FORMAT", "Head", "Origin", "Packed", "SuperSample", "SuperSampleBuilder", "is_small"]
 
 FORMAT = "1"
 SMALL_ROW_BYTES = 64
@@ -81,7 +81,8 @@ class Packed:
 _Entry = tuple[str, DType, tuple[int, ...]]
 
 
-def _is_small(column: Column) -> bool:
+def is_small(column: Column) -> bool:
+    """Return whether the values of such a column lie in the head."""
     return column.is_fixed and column.element_bytes <= SMALL_ROW_BYTES
 
 
@@ -98,7 +99,7 @@ def _layout(schema: Schema, samples: int, elements: Mapping[str, int]) -> tuple[
     fixed: list[_Entry] = []
     ragged: list[_Entry] = []
     for name, column in schema.items():
-        group = small if _is_small(column) else fixed if column.is_fixed else ragged
+        group = small if is_small(column) else fixed if column.is_fixed else ragged
         group.append((name, column.dtype, (samples if column.is_fixed else elements[name], *column.shape)))
     for group in (small, fixed, ragged):
         group.sort(key=lambda entry: -entry[1].size_bytes)
@@ -166,7 +167,7 @@ class SuperSampleBuilder:
 
 def _head_end(schema: Schema, tensors: Iterable[tensorfile.Tensor]) -> int:
     """Return how much of the data section belongs to the head."""
-    large = {name for name, column in schema.items() if not _is_small(column)}
+    large = {name for name, column in schema.items() if not is_small(column)}
     return max(tensor.end for tensor in tensors if tensor.name not in large)
 
 
@@ -277,7 +278,7 @@ class Head:
 
     def is_in_head(self, name: str) -> bool:
         """Return whether the values of column ``name`` lie in the head."""
-        return _is_small(self.schema[name])
+        return is_small(self.schema[name])
 
     def verify_rows(self, name: str, start: int, data: memoryview) -> None:
         """Check the values of column ``name`` from row ``start`` on, as far as ``data`` goes, each on its checksum.

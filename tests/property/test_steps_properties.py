@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stoker.budget import window_slots
 from stoker.order import Order, OrderConfig
 from stoker.partition import Partition
-from stoker.steps import Steps
+from stoker.steps import Steps, Stretch
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def delivered(case: Case, rank: int, epochs: int = 1, **more: bool) -> tuple[lis
     samples = np.array(case.samples)
     partition = case.partition(rank, **more)
     order = Order(samples, case.order, 0)
-    steps = Steps(samples, case.order, partition, epoch=0, position=case.start, end_epoch=epochs)
+    steps = Steps(samples, Stretch(order=case.order, partition=partition, position=case.start, end_epoch=epochs))
     held: dict[int, int] = {}
     seen: set[int] = set()
     batches, repeated, most = [], 0, 0

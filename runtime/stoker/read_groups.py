@@ -1,0 +1,159 @@
+"""Reads groups of samples from anywhere into ring slots, range by range, each value verified by its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.bounded import for_each
+from stoker.checksum import crc32c
+from stoker.errors import ChecksumError
+from stoker.fetch import RangePart
+from stoker.group_plan import ReadLimits, Reads, plan_reads
+from stoker.group_steps import Group, GroupSteps
+from stoker.head_memory import HeadMemory
+from stoker.reading import ReadingParts
+from stoker.ring import RingStateError
+from stoker.schema import Column
+from stoker.steps import Stretch
+from stoker.supersample import is_small
+
+__all__ = ["GroupReading"]
+
+
+class GroupReading:
+    """A :class:`~stoker.reading.Reading` whose items are groups; the heads of all super-samples stay in memory.
+
+    Args:
+        parts: what to read with.
+        limits: what a group may take.
+    """
+
+    def __init__(self, parts: ReadingParts, limits: ReadLimits) -> None:
+        self._parts = parts
+        self._limits = limits
+        self._heads = HeadMemory(parts.manifest, parts.columns)
+        self._large = [name for name, column in parts.columns.items() if not is_small(column)]
+        self._placed: dict[int, tuple[Group, NDArray[np.int64]]] = {}
+
+    async def prepare(self) -> None:
+        """Read all heads, the first time.
+
+        Raises:
+            StoreError: one could not be had.
+            FormatError: one is not what the manifest says.
+        """
+        await self._heads.load(self._parts.fetcher)
+
+    def steps(self, stretch: Stretch) -> GroupSteps:
+        """Return the steps of a stretch."""
+        samples = self._parts.manifest.rows.samples
+        return GroupSteps(samples, stretch, self._sizes_of, self._limits.payload_bytes)
+
+    def _extents(self, group: Group) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return first byte and end of every value to read, ``int64 [large columns, samples]``."""
+        extents = np.empty((2, len(self._large), len(group)), np.int64)
+        for number, name in enumerate(self._large):
+            extents[:, number] = self._heads.extents(name, group.super_samples, group.rows)
+        return extents[0], extents[1]
+
+    def _sizes_of(self, group: Group) -> NDArray[np.int64]:
+        starts, ends = self._extents(group)
+        sizes: NDArray[np.int64] = (ends - starts).sum(axis=0)
+        return sizes
+
+    async def fetch(self, ref: Group, *, urgent: bool = False) -> int:
+        """Return a READY slot with the large values of a group.
+
+        Raises:
+            StoreError: one could not be had.
+            RingStateError: no slot was free.
+        """
+        ring = self._parts.ring
+        slot = ring.acquire()
+        if slot is None:
+            raise RingStateError(f"no free slot for {len(ref)} samples: {ring!r}")
+        try:
+            starts, ends = self._extents(ref)
+            objects = np.tile(ref.super_samples, len(self._large))
+            reads = plan_reads(objects, starts.ravel(), ends.ravel(), self._limits)
+            await self._read(ref, reads, (ends - starts).ravel(), ring.view(slot, ring.slot_bytes), urgent)
+        except BaseException:
+            ring.abort(slot)
+            raise
+        self._placed[slot] = ref, reads.addresses.reshape(starts.shape)
+        ring.commit(slot)
+        return slot
+
+    async def _read(self, group: Group, reads: Reads, sizes: NDArray[np.int64], into: memoryview, urgent: bool) -> None:
+        """Read ranges into a slot; each is an object's part in its own right, with its own retries and deadline."""
+        manifest, fetcher = self._parts.manifest, self._parts.fetcher
+        wanted = [self._heads.checksums(name, group.super_samples, group.rows) for name in self._large]
+        checksums = np.concatenate(wanted) if wanted else np.empty(0, np.uint32)
+
+        async def read(number: int) -> None:
+            ref = manifest.ref(int(reads.objects[number]))
+            part = RangePart(int(reads.starts[number]), int(reads.ends[number]), int(reads.offsets[number]))
+            values = reads.values[reads.firsts[number] : reads.firsts[number + 1]]
+
+            def verify(data: memoryview) -> None:
+                found = zip(reads.addresses[values].tolist(), sizes[values].tolist(), values.tolist(), strict=True)
+                for address, size, value in found:
+                    if crc32c(data[address : address + size]) != checksums[value]:
+                        column, place = divmod(value, len(group))
+                        name, row = self._large[column], group.rows[place]
+                        raise ChecksumError(f"{ref.key}: column {name!r} of row {row} is not what was packed")
+
+            await fetcher.fetch_ranges(ref, [part], into=into, verify=verify, urgent=urgent)
+
+        await for_each(range(len(reads)), read, concurrency=min(len(reads), fetcher.config.concurrency_most))
+
+    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> GroupRows:
+        """Return where samples of groups lie; ``rows`` are their places in the group."""
+        ring = self._parts.ring
+        placed = [self._placed[slot] for slot in slots]
+        firsts = np.cumsum([0, *(len(group) for group, _ in placed)])
+        places = firsts[which] + rows
+        addresses = np.concatenate(
+            [addresses + ring.offset(slot) for slot, (_, addresses) in zip(slots, placed, strict=True)], axis=1
+        )[:, places]
+        return GroupRows(
+            memory=ring.memory,
+            heads=self._heads,
+            addresses=dict(zip(self._large, addresses, strict=True)),
+            super_samples=np.concatenate([group.super_samples for group, _ in placed])[places],
+            rows=np.concatenate([group.rows for group, _ in placed])[places],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupRows:
+    """Samples of groups in slots: :class:`~stoker.gather.PickedRows`.
+
+    Attributes:
+        memory: that large values lie in.
+        heads: in which the small ones lie.
+        addresses: large column → ``int64 [samples]``, where in the memory each value starts.
+        super_samples: ``int64 [samples]``, each sample's manifest row.
+        rows: ``int64 [samples]``, its row in that super-sample.
+    """
+
+    memory: memoryview
+    heads: HeadMemory
+    addresses: Mapping[str, NDArray[np.int64]]
+    super_samples: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+    def fixed(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64]]:
+        """Return the memory and the address of each value."""
+        if name in self.addresses:
+            return self.memory, self.addresses[name]
+        return self.heads.memory, self.heads.addresses(name, self.super_samples, self.rows, column.element_bytes)
+
+    def ragged(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
+        """Return the memory, the address of each value and its length in elements."""
+        starts, ends = self.heads.extents(name, self.super_samples, self.rows)
+        return self.memory, self.addresses[name], (ends - starts) // column.element_bytes
