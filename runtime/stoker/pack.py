@@ -97,6 +97,7 @@ class AsyncPacker:
                 upload.cancel()
             await asyncio.gather(*self._uploads, return_exceptions=True)
             self._uploads.clear()
+            self._run = None
 
     @property
     def durable_samples(self) -> int:
@@ -132,6 +133,8 @@ class AsyncPacker:
 
     def cut(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
         """Do the part of :meth:`write` that needs no event loop: encode, and cut off a super-sample that is full."""
+        if self.manifest is not None:
+            raise ConfigError("the pack is committed; another one, with mode='append', can add to it")
         return self._opened.cutter.add(sample, where)
 
     async def submit(self, cut: Cut) -> None:

@@ -117,6 +117,7 @@ class SuperSampleBuilder:
         self.schema = schema
         self._values: list[list[bytes]] = [[] for _ in schema]
         self._value_bytes = 0
+        self._ragged = sum(not column.is_fixed for column in schema.values())
 
     def __len__(self) -> int:
         return len(self._values[0])
@@ -131,8 +132,7 @@ class SuperSampleBuilder:
         return self._value_bytes + sum(map(len, values)) + self._bookkeeping_bytes(len(self) + 1)
 
     def _bookkeeping_bytes(self, samples: int) -> int:
-        ragged = sum(not column.is_fixed for column in self.schema.values())
-        return 8 * ragged * (samples + 1) + 4 * len(self.schema) * samples
+        return 8 * self._ragged * (samples + 1) + 4 * len(self.schema) * samples
 
     def add(self, values: list[bytes]) -> None:
         """Append one sample: the bytes of each column in the schema's order, as :meth:`Schema.encode` gives them."""

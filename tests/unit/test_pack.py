@@ -250,10 +250,19 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> Non
         config(**changes)
 
 
-def test_a_packer_outside_its_with_block_says_so() -> None:
+def test_a_packer_outside_its_with_block_or_after_its_commit_takes_no_sample() -> None:
     async def main() -> None:
+        packer = AsyncPacker(fresh_store(), config())
         with pytest.raises(ConfigError, match="with"):
-            await AsyncPacker(fresh_store(), config()).write(numbered(1)[0])
+            await packer.write(numbered(1)[0])
+        async with packer:
+            await packer.write(numbered(1)[0])
+            assert await packer.commit() is await packer.commit()
+            with pytest.raises(ConfigError, match="committed"):
+                await packer.write(numbered(1)[0])
+        packer.manifest = None
+        with pytest.raises(ConfigError, match="with"):
+            await packer.write(numbered(1)[0])
 
     run(main())
 
