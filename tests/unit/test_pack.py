@@ -366,6 +366,21 @@ def test_a_pack_that_stopped_is_resumed_and_gives_the_undisturbed_data_set(mode:
     run(main())
 
 
+def test_an_unfinished_append_is_resumed_also_if_others_appended_meanwhile() -> None:
+    async def main() -> None:
+        store = WatchedStore(fresh_store())
+        await pack(store, numbered(3), source="base")
+        await interrupted(store, numbered(30, 100), mode="append")
+        await pack(store, numbered(3, 3), mode="append", source="others")
+        first = set(puts(store))
+        await pack(store, numbered(40, 100), mode="append")
+        assert await labels(store) == [*range(6), *range(100, 140)]
+        assert len(puts(store)) == len(set(puts(store)))
+        assert len(first) > 10
+
+    run(main())
+
+
 def test_a_resumed_pack_that_stops_early_forgets_nothing() -> None:
     async def main() -> None:
         store = fresh_store()
