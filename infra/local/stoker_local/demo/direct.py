@@ -19,8 +19,6 @@ from stoker_local.demo.training import Batches, new_model
 __all__ = ["ImageObjects", "open_direct", "tune"]
 
 _CANDIDATES = (4, 8, 16, 32)
-_WORTH_IT = 1.05
-"""More workers have to be this many times as fast to be preferred, and for still more to be tried."""
 
 
 class ImageObjects(Dataset[dict[str, Any]]):
@@ -67,7 +65,7 @@ def open_direct(bucket: str, prefix: str, workers: int, batch_size: int, seed: i
 
 
 def tune(bucket: str, prefix: str, batch_size: int, report: Callable[[int, float | None], None]) -> int:
-    """Return the number of workers that trains fastest: tried in growing numbers as long as more are faster.
+    """Return the number of workers that trains fastest, of a few that are tried for an epoch each.
 
     Args:
         bucket: where the images are.
@@ -76,15 +74,12 @@ def tune(bucket: str, prefix: str, batch_size: int, report: Callable[[int, float
         report: told each number of workers, first with None, then with the images per second of an epoch.
     """
     images = ImageObjects(bucket, prefix)
-    best, best_rate = 0, 0.0
+    rates: dict[int, float] = {}
     for workers in _CANDIDATES[: None if _forks() else 2]:
         report(workers, None)
-        rate = _images_per_second(images, workers, batch_size)
-        report(workers, rate)
-        if rate < best_rate * _WORTH_IT:
-            break
-        best, best_rate = workers, rate
-    return best
+        rates[workers] = _images_per_second(images, workers, batch_size)
+        report(workers, rates[workers])
+    return max(rates, key=lambda workers: rates[workers])
 
 
 def _forks() -> bool:

@@ -12,7 +12,7 @@ from stoker.prices import Operation, Prices
 from stoker.sizes import format_bytes
 from stoker_local.demo.training import Timing
 
-__all__ = ["Result", "read_counts", "table"]
+__all__ = ["Result", "failures", "how_counted", "read_counts", "table", "why"]
 
 _OPERATIONS = {"GetObject": Operation.GET, "HeadObject": Operation.HEAD, "ListObjectsV2": Operation.LIST}
 
@@ -78,3 +78,42 @@ def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:
         ("time to first batch", f"{timing.first_batch_seconds:.2f} s"),
         ("total time", f"{timing.total_seconds:.2f} s"),
     ]
+
+
+def why(direct: Result, loader: Result, bucket_wait_seconds: float) -> str:
+    """Return what explains the difference.
+
+    Args:
+        direct: one object per image.
+        loader: super-samples.
+        bucket_wait_seconds: of the loader's wait, the part that was for the bucket.
+    """
+    gets = [result.reading.requests[Operation.GET] for result in (direct, loader)]
+    return (
+        f"a GET waits for its first byte however little it asks for. The DataLoader sent {gets[0]:,}, one per image "
+        f"and epoch, as many at a time as it has workers, and these compete with the model for the processor. The "
+        f"Loader sent {gets[1]:,}, known in advance and under way while the model trains: it waited "
+        f"{bucket_wait_seconds:.2f} s for the bucket, the rest for gathering and decoding. These images are tiny; "
+        "the larger they are, the more bytes count and the less GETs do."
+    )
+
+
+def how_counted(loader: Result, prices: Prices) -> str:
+    """Return where the figures come from."""
+    store = prices.store(loader.reading.url)
+    return (
+        "by the bucket itself; the DataLoader's bytes and dollars include listing the images once. Dollars are what "
+        f"stoker's meter makes of these counts at the list prices of {store.name}, {store.region}, {prices.date}."
+    )
+
+
+def failures(direct: Result, loader: Result, least_accuracy: float) -> list[str]:
+    """Return what is not as the demo promises, in words."""
+    found = [
+        f"with the {result.name} the model reached {result.accuracy:.1%}, not {least_accuracy:.0%}"
+        for result in (direct, loader)
+        if result.accuracy < least_accuracy
+    ]
+    if loader.timing.stall >= direct.timing.stall:
+        found.append(f"the {loader.name} stalled no less than the {direct.name}")
+    return found
