@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
+
+from stoker.task_group import task_group
 
 __all__ = ["for_each"]
 
@@ -25,9 +26,6 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
         for item in remaining:
             await work(item)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(worker())
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors.exceptions[0].__cause__
+    async with task_group() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())

@@ -1,7 +1,7 @@
 """Trying again: a store whose operations are repeated, with full-jitter back-off, while they may yet succeed.
 
 For packing, commits and maintenance, where an operation has no deadline of its own; the prefetcher has a policy of its
-own, with hedges and budgets. Full jitter is M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+own, with hedges and budgets.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from stoker.backoff import backoff_seconds
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PreconditionFailedError, TransientError
 from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store
 
@@ -106,8 +107,14 @@ class RetryingReader(Generic[R_co]):
         """Wait before the next attempt, or raise ``error`` if it was the last."""
         if failures >= self.policy.attempts:
             raise error
-        longest = min(self.policy.longest_seconds, self.policy.first_seconds * 2 ** (failures - 1))
-        await asyncio.sleep(max(self._random.uniform(0, longest), error.retry_after_seconds or 0.0))
+        wait_seconds = backoff_seconds(
+            failures,
+            base_seconds=self.policy.first_seconds,
+            cap_seconds=self.policy.longest_seconds,
+            rng=self._random,
+            retry_after_seconds=error.retry_after_seconds,
+        )
+        await asyncio.sleep(wait_seconds)
 
 
 class RetryingStore(RetryingReader[Store]):
