@@ -52,7 +52,7 @@ class LoaderConfig:
         schedule: how far ahead to fetch; default as far as the memory goes.
         fetch: deadlines, retries, hedges and concurrency.
         options: how to reach the bucket (``S3Options``, ``GcsOptions``).
-        max_dollars_per_epoch: refuse an order whose requests would cost more.
+        max_dollars_per_epoch: refuse an order whose requests and bytes would cost more, over all ranks.
 
     Raises:
         ConfigError: a value is out of range, or two of them do not go together.

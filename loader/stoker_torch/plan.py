@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.errors import BudgetError
 from stoker.feed import Feed
 from stoker.prices import Operation, Prices
 from stoker.sizes import format_bytes
@@ -27,8 +28,10 @@ class LoaderPlan:
         read_bytes: of this rank.
         dollars: what the store asks for these, from the price file.
         amplification: bytes that all ranks together read over the data set's size.
-        memory_bytes: of the ring and the manifest.
-        slots: super-samples that the ring holds.
+        memory_bytes: of the ring and the manifest, and where there are groups, of heads and hedge buffers.
+        slots: super-samples, or groups of samples, that the ring holds.
+        by_groups: whether it holds groups of samples, read by ranges.
+        world_size: how many ranks there are.
     """
 
     samples: int
@@ -44,16 +47,17 @@ class LoaderPlan:
     amplification: float
     memory_bytes: int
     slots: int
+    by_groups: bool
+    world_size: int
 
     @classmethod
     def of(cls, feed: Feed, prices: Prices) -> LoaderPlan:
-        """Return the plan of a feed; requests and bytes assume super-samples of the mean size."""
+        """Return the plan of a feed.
+
+        Requests and bytes are expected values; :mod:`stoker.forecast` has the formulas.
+        """
         manifest, partition, order = feed.manifest, feed.partition, feed.config.order
-        touched = partition.lanes_touched()
-        share = touched / partition.lanes * partition.samples / max(1, manifest.samples)
-        cuts = touched if partition.lanes > 1 else 0
-        get_requests = min(len(manifest), round(len(manifest) * share) + cuts)
-        read_bytes = round(manifest.size_bytes / len(manifest) * get_requests)
+        expected = feed.forecast()
         store = prices.store(feed.store.url)
         return cls(
             samples=partition.samples,
@@ -62,20 +66,36 @@ class LoaderPlan:
             shuffle=order.shuffle,
             window=order.window,
             lanes=partition.lanes,
-            lanes_read=touched,
-            get_requests=get_requests,
-            read_bytes=read_bytes,
-            dollars=get_requests * store.request_dollars(Operation.GET)
-            + store.transfer_dollars(read_bytes=read_bytes, written_bytes=0, egress="same_region"),
-            amplification=get_requests * partition.world_size / len(manifest),
+            lanes_read=partition.lanes_touched(),
+            get_requests=expected.requests,
+            read_bytes=expected.size_bytes,
+            dollars=expected.requests * store.request_dollars(Operation.GET)
+            + store.transfer_dollars(read_bytes=expected.size_bytes, written_bytes=0, egress="same_region"),
+            amplification=expected.size_bytes * partition.world_size / manifest.size_bytes,
             memory_bytes=feed.slots.size_bytes,
             slots=feed.slots.slots,
+            by_groups=feed.slots.holds_groups,
+            world_size=partition.world_size,
         )
+
+    def check_dollars(self, most_dollars: float) -> None:
+        """Refuse an epoch that would cost more, over all ranks.
+
+        Raises:
+            BudgetError: it would; names the figures.
+        """
+        dollars = self.dollars * self.world_size
+        if dollars > most_dollars:
+            raise BudgetError(
+                f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.world_size:,} GETs and "
+                f"{format_bytes(self.read_bytes * self.world_size)} over all ranks, for ${dollars:.2f}: more than "
+                f"max_dollars_per_epoch={most_dollars:g}. Raise it, give more memory, or use shuffle 'window'"
+            )
 
     def __str__(self) -> str:
         return (
             f"{self.samples:,} samples in {self.super_samples:,} super-samples, {self.steps:,} steps an epoch; "
             f"shuffle {self.shuffle}, window {self.window}, lanes {self.lanes_read} of {self.lanes}; "
             f"{self.get_requests:,} GETs, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
-            f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots)"
+            f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots{' of groups' if self.by_groups else ''})"
         )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker.errors import BudgetError, ConfigError
 from stoker.fetch import FetchConfig, Fetcher, FetchStatistics
+from stoker.forecast import Forecast
 from stoker.gather import Columns, GatherRows, gather_rows
 from stoker.group_plan import ReadLimits
 from stoker.head_memory import HeadMemory
@@ -210,6 +211,10 @@ class Feed:
         self._reading: Reading[Any] = (
             GroupReading(parts, ReadLimits.of(self.slots)) if self.slots.holds_groups else SuperSampleReading(parts)
         )
+
+    def forecast(self) -> Forecast:
+        """Return what an epoch of this rank will take."""
+        return self._reading.forecast(self.config.order, self.partition)
 
     @property
     def place(self) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What to read for a group of samples from anywhere, and how much that comes to: pure planning.
+"""What to read for a group of samples from anywhere: pure planning.
 
 Values that lie next to each other in an object are read as one range, and so are values with a little between them, as
 long as the slot has room for what is read in vain: the smallest gaps are bridged first.
@@ -6,18 +6,14 @@ long as the slot has room for what is read in vain: the smallest gaps are bridge
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan
-from stoker.manifest import Manifest
-from stoker.schema import Column
-from stoker.supersample import is_small
 
-__all__ = ["MOST_SAMPLES", "ExpectedReads", "Reads", "ReadLimits", "expected_reads", "plan_reads"]
+__all__ = ["MOST_SAMPLES", "ReadLimits", "Reads", "plan_reads"]
 
 MOST_SAMPLES = 1 << 16
 """Of a group, so that what is known of it stays small beside what it holds."""
@@ -116,82 +112,3 @@ def _bridged(
     bridged = np.zeros(len(gaps), bool)
     bridged[narrow[np.cumsum(gaps[narrow]) <= room_bytes]] = True
     return bridged
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedReads:
-    """What an epoch will take, hedges and retries aside.
-
-    Attributes:
-        requests: GETs.
-        size_bytes: read.
-    """
-
-    requests: int
-    size_bytes: int
-
-
-def expected_reads(
-    manifest: Manifest, columns: Mapping[str, Column], limits: ReadLimits, samples: int
-) -> ExpectedReads:
-    """Return what it takes to read ``samples`` samples in a random order, and all heads once.
-
-    A group holds ``k`` samples, the share ``p = k / N`` of all. Of a column with ``s`` bytes a row, a picked row begins
-    a range unless one of the ``g`` rows before it is picked too, which has the probability ``(1 - p)**g`` (less at an
-    object's start): ``g - 1`` is how many rows fit in a gap that is bridged; the expected gaps, the sum over
-    ``m <= g`` of ``k p (1 - p)**(m - 1) (m - 1) s``, must fit in the slot's free half. A range of mean length ``l`` is
-    cut ``1 / (exp(r / l) - 1)`` times where none may be longer than ``r``. Rows of ragged columns count as if all had
-    the mean size.
-    """
-    rows = _row_bytes(manifest, columns)
-    payload_bytes = sum(rows.values())
-    group = min(MOST_SAMPLES, samples, limits.payload_bytes / payload_bytes if payload_bytes else samples)
-    group = max(1.0, group)
-    share = min(1.0, group / manifest.samples)
-    requests = size_bytes = 0.0
-    for row_bytes in rows.values():
-        room_bytes = max(0.0, limits.slot_bytes - group * payload_bytes) * row_bytes / payload_bytes
-        wasted, reach = _bridged_rows(group, share, row_bytes, min(limits.gap_bytes, room_bytes), room_bytes)
-        read_bytes = group * row_bytes + wasted
-        ranges = max(1.0, len(manifest) * _range_starts(manifest.samples / len(manifest), share, reach))
-        ranges += ranges / np.expm1(min(500.0, limits.range_bytes / (read_bytes / ranges)))
-        requests += ranges
-        size_bytes += read_bytes
-    groups = samples / group
-    return ExpectedReads(
-        requests=round(groups * requests) + len(manifest),
-        size_bytes=round(groups * size_bytes) + int(manifest.rows.head_bytes.sum(dtype=np.int64)),
-    )
-
-
-def _bridged_rows(
-    group: float, share: float, row_bytes: float, gap_bytes: float, room_bytes: float
-) -> tuple[float, int]:
-    """Return the bytes of all gaps that will be bridged, and from how many rows on none is."""
-    distances = np.arange(1, 2 + int(gap_bytes // row_bytes))
-    gaps = group * share * (1.0 - share) ** (distances - 1) * (distances - 1) * row_bytes
-    wasted = np.cumsum(gaps)
-    reach = int(np.searchsorted(wasted, room_bytes, "right"))
-    return float(wasted[reach - 1]), reach
-
-
-def _range_starts(rows: float, share: float, reach: int) -> float:
-    """Return the expected number of ranges in an object, of which each row is picked with probability ``share``."""
-    near = min(rows, reach)
-    alone = float((1.0 - share) ** near)
-    return 1.0 - alone + share * max(0.0, rows - reach) * alone
-
-
-def _row_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> dict[str, float]:
-    """Return the mean bytes a row of the wanted large columns; ragged ones share alike what the others leave."""
-    large = {name: column for name, column in manifest.schema.items() if not is_small(column)}
-    fixed_bytes = sum(column.element_bytes for column in large.values() if column.is_fixed)
-    ragged = sum(not column.is_fixed for column in large.values())
-    bodies = manifest.size_bytes - int(manifest.rows.head_bytes.sum(dtype=np.int64))
-    ragged_bytes = max(0.0, bodies / manifest.samples - fixed_bytes) / max(1, ragged)
-    found = {
-        name: float(column.element_bytes if column.is_fixed else ragged_bytes)
-        for name, column in columns.items()
-        if name in large
-    }
-    return {name: row_bytes for name, row_bytes in found.items() if row_bytes}

@@ -12,9 +12,12 @@ from stoker.bounded import for_each
 from stoker.checksum import crc32c
 from stoker.errors import ChecksumError
 from stoker.fetch import RangePart
+from stoker.forecast import Forecast, forecast_groups
 from stoker.group_plan import ReadLimits, Reads, plan_reads
 from stoker.group_steps import Group, GroupSteps
 from stoker.head_memory import HeadMemory
+from stoker.order import OrderConfig
+from stoker.partition import Partition
 from stoker.reading import ReadingParts
 from stoker.ring import RingStateError
 from stoker.schema import Column
@@ -47,6 +50,10 @@ class GroupReading:
             FormatError: one is not what the manifest says.
         """
         await self._heads.load(self._parts.fetcher)
+
+    def forecast(self, order: OrderConfig, partition: Partition) -> Forecast:
+        """Return what an epoch of the rank will take, with the heads, which only the first one reads."""
+        return forecast_groups(self._parts.manifest, self._parts.columns, self._limits, partition)
 
     def steps(self, stretch: Stretch) -> GroupSteps:
         """Return the steps of a stretch."""

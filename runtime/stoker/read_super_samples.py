@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.fetch import RangePart
+from stoker.forecast import Forecast, mean_row_bytes, super_samples_read
 from stoker.gather import gather_rows
 from stoker.heads import fetch_head, open_head
+from stoker.order import OrderConfig
+from stoker.partition import Partition
 from stoker.reading import ReadingParts
 from stoker.ring import RingStateError
 from stoker.schema import Column
@@ -54,6 +57,20 @@ class SuperSampleReading:
 
     async def prepare(self) -> None:
         """Nothing needs to be read first."""
+
+    def forecast(self, order: OrderConfig, partition: Partition) -> Forecast:
+        """Return what an epoch of the rank will take, of super-samples of the mean size.
+
+        Where only columns are read, each that is outside the head counts as a request of its own.
+        """
+        manifest = self._parts.manifest
+        count = super_samples_read(manifest, order, partition)
+        rows = mean_row_bytes(manifest, self._parts.columns)
+        head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
+        wanted_bytes = head_bytes + sum(rows.values()) * manifest.samples
+        if self._leaves_out and wanted_bytes <= (1.0 - LEAST_SAVING) * manifest.size_bytes:
+            return Forecast(count * (1 + len(rows)), round(wanted_bytes / len(manifest) * count))
+        return Forecast(count, round(manifest.size_bytes / len(manifest) * count))
 
     def steps(self, stretch: Stretch) -> Steps:
         """Return the steps of a stretch."""

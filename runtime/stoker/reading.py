@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.fetch import Fetcher
+from stoker.forecast import Forecast
 from stoker.gather import PickedRows
 from stoker.manifest import Manifest
+from stoker.order import OrderConfig
+from stoker.partition import Partition
 from stoker.prefetch import SlotReader
 from stoker.ring import Ring
 from stoker.schema import Column
@@ -52,6 +55,10 @@ class Reading(SlotReader[Ref], Protocol[Ref]):
         Raises:
             StokerError: it could not be had.
         """
+        ...
+
+    def forecast(self, order: OrderConfig, partition: Partition) -> Forecast:
+        """Return what an epoch of the rank will take."""
         ...
 
     def steps(self, stretch: Stretch) -> StepSource[Ref]:

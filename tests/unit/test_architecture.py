@@ -31,12 +31,13 @@ ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in ("s3", "s3_acc
 # The floors of the runtime, lowest first; a module imports its own floor and those below.
 FLOORS = {
     "values": "errors version dtypes schema",
-    "pure": """aimd backoff budget checksum cutter feistel fetch_config fetch_statistics gather hedge images manifest
-        meter order packrecord partition philox prices ring schedule sizes steps supersample tensorfile tier""",
+    "pure": """aimd backoff budget checksum cutter feistel fetch_config fetch_statistics forecast gather
+        group_plan group_steps hedge images manifest meter order packrecord partition philox prices ring schedule
+        sizes steps supersample tensorfile tier""",
     "waiting": "bounded clock gate loop_thread progress task_group",
     "stores": "store retry",
-    "composers": """catalog feed fetch heads maintenance pack packlog packplan packrun prefetch range_reader
-        read_super_samples reading sources walk""",
+    "composers": """catalog feed fetch head_memory heads maintenance pack packlog packplan packrun prefetch range_reader
+        read_groups read_super_samples reading sources walk""",
     "commands": "cli",
 }
 FLOOR_OF = {module: floor for floor, modules in enumerate(FLOORS.values()) for module in modules.split()}
