@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from stoker import catalog
 from stoker.bounded import for_each
 from stoker.errors import ConfigError, NotFoundError, PackError
-from stoker.maintenance.inspection import list_super_samples
+from stoker.maintenance.inspection import Place, list_super_samples
 from stoker.manifest import Manifest, version_key
 from stoker.packlog import Logged, list_records
 from stoker.retry import RetryingStore
@@ -27,16 +27,16 @@ class GarbageReport:
     Attributes:
         objects: super-samples that nothing covers.
         records: keys of pack records whose runs are nowhere.
-        versions: of the manifest, older than those that are kept.
         unfinished: run → how many super-samples are protected for a pack that can be resumed.
+        versions: of the manifest, older than those that are kept.
         is_deleted: whether the garbage is gone.
     """
 
     objects: tuple[ObjectInfo, ...]
     records: tuple[str, ...]
-    versions: tuple[int, ...]
-    unfinished: dict[str, int]
-    is_deleted: bool
+    unfinished: Mapping[str, int]
+    versions: tuple[int, ...] = ()
+    is_deleted: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -76,26 +76,30 @@ async def gc(
     dropped = [] if keep_versions is None else versions[:-keep_versions]
     kept = [newest] if newest is not None else []
     kept += [await catalog.read_manifest(retrying, version) for version in versions if version not in dropped]
-    covered = _covered(kept)
-    resumable = [] if abandoned else [item for item in logged if _is_unfinished(item)]
-    unfinished = {run: 0 for item in resumable if (run := _run_of(item.key)) not in covered}
-    garbage = []
-    for place, info in objects.items():
-        if place[0] in unfinished:
-            unfinished[place[0]] += 1
-        elif not any(start <= place[1] < end for start, end in covered.get(place[0], ())):
-            garbage.append(info)
-    records = [item for item in logged if _run_of(item.key) not in covered and _run_of(item.key) not in unfinished]
-    report = GarbageReport(
-        objects=tuple(garbage),
-        records=tuple(item.key for item in records),
-        versions=tuple(dropped),
-        unfinished=unfinished,
-        is_deleted=delete,
-    )
+    unfinished = [] if abandoned else [_run_of(item) for item in logged if _is_unfinished(item)]
+    report = replace(_sorted_out(objects, logged, _covered(kept), unfinished), versions=tuple(dropped))
     if delete:
         await _delete(retrying, newest, report)
+        report = replace(report, is_deleted=True)
     return report
+
+
+def _sorted_out(
+    objects: Mapping[Place, ObjectInfo],
+    logged: Sequence[Logged],
+    covered: Mapping[str, set[tuple[int, int]]],
+    protected: Iterable[str],
+) -> GarbageReport:
+    """Return what is garbage where some runs are protected and some intervals of some are covered."""
+    unfinished = {run: 0 for run in protected if run not in covered}
+    garbage = []
+    for (run, number), info in objects.items():
+        if run in unfinished:
+            unfinished[run] += 1
+        elif not any(start <= number < end for start, end in covered.get(run, ())):
+            garbage.append(info)
+    records = [item.key for item in logged if _run_of(item) not in covered and _run_of(item) not in unfinished]
+    return GarbageReport(objects=tuple(garbage), records=tuple(records), unfinished=unfinished)
 
 
 async def _delete(store: RetryingStore, newest: Manifest | None, report: GarbageReport) -> None:
@@ -126,8 +130,8 @@ def _is_unfinished(item: Logged) -> bool:
     return item.record is None or not item.record.is_committed
 
 
-def _run_of(key: str) -> str:
-    return key.removeprefix("packs/").removesuffix(".safetensors")
+def _run_of(item: Logged) -> str:
+    return item.key.removeprefix("packs/").removesuffix(".safetensors")
 
 
 def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:

@@ -82,27 +82,19 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
         PackError: another writer committed a version meanwhile.
     """
     reader = RetryingReader(store)
-    versions = await catalog.list_versions(reader)
-    base = await _newest_readable(reader, versions)
-    records = [logged.record for logged in await list_records(reader) if logged.record is not None]
-    prefixes = _finished(base, records)
-    objects = await list_super_samples(reader)
-    sources = ([] if base is None else [base]) + prefixes
-    dataset = _Dataset(sources[0].dataset, sources[0].schema) if sources else None
-    claimed = dict(place for source in sources for place in _places(source))
-    found, lost = await _check_heads(reader, claimed, objects)
-    orphans = sorted(place for place in objects if place not in claimed)
+    survey = await _survey(reader)
+    dataset = next((_Dataset(source.dataset, source.schema) for source in survey.sources), None)
+    claimed = dict(place for source in survey.sources for place in _places(source))
+    found, lost = await _check_heads(reader, claimed, survey.objects)
+    orphans = sorted(place for place in survey.objects if place not in claimed)
     adopted: dict[Place, Packed] = {}
     refused: list[BadObject] = []
     if adopt:
         dataset, adopted, refused = await _adopt(reader, orphans, dataset)
-    rows = {**found, **adopted}
-    if dataset is None or not rows:
+    if dataset is None or not (found or adopted):
         raise NotFoundError(f"there is no super-sample at {store.url} that a manifest could be made of")
-    # A number that a lost version had is not given again: someone may have pinned it.
-    newest = max([0 if base is None else base.version, *versions, *(record.version for record in records)])
-    rebuilt = _manifest(dataset, newest + 1, rows)
-    manifest = await _publish(store, base, rebuilt)
+    rebuilt = _manifest(dataset, survey.newest_version + 1, {**found, **adopted})
+    manifest = await _publish(store, survey.base, rebuilt)
     return RebuildReport(
         manifest=manifest,
         is_new=manifest is rebuilt,
@@ -110,6 +102,37 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
         adopted=tuple(object_key(*place) for place in adopted),
         orphans=tuple(object_key(*place) for place in orphans if place not in adopted),
         refused=tuple(refused),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Survey:
+    """What is in the store.
+
+    Attributes:
+        base: the newest version that can be read.
+        newest_version: the highest number that any version had, lost ones included.
+        sources: ``base``, and the prefixes of the finished runs that it lacks.
+        objects: every object that has the key of a super-sample.
+    """
+
+    base: Manifest | None
+    newest_version: int
+    sources: tuple[Manifest, ...]
+    objects: dict[Place, ObjectInfo]
+
+
+async def _survey(reader: RetryingReader[Readable]) -> _Survey:
+    versions = await catalog.list_versions(reader)
+    base = await _newest_readable(reader, versions)
+    records = [logged.record for logged in await list_records(reader) if logged.record is not None]
+    known = [*versions, *(record.version for record in records)]
+    return _Survey(
+        base=base,
+        # The number of a lost version is not given again: someone may have pinned it.
+        newest_version=max([0 if base is None else base.version, *known]),
+        sources=(*([] if base is None else [base]), *_finished(base, records)),
+        objects=await list_super_samples(reader),
     )
 
 
