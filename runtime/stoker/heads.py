@@ -21,8 +21,9 @@ def open_head(manifest: Manifest, row: int, data: memoryview) -> Head:
         head = Head.parse(data, int(manifest.rows.size_bytes[row]))
     except FormatError as error:
         raise FormatError(f"{manifest.key(row)}: {error}; pack the data set again") from error
-    if head.schema != manifest.schema or head.samples != manifest.rows.samples[row]:
-        raise FormatError(f"{manifest.key(row)} does not have the schema or the samples the manifest says")
+    rows = manifest.rows
+    if head.schema != manifest.schema or (head.samples, head.head_bytes) != (rows.samples[row], rows.head_bytes[row]):
+        raise FormatError(f"{manifest.key(row)} does not have the schema, samples or head that the manifest says")
     return head
 
 
