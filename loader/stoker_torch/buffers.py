@@ -7,6 +7,7 @@ behind them on their stream, must pass before the buffer is lent again.
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "can_pin_memory"]
+
+_log = logging.getLogger("stoker")
 
 _HELD_BY_POOL = 2
 """References to a buffer that nobody else holds: the pool's own, and getrefcount's argument."""
@@ -76,3 +79,11 @@ class BufferPool:
 
 def _allocated(size_bytes: int, pinned: bool) -> NDArray[Any]:
     return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=pinned).numpy()
+
+
+def can_pin_memory() -> bool:
+    """Return whether there is a GPU to page-lock memory for; warns where there is none, as torch's own loader does."""
+    if not torch.cuda.is_available():
+        _log.warning("pin_memory has no effect: there is no CUDA device")
+        return False
+    return True

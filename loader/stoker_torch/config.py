@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+import numpy as np
+
 from stoker.errors import ConfigError
 from stoker.fetch import FetchConfig
 from stoker.order import Shuffle
@@ -15,6 +17,21 @@ from stoker.sizes import parse_bytes
 from stoker.store.options import StoreOptions
 
 __all__ = ["LoaderConfig", "Settings"]
+
+_INTEGERS = {
+    "batch_size": 1,
+    "seed": 0,
+    "window": 1,
+    "lanes": 1,
+    "rank": 0,
+    "world_size": 1,
+    "limit": 1,
+    "version": 1,
+    "epochs": 1,
+    "workers": 1,
+    "max_bad_samples": 0,
+}
+"""The integer settings, and the least that each may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +104,17 @@ class LoaderConfig:
     max_dollars_per_epoch: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least_one = {"workers": self.workers, "epochs": self.epochs, "limit": self.limit, "version": self.version}
-        for name, value in at_least_one.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} {value} is not at least 1")
-        if self.max_bad_samples < 0:
-            raise ConfigError(f"max_bad_samples {self.max_bad_samples} is negative")
+        for name, least in _INTEGERS.items():
+            value = getattr(self, name)
+            if value is None and self.__dataclass_fields__[name].default is None:
+                continue
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} {value!r} is not an integer of at least {least}")
+            object.__setattr__(self, name, int(value))  # numpy's would not go into a state as JSON
         if isinstance(self.columns, str):
             raise ConfigError(f"columns is a sequence of names: write columns=[{self.columns!r}]")
+        if self.columns is not None and not self.columns:
+            raise ConfigError("columns is empty; name at least one, or leave it out for all")
         unknown = [name for name in self.decode if self.columns is not None and name not in self.columns]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
@@ -106,16 +126,12 @@ class LoaderConfig:
         Raises:
             ConfigError: it is not a size.
         """
-        if isinstance(self.memory, str) and self.memory.startswith("node:"):
-            return parse_bytes(self.memory.removeprefix("node:")) // max(
-                1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            )
-        return parse_bytes(self.memory)
-
-    @property
-    def by_sample(self) -> bool:
-        """Whether samples are handled one by one, in the pool."""
-        return bool(self.decode) or self.transform is not None or self.collate is not None
+        if not isinstance(self.memory, str) or not self.memory.startswith("node:"):
+            return parse_bytes(self.memory)
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if not ranks.isdecimal() or not int(ranks):
+            raise ConfigError(f"memory {self.memory!r} is divided by LOCAL_WORLD_SIZE, which is {ranks!r}")
+        return parse_bytes(self.memory.removeprefix("node:")) // int(ranks)
 
 
 class Settings(TypedDict, total=False):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, Unpack
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn, Unpack
 
-import torch
+import numpy as np
 
 from stoker.catalog import read_manifest
 from stoker.errors import ConfigError, StateError
@@ -25,20 +24,20 @@ from stoker.order import OrderConfig
 from stoker.prices import Prices
 from stoker.store import open_store
 from stoker.store.metered import MeteredStore
-from stoker_torch.buffers import BufferPool
+from stoker_torch.buffers import BufferPool, can_pin_memory
 from stoker_torch.config import LoaderConfig, Settings
+from stoker_torch.iteration import Iteration, IterationParts
 from stoker_torch.plan import LoaderPlan
-from stoker_torch.pool import PendingBatch, SamplePool, SampleWork
+from stoker_torch.pool import SamplePool, SampleWork
 from stoker_torch.ranks import compare_ranks, find_rank
 from stoker_torch.state import RunState
 from stoker_torch.statistics import LoaderStatistics, LoopTimes, statistics
-from stoker_torch.tensors import to_tensors
 
 __all__ = ["Loader"]
 
 _log = logging.getLogger("stoker")
-_BATCHES_IN_POOL = 4
-"""Batches that are worked on ahead of the one asked for: enough to keep the pool busy while a step runs."""
+_ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
+"""Settings that all ranks must have alike, besides those that a state names."""
 
 
 class Loader:
@@ -67,29 +66,28 @@ class Loader:
         self.config = LoaderConfig(**settings)
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
         self.url = os.fspath(url)
-        self._pid = os.getpid()
+        self._prices = Prices.load()
+        self._lanes = self.world_size if self.config.lanes is None else self.config.lanes
+        self._pins_memory = self.config.pin_memory and can_pin_memory()
+        self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
+        self._pool = self._made_pool()
         self._thread = LoopThread("stoker-loader")
         inner = open_store(url, options=self.config.options)
         self._store = MeteredStore(inner, Meter(inner.url))
-        self._prices = Prices.load()
-        self._buffers = BufferPool(pinned=self.config.pin_memory) if self.config.reuse_buffers else None
-        self._lanes = self.world_size if self.config.lanes is None else self.config.lanes
         self._resources = _Resources(self._thread, self._store)
         try:
             self._manifest = self._thread.run(read_manifest(self._store, self.config.version))
-            self._feed = self._made_feed()
-            self.plan.check_dollars(self.config.max_dollars_per_epoch)
+            self._feed = self._made_feed(self._manifest, self._lanes)
         except BaseException:
             self._resources.close()
             raise
-        # Made after the thread's start, so that at exit it runs while the thread still does.
-        weakref.finalize(self, self._resources.close)
-        self._pool = self._made_pool()
-        self._epoch = self._position = 0
+        self._resources.feed = self._feed
+        self._finalizer = weakref.finalize(self, self._resources.close)
+        self._place = (0, 0)  # epoch and position; one value, so that a signal's handler never sees half a change
         self._is_fresh = True
         self._batches = self._samples = 0
-        self._iteration: weakref.ref[_Iteration] | None = None
-        _log.info("%s", self.plan)
+        self._iteration: weakref.ref[Iteration] | None = None
+        _log.info("%s, rank %d of %d: %s", self.url, self.rank, self.world_size, self.plan)
 
     # What is being read, and how.
 
@@ -104,8 +102,14 @@ class Loader:
         return LoaderPlan.of(self._feed, self._prices)
 
     def __repr__(self) -> str:
-        place = f"epoch {self._epoch}, position {self._position}"
-        return f"<Loader {self.url} rank {self.rank} of {self.world_size}, {place}>"
+        epoch, position = self._place
+        return f"<Loader {self.url} rank {self.rank} of {self.world_size}, epoch {epoch}, position {position}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Loader cannot be pickled or copied: construct one in the process that uses it, and give it this one's "
+            "state_dict()"
+        )
 
     def __len__(self) -> int:
         """Return how many batches a whole epoch has on this rank."""
@@ -114,18 +118,18 @@ class Loader:
     @property
     def remaining(self) -> int:
         """How many batches the current epoch has left on this rank."""
-        return self._feed.partition.steps_from(self._position)
+        return self._feed.partition.steps_from(self._place[1])
 
-    def _made_feed(self) -> Feed:
+    def _made_feed(self, manifest: Manifest, lanes: int) -> Feed:
         config = self.config
-        unknown = [name for name in config.decode if name not in self._manifest.schema]
+        unknown = [name for name in config.decode if name not in manifest.schema]
         if unknown:
-            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(self._manifest.schema)}")
-        self._resources.feed = Feed(
+            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
+        return Feed(
             self._store,
-            self._manifest,
+            manifest,
             FeedConfig(
-                order=OrderConfig(seed=config.seed, shuffle=config.shuffle, window=config.window, lanes=self._lanes),
+                order=OrderConfig(seed=config.seed, shuffle=config.shuffle, window=config.window, lanes=lanes),
                 batch_size=config.batch_size,
                 rank=self.rank,
                 world_size=self.world_size,
@@ -141,19 +145,17 @@ class Loader:
             self._thread,
             gather_rows if self._buffers is None else self._buffers.gather_rows,
         )
-        return self._resources.feed
 
     def _made_pool(self) -> SamplePool | None:
         config = self.config
-        if not config.by_sample and config.batch_transform is None:
-            return None
         work = SampleWork(
             decode=config.decode,
             transform=config.transform,
             collate=config.collate,
             batch_transform=config.batch_transform,
+            pin_memory=self._pins_memory,
         )
-        return SamplePool(work, config.workers or os.cpu_count() or 1, config.max_bad_samples)
+        return None if work.is_none else SamplePool(work, config.workers or os.cpu_count() or 1, config.max_bad_samples)
 
     # Iterating.
 
@@ -164,17 +166,21 @@ class Loader:
             RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the place.
         """
         self._leave()
-        if not self._is_fresh and self._position:
-            self._epoch, self._position = self._epoch + 1, 0  # the last iteration was left early
+        if not self._is_fresh and self._place[1]:
+            self._place = (self._place[0] + 1, 0)  # the last iteration was left early
         self._is_fresh = False
-        if self._pool is not None and self._pid != os.getpid():
-            self._pool = self._made_pool()
-        self._pid = os.getpid()
-        settings = asdict(self._state()) | {"batch_size": self.config.batch_size, "drop_last": self.config.drop_last}
-        compare_ranks(settings, self.world_size)
-        if self._feed.place != (self._epoch, self._position) and self.remaining:
-            self._feed.start(self._epoch, self._position)
-        iteration = _Iteration(self)
+        compare_ranks(asdict(self._state()) | {name: getattr(self.config, name) for name in _ALIKE}, self.world_size)
+        parts = IterationParts(
+            feed=self._feed,
+            go=self._go,
+            note=self._note,
+            pool=self._pool,
+            with_ids=self.config.with_ids,
+            pin_memory=self._pins_memory,
+        )
+        iteration = Iteration(parts, self.remaining)
+        if not self.remaining:
+            self._place = (self._place[0] + 1, 0)  # nothing for this rank: its epoch is over, as the others' will be
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -185,39 +191,48 @@ class Loader:
             iteration.close()
         self._iteration = None
 
-    def _tensors(self, batch: Batch) -> dict[str, Any]:
-        columns: dict[str, Any] = to_tensors(batch.columns, self._feed.columns)
-        if self.config.with_ids:
-            columns["__id__"] = torch.from_numpy(self._feed.sample_ids(batch))
-        if self.config.pin_memory:
-            columns = {name: values if values.is_pinned() else values.pin_memory() for name, values in columns.items()}
-        return columns
+    def _go(self) -> None:
+        """Have the feed fetch from the loader's place on, unless it does."""
+        if self._feed.place != self._place:
+            self._feed.start(*self._place)
+            self._arm()
 
-    def _name(self, batch: Batch, place: int) -> str:
-        """Name a sample of a batch, for errors."""
-        super_sample, row = int(batch.super_samples[place]), int(batch.rows[place])
-        sample = int(self._feed.sample_ids(batch)[place])
-        return f"sample {sample} (row {row} of {self.url}/{self._manifest.key(super_sample)})"
+    def _arm(self) -> None:
+        """Have everything closed when the loader is garbage or the interpreter exits.
+
+        To be called after each start of the thread, and in the process that it runs in: what was registered last runs
+        first, and must find the thread running.
+        """
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, self._resources.close)
 
     def _note(self, batch: Batch, asked: float) -> None:
         """Take note of a batch that is being yielded."""
-        self._epoch, self._position = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
+        self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         self._batches += 1
         self._samples += len(batch)
         self._times.yielded(asked, time.perf_counter())
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins, from its start."""
+        """Make ``epoch`` the one that the next iteration begins, from its start.
+
+        Costs nothing where it names the epoch that comes next anyway: what was fetched ahead is kept.
+
+        Raises:
+            ConfigError: it is not a number from 0.
+        """
+        if not isinstance(epoch, int | np.integer) or epoch < 0:
+            raise ConfigError(f"epoch {epoch!r} is not an integer from 0")
         self._leave()
-        self._epoch, self._position, self._is_fresh = epoch, 0, True
+        self._place, self._is_fresh = (int(epoch), 0), True
 
     # State.
 
     def _state(self) -> RunState:
         config = self.config
         return RunState(
-            epoch=self._epoch,
-            position=self._position,
+            epoch=self._place[0],
+            position=self._place[1],
             dataset=self._manifest.dataset,
             version=self._manifest.version,
             seed=config.seed,
@@ -258,37 +273,41 @@ class Loader:
                     "leave it out"
                 )
         if (loaded.version, loaded.lanes) != (mine.version, mine.lanes):
-            self._feed.stop()
-            if loaded.version != mine.version:
-                self._manifest = self._thread.run(read_manifest(self._store, loaded.version))
-            self._lanes = loaded.lanes
-            self._feed = self._made_feed()
+            self._change_order(loaded.version, loaded.lanes)
         self._leave()
-        self._epoch, self._position, self._is_fresh = loaded.epoch, loaded.position, True
-        if not self.remaining and loaded.position:
-            self._epoch, self._position = loaded.epoch + 1, 0
+        # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
+        is_left = replace(self._feed.partition, rank=0).steps_from(loaded.position)
+        self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
+        self._is_fresh = True
+
+    def _change_order(self, version: int, lanes: int) -> None:
+        manifest = self._manifest
+        if version != manifest.version:
+            manifest = self._thread.run(read_manifest(self._store, version))
+            self._arm()
+        feed = self._made_feed(manifest, lanes)
+        self._feed.stop()
+        self._manifest, self._lanes, self._feed, self._resources.feed = manifest, lanes, feed, feed
 
     # The end.
 
     def stats(self) -> LoaderStatistics:
         """Return what was done so far: waits, requests, bytes, retries, hedges, dollars."""
-        bad = 0 if self._pool is None else self._pool.bad.count
         return statistics(
             self._feed.statistics(),
             self._store.meter.reading(),
             self._prices,
             self._times,
             (self._batches, self._samples),
-            bad,
+            0 if self._pool is None else self._pool.bad_samples,
         )
 
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent; iterating again starts anew."""
         self._leave()
-        self._resources.close()
+        self._finalizer()
         if self._pool is not None:
             self._pool.close()
-            self._pool = self._made_pool()
 
     def __enter__(self) -> Loader:
         return self
@@ -306,63 +325,13 @@ class _Resources:
     feed: Feed | None = None
 
     def close(self) -> None:
-        if self.feed is not None:
-            self.feed.stop()
-        if self.thread.is_running:
-            self.thread.run(self.store.close())
-            self.thread.close()
-
-
-class _Iteration:
-    """One epoch being iterated over; an older one of the same loader is over when a new one begins."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._pending: deque[tuple[Batch, PendingBatch]] = deque()
-        self._left = loader.remaining
-        self._unplanned = self._left
-
-    def __iter__(self) -> _Iteration:
-        return self
-
-    def __next__(self) -> Any:
-        if not self._left:
-            raise StopIteration
-        asked = time.perf_counter()
+        if self.thread.is_current:  # the collector runs anywhere, and here nothing could be waited for
+            threading.Thread(target=self.close, name="stoker-close").start()
+            return
         try:
-            taken = self._taken()
-        except BaseException:
-            self.close()
-            raise
-        if taken is None:
-            self.close()
-            raise StopIteration
-        self._left -= 1
-        self._loader._note(taken[0], asked)  # noqa: SLF001 - one unit, in two classes
-        return taken[1]
-
-    def close(self) -> None:
-        """Yield nothing more."""
-        self._left = 0
-        self._pending.clear()
-
-    def _taken(self) -> tuple[Batch, Any] | None:
-        """Return the next batch, as gathered and as it is to be yielded, or None where the run ends."""
-        loader = self._loader
-        if loader._pool is None:  # noqa: SLF001
-            batch = loader._feed.next()  # noqa: SLF001
-            return None if batch is None else (batch, loader._tensors(batch))  # noqa: SLF001
-        while self._unplanned and len(self._pending) < _BATCHES_IN_POOL:
-            if self._pending and not loader._feed.is_ready():  # noqa: SLF001
-                break
-            batch = loader._feed.next()  # noqa: SLF001
-            if batch is None:
-                self._unplanned = 0
-                break
-            self._unplanned -= 1
-            work = loader._pool.submit(loader._tensors(batch), partial(loader._name, batch))  # noqa: SLF001
-            self._pending.append((batch, work))
-        if not self._pending:
-            return None
-        batch, work = self._pending.popleft()
-        return batch, work.result()
+            if self.feed is not None:
+                self.feed.stop()
+            if self.thread.is_running:
+                self.thread.run(self.store.close())
+        finally:
+            self.thread.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -13,7 +14,7 @@ from stoker.dtypes import DType
 from stoker.gather import Columns, RaggedValues
 from stoker.schema import Column
 
-__all__ = ["RaggedColumn", "to_tensor", "to_tensors"]
+__all__ = ["RaggedColumn", "pinned", "stacked", "to_tensor", "to_tensors"]
 
 
 def to_tensor(array: NDArray[Any], dtype: DType) -> torch.Tensor:
@@ -36,7 +37,7 @@ class RaggedColumn:
     """The values of a ragged column in a batch: a sequence over one buffer.
 
     Indexing gives ``bytes`` or ``str`` for those columns, else a tensor ``[length, *shape]`` that is a view of
-    ``values``.
+    ``values``. A slice, a list or tensor of indices, or a mask gives a column.
 
     Attributes:
         column: the column's type.
@@ -60,14 +61,17 @@ class RaggedColumn:
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, index: int | torch.Tensor) -> Any:
-        """Return one sample's value, or for an ``int64 [n]`` tensor of indices a column of copies of those.
+    def __getitem__(self, index: int | slice | Sequence[int] | torch.Tensor) -> Any:
+        """Return one sample's value; or for what selects several (a slice, indices, a mask) a column of copies.
 
         Raises:
             IndexError: there is no such sample.
         """
-        if isinstance(index, torch.Tensor):
-            return self._taken(index)
+        if not isinstance(index, int | np.integer):
+            places = torch.arange(len(self))[index]
+            if places.dim():
+                return self._taken(places)
+            index = int(places)
         if not -len(self) <= index < len(self):
             raise IndexError(f"value {index} of a batch of {len(self)}")
         start, end = self.offsets[index % len(self) : index % len(self) + 2].tolist()
@@ -77,10 +81,10 @@ class RaggedColumn:
         return value
 
     def _taken(self, indices: torch.Tensor) -> RaggedColumn:
-        parts = self.values.split(self.lengths().tolist())
-        offsets = torch.zeros(len(indices) + 1, dtype=torch.int64)
-        torch.cumsum(self.lengths()[indices], 0, out=offsets[1:])
-        return RaggedColumn(self.column, torch.cat([parts[index] for index in indices.tolist()]), offsets)
+        lengths = self.lengths()
+        parts = self.values.split(lengths.tolist())
+        values = torch.cat([self.values[:0], *(parts[index] for index in indices.tolist())])
+        return RaggedColumn(self.column, values, torch.cat([self.offsets[:1], lengths[indices].cumsum(0)]))
 
     def lengths(self) -> torch.Tensor:
         """Return how many elements each value has, ``int64 [samples]``."""
@@ -88,12 +92,18 @@ class RaggedColumn:
 
     def to_padded(self, value: float = 0) -> torch.Tensor:
         """Return the values padded behind to the longest, ``[samples, longest, *shape]``."""
-        return torch.nn.utils.rnn.pad_sequence(
-            self.values.split(self.lengths().tolist()), batch_first=True, padding_value=value
-        )
+        lengths = self.lengths().tolist()
+        padded = self.values.new_empty(len(self), max(lengths, default=0), *self.values.shape[1:]).fill_(value)
+        for row, part in zip(padded, self.values.split(lengths), strict=True):
+            row[: len(part)] = part
+        return padded
+
+    def is_pinned(self) -> bool:
+        """Return whether the values are in page-locked memory."""
+        return self.values.is_pinned() and self.offsets.is_pinned()
 
     def pin_memory(self) -> RaggedColumn:
-        """Return a copy in page-locked memory."""
+        """Return a copy in page-locked memory; needs a GPU."""
         return RaggedColumn(self.column, self.values.pin_memory(), self.offsets.pin_memory())
 
     def to(self, *args: Any, **kwargs: Any) -> RaggedColumn:
@@ -102,3 +112,28 @@ class RaggedColumn:
 
     def __repr__(self) -> str:
         return f"<RaggedColumn of {len(self)} {self.column.kind} values, {self.values.numel()} elements>"
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Return tensors, arrays or numbers of one type and shape as one tensor, anything else as a list."""
+    first = values[0]
+    if not all(type(value) is type(first) for value in values):
+        return list(values)
+    if isinstance(first, bool | int | float):
+        return torch.tensor(values)
+    if isinstance(first, np.ndarray | np.generic | torch.Tensor) and all(
+        value.shape == first.shape and value.dtype == first.dtype for value in values
+    ):
+        return torch.stack(list(values)) if isinstance(first, torch.Tensor) else torch.from_numpy(np.stack(values))
+    return list(values)
+
+
+def pinned(batch: Any) -> Any:
+    """Return a batch with all tensors and columns in it, in dictionaries, lists and tuples, in page-locked memory."""
+    if isinstance(batch, torch.Tensor | RaggedColumn):
+        return batch if batch.is_pinned() else batch.pin_memory()
+    if isinstance(batch, dict):
+        return {name: pinned(value) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(pinned, batch))
+    return type(batch)(map(pinned, batch)) if type(batch) in (list, tuple) else batch

@@ -42,6 +42,12 @@ class LoopThread:
         """Whether the thread has been started, in this process, and not closed."""
         return self._running is not None
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on the thread, where nothing that it does may be waited for."""
+        running = self._running
+        return running is not None and running.thread is threading.current_thread()
+
     def call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the thread; cancelling the future cancels it."""
         with self._lock:
@@ -61,8 +67,7 @@ class LoopThread:
         Raises:
             RuntimeError: called on the thread itself, which would wait for itself.
         """
-        running = self._running
-        if running is not None and running.thread is threading.current_thread():
+        if self.is_current:
             coroutine.close()
             raise RuntimeError(f"LoopThread.run called on its own thread {self._name}; await the coroutine instead")
         future = self.call(coroutine)

@@ -1,0 +1,136 @@
+"""An iteration: what is left of one epoch, batch by batch, with the pool kept busy a few batches ahead."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from stoker.errors import StokerError
+from stoker.feed import Batch, Feed
+from stoker_torch.pool import PendingBatch, SamplePool
+from stoker_torch.tensors import pinned, to_tensors
+
+__all__ = ["Iteration", "IterationParts"]
+
+_BATCHES_IN_POOL = 4
+"""Batches that are worked on ahead of the one asked for: enough to keep the pool busy while a step runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationParts:
+    """What an iteration works with.
+
+    Attributes:
+        feed: gives the batches.
+        go: sends the feed to where the batch to be yielded next begins.
+        note: takes note of a batch that is being yielded, and when it was asked for.
+        pool: works on samples, None if there is nothing to do.
+        with_ids: whether batches have ``"__id__"``.
+        pin_memory: whether they are put into page-locked memory.
+    """
+
+    feed: Feed
+    go: Callable[[], None]
+    note: Callable[[Batch, float], None]
+    pool: SamplePool | None
+    with_ids: bool
+    pin_memory: bool
+
+
+class Iteration:
+    """One epoch being iterated over.
+
+    A forked child may go on with it: it has its own connections and threads then, and gets the same batches.
+    """
+
+    def __init__(self, parts: IterationParts, steps: int) -> None:
+        self._parts = parts
+        self._left = steps
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what belongs to this process."""
+        self._pid = os.getpid()
+        self._unplanned = self._left
+        self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
+        if self._left:
+            self._parts.go()
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        asked = time.perf_counter()
+        try:
+            if self._left and self._pid != os.getpid():
+                self._begin()
+            taken = self._taken() if self._left else None
+        except BaseException:
+            self.close()
+            raise
+        if taken is None:
+            self.close()
+            raise StopIteration
+        self._left -= 1
+        self._parts.note(taken[0], asked)
+        return taken[1]
+
+    def close(self) -> None:
+        """Yield nothing more, and have the pool drop what it works on."""
+        self._left = 0
+        if self._pid == os.getpid():
+            for pending in self._pending:
+                if not isinstance(pending, Exception):
+                    pending[1].fail(StokerError("the iteration has ended"))
+        self._pending.clear()
+
+    def _taken(self) -> tuple[Batch, Any] | None:
+        """Return the next batch, as gathered and as it is to be yielded, or None where the run ends."""
+        parts = self._parts
+        if parts.pool is None:
+            batch = parts.feed.next()
+            if batch is None:
+                return None
+            columns = self._columns(batch)
+            return batch, pinned(columns) if parts.pin_memory else columns
+        self._fill(parts.pool)
+        if not self._pending:
+            return None
+        oldest = self._pending.popleft()
+        if isinstance(oldest, Exception):
+            raise oldest
+        return oldest[0], oldest[1].result()
+
+    def _fill(self, pool: SamplePool) -> None:
+        """Have the pool begin with batches that are there; waits for one only if it has none."""
+        feed = self._parts.feed
+        while self._unplanned and len(self._pending) < _BATCHES_IN_POOL and (not self._pending or feed.is_ready()):
+            try:
+                batch = feed.next()
+            except Exception as error:  # noqa: BLE001 - raised again behind the batches that came before it
+                self._pending.append(error)
+                batch = None
+            if batch is None:
+                self._unplanned = 0
+                return
+            self._unplanned -= 1
+            self._pending.append((batch, pool.submit(self._columns(batch), partial(_name, feed, batch))))
+
+    def _columns(self, batch: Batch) -> dict[str, Any]:
+        columns: dict[str, Any] = dict(to_tensors(batch.columns, self._parts.feed.columns))
+        if self._parts.with_ids:
+            columns["__id__"] = torch.from_numpy(self._parts.feed.sample_ids(batch))
+        return columns
+
+
+def _name(feed: Feed, batch: Batch, place: int) -> str:
+    """Name a sample of a batch, for errors."""
+    sample, row = int(feed.sample_ids(batch)[place]), int(batch.rows[place])
+    return f"sample {sample} (row {row} of {feed.store.url}/{feed.manifest.key(int(batch.super_samples[place]))})"
