@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from stoker.images import ImageDecoder
 from stoker.manifest import Manifest
 from stoker.pack import AsyncPacker, PackConfig
 from stoker.sources import open_source
 from stoker.store import open_store
 
-__all__ = ["IMAGE_SIDE", "Digits", "load", "pack", "upload"]
+__all__ = ["DECODE", "IMAGE_SIDE", "Digits", "load", "pack", "upload"]
 
 IMAGE_SIDE = 8
+DECODE = {"image": ImageDecoder(IMAGE_SIDE, IMAGE_SIDE, mode="L")}
+"""For the loader: to ``uint8 [8, 8, 1]``."""
+
 _TEST_IMAGES = 297
 _SPLIT_SEED = 0
 _LARGEST_VALUE = 16

@@ -37,6 +37,11 @@ class ImageObjects(Dataset[dict[str, Any]]):
         self._labels = {name: number for number, name in enumerate(classes)}
         self._client: Any = None
 
+    def close(self) -> None:
+        """End this process's connections, if it has any."""
+        if self._client is not None:
+            self._client.close()
+
     def __len__(self) -> int:
         return len(self._keys)
 

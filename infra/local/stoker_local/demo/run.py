@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 import torch
 
-from stoker.images import ImageDecoder
 from stoker.prices import Prices
 from stoker.sizes import format_bytes
 from stoker_local.config import BucketConfig
@@ -58,7 +58,7 @@ def run(config: DemoConfig, screen: Screen) -> int:
     bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=_SHAPE)
     with bucket_process(bucket_config) as bucket, _environment(bucket.environment()), _quiet_torch():
         screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
-        _fill(train_digits, config, screen)
+        asyncio.run(_fill(train_digits, config, screen))
         workers = config.workers or _tuned(config, screen)
         _warm_up(config.batch_size)
         contest = _Contest(config, bucket, test_digits, screen)
@@ -69,24 +69,16 @@ def run(config: DemoConfig, screen: Screen) -> int:
     return _conclude(direct, loader, ended[0].bucket_wait_seconds, config, screen)
 
 
-def _fill(train_digits: digits.Digits, config: DemoConfig, screen: Screen) -> None:
+async def _fill(train_digits: digits.Digits, config: DemoConfig, screen: Screen) -> None:
     count = len(train_digits)
 
     def show(verb: str, done: int) -> None:
         screen.draw(f"{verb} {bar(done / count)} {done:,} of {count:,} images")
 
-    size_bytes = asyncio.run(
-        digits.upload(train_digits, f"s3://{_BUCKET}/{_IMAGES}", lambda done: show("uploading", done))
-    )
+    images, packed = f"s3://{_BUCKET}/{_IMAGES}", f"s3://{_BUCKET}/{_PACKED}"
+    size_bytes = await digits.upload(train_digits, images, lambda done: show("uploading", done))
     screen.item("images", f"{count:,} to train on, a PNG object each, {size_bytes / count:.0f} bytes on average")
-    manifest = asyncio.run(
-        digits.pack(
-            f"s3://{_BUCKET}/{_IMAGES}",
-            f"s3://{_BUCKET}/{_PACKED}",
-            config.super_sample_bytes,
-            lambda done: show("packing", done),
-        )
-    )
+    manifest = await digits.pack(images, packed, config.super_sample_bytes, lambda done: show("packing", done))
     mean_bytes = manifest.size_bytes / len(manifest)
     screen.item("packed", f"{len(manifest)} super-samples of {format_bytes(mean_bytes)}, in the same bucket")
 
@@ -121,7 +113,7 @@ def _open_loader(config: DemoConfig, on_end: Callable[[LoaderStatistics], None])
         seed=config.seed,
         memory="64MB",
         columns=["image", "label"],
-        decode={"image": ImageDecoder(digits.IMAGE_SIDE, digits.IMAGE_SIDE, mode="L")},
+        decode=digits.DECODE,
         epochs=config.epochs,
     ) as loader:
         yield loader
@@ -174,16 +166,18 @@ def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, config
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Lead every AWS client to the local bucket, whatever the user's own settings are, until the end."""
+    """Lead AWS clients to the local bucket, whatever the user's own settings are, and PyTorch's cache to its end."""
     before = dict(os.environ)
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "NO_PROXY": "127.0.0.1"}
+    cache = TemporaryDirectory(prefix="stoker-demo-", ignore_cleanup_errors=True)
     try:
         for name in before:
             if name.startswith("AWS_") or name.lower() == "no_proxy":
                 del os.environ[name]
-        os.environ.update(nowhere | dict(variables))
+        os.environ.update(nowhere | {"TORCHINDUCTOR_CACHE_DIR": cache.name} | dict(variables))
         yield
     finally:
+        cache.cleanup()
         os.environ.clear()
         os.environ.update(before)
 

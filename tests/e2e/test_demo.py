@@ -1,0 +1,238 @@
+"""`stoker demo` as a program, and the parts of it that must be right for its figures to mean something."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.meter import Reading
+from stoker.prices import Operation, Prices
+from stoker_local import BucketConfig, BucketSpec, bucket_process
+from stoker_local.demo import digits
+from stoker_local.demo.direct import ImageObjects
+from stoker_local.demo.screen import Screen
+from stoker_local.demo.table import Result, failures, read_counts, table
+from stoker_local.demo.training import Timing, new_model
+from stoker_torch import Loader
+
+DEMO = [sys.executable, "-m", "stoker.cli", "demo"]
+TIMEOUT_SECONDS = 280
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The demo's folder for temporary files, current folder and home; misleading settings are in force."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_PROFILE", "of-the-user")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-user")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    return tmp_path
+
+
+def processes_in(group: int) -> list[str]:
+    """The commands of a process group's processes that still run."""
+    listing = subprocess.run(["ps", "-A", "-o", "pgid=,stat=,args="], capture_output=True, text=True, check=True)
+    rows = [line.split(maxsplit=2) for line in listing.stdout.splitlines()]
+    return [row[-1] for row in rows if row[0] == str(group) and not row[1].startswith("Z")]
+
+
+def cells(output: str, label: str) -> tuple[float, float]:
+    """The two figures of a line of the table."""
+    line = next(line for line in output.splitlines() if line.startswith(f"  {label}  "))
+    first, second = re.findall(r"[\d,]*\.?\d+", line.removeprefix(f"  {label}"))
+    return float(first.replace(",", "")), float(second.replace(",", ""))
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS + 10)
+def test_the_demo_trains_both_ways_shows_that_the_loader_stalls_less_and_leaves_nothing(empty_folder: Path) -> None:
+    command = [*DEMO, "--workers", "12"]
+    with subprocess.Popen(
+        command,
+        cwd=empty_folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert errors == ""
+    assert process.returncode == 0
+    assert "\r" not in output
+    assert "\x1b" not in output
+    assert "12 worker processes" in output
+    assert output.count("epoch ") == 16
+
+    assert min(cells(output, "test accuracy")) >= 97
+    stalls, gets, dollars = cells(output, "stall"), cells(output, "GETs"), cells(output, "dollars")
+    assert stalls[1] < stalls[0]
+    assert gets[0] == 8 * 1500
+    assert 8 * 10 <= gets[1] <= 8 * 40
+    listed = 2 * Prices.load().store("s3://digits").request_dollars(Operation.LIST)
+    assert dollars[0] == pytest.approx(gets[0] * 0.0004 / 1000 + listed, abs=1e-6)
+    assert dollars[1] == pytest.approx(gets[1] * 0.0004 / 1000, abs=1e-6)
+
+    assert processes_in(process.pid) == []
+    assert list(empty_folder.iterdir()) == []
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS + 10)
+@pytest.mark.parametrize("sign", ["  images ", "  DataLoader: epoch 1/"])
+def test_ctrl_c_ends_the_demo_and_everything_it_started(empty_folder: Path, sign: str) -> None:
+    with subprocess.Popen(
+        [*DEMO, "--workers", "4"],
+        cwd=empty_folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        reached = any(line.startswith(sign) for line in process.stdout)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process in the foreground
+        _, errors = process.communicate(timeout=60)
+    assert (reached, process.returncode, errors) == (True, 130, "stoker: interrupted\n")
+    assert processes_in(process.pid) == []
+    assert list(empty_folder.iterdir()) == []
+
+
+# --- the data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def both_ways() -> Iterator[None]:
+    """A bucket without delays that has the training images as objects and as super-samples."""
+    train, _ = digits.load()
+    config = BucketConfig(buckets=(BucketSpec(name="digits"),))
+    with pytest.MonkeyPatch.context() as environment, bucket_process(config) as bucket:
+        for name, value in bucket.environment().items():
+            environment.setenv(name, value)
+        asyncio.run(digits.upload(train, "s3://digits/images", lambda _: None))
+        asyncio.run(digits.pack("s3://digits/images", "s3://digits/packed", 16 << 10, lambda _: None))
+        yield
+
+
+def as_pairs(images: Any, labels: Any) -> list[tuple[bytes, int]]:
+    return sorted((np.asarray(image).tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_one_object_per_image_delivers_the_images_and_labels_that_were_uploaded() -> None:
+    train, _ = digits.load()
+    images = ImageObjects("digits", "images/")
+    samples = [images[index] for index in range(len(images))]
+    images.close()
+    found = as_pairs([sample["image"] for sample in samples], [sample["label"] for sample in samples])
+    assert found == as_pairs(train.images, train.labels)
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_super_samples_deliver_the_images_and_labels_that_were_uploaded() -> None:
+    train, _ = digits.load()
+    found: list[tuple[bytes, int]] = []
+    with Loader("s3://digits/packed", batch_size=100, memory="8MB", epochs=1, decode=digits.DECODE) as loader:
+        for batch in loader:
+            assert batch["image"].shape[1:] == (8, 8, 1)
+            found += as_pairs(batch["image"], batch["label"])
+    assert sorted(found) == as_pairs(train.images, train.labels)
+
+
+def test_the_split_is_disjoint_complete_and_the_same_every_time() -> None:
+    train, test = digits.load()
+    again, _ = digits.load()
+    assert (len(train), len(test)) == (1500, 297)
+    assert np.array_equal(train.images, again.images)
+    assert train.images.max() == 255
+    assert np.bincount(test.labels).min() >= 15
+
+
+# --- the comparison -------------------------------------------------------------------------------------------------
+
+
+def test_both_trainings_start_with_the_same_weights() -> None:
+    first, second = new_model(3).state_dict(), new_model(3).state_dict()
+    assert all(bool((first[name] == second[name]).all()) for name in first)
+
+
+def a_reading(gets: int) -> Reading:
+    return read_counts("s3://digits", {"requests": {"GetObject": gets}, "bytes_out": 2048})
+
+
+def a_result(accuracy: float, wait_seconds: float, gets: int = 10) -> Result:
+    timing = Timing(total_seconds=12.0, loop_seconds=10.0, wait_seconds=wait_seconds, first_batch_seconds=1.0)
+    return Result(name="one", workers="none", accuracy=accuracy, timing=timing, reading=a_reading(gets))
+
+
+def test_a_model_that_does_not_learn_fails_the_demo() -> None:
+    assert failures(a_result(0.98, 5.0), a_result(0.98, 1.0), 0.97) == []
+    assert len(failures(a_result(0.9699, 5.0), a_result(0.98, 1.0), 0.97)) == 1
+    assert len(failures(a_result(0.5, 5.0), a_result(0.5, 1.0), 0.97)) == 2
+
+
+def test_a_loader_that_stalls_as_much_fails_the_demo() -> None:
+    assert len(failures(a_result(0.98, 5.0), a_result(0.98, 5.0), 0.97)) == 1
+
+
+def test_the_table_is_aligned_and_fits_80_columns() -> None:
+    lines = table(a_result(0.98, 5.0, gets=12_000), a_result(1.0, 0.25), Prices.load())
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) < 80
+    assert lines[5].split() == ["stall", "50.0%", "2.5%"]
+    assert lines[6].split() == ["GETs", "12,000", "10"]
+    assert lines[8].split() == ["dollars", "$0.004800", "$0.000004"]
+
+
+# --- the screen -----------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.usefixtures("_eighty_columns")
+def test_a_terminal_shows_a_line_that_is_redrawn_cut_at_its_width_and_wiped_at_the_end() -> None:
+    terminal = Terminal()
+    with Screen(terminal) as screen:
+        screen.draw("x" * 200)
+        screen.milestone("only elsewhere")
+    wipe = "\r\x1b[K"
+    assert terminal.getvalue() == f"{wipe}  {'x' * 77}{wipe}"
+
+
+@pytest.mark.usefixtures("_eighty_columns")
+def test_text_is_wrapped_below_the_text_and_not_below_its_label() -> None:
+    stream = io.StringIO()
+    Screen(stream).item("why", "because " * 30)
+    first, *rest = stream.getvalue().splitlines()
+    assert first.startswith("  why      because")
+    assert all(line.startswith(" " * 11 + "because") for line in rest)
+    assert max(map(len, [first, *rest])) < 80
+
+
+@pytest.mark.usefixtures("_eighty_columns")
+def test_a_pipe_gets_milestones_and_no_redrawn_lines() -> None:
+    stream = io.StringIO()
+    with Screen(stream) as screen:
+        screen.draw("only on a terminal")
+        screen.milestone("epoch 1")
+    assert stream.getvalue() == "  epoch 1\n"
