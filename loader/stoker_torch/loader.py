@@ -78,6 +78,7 @@ class Loader:
         try:
             self._manifest = self._thread.run(read_manifest(self._store, self.config.version))
             self._feed = self._made_feed(self._manifest, self._lanes)
+            self.plan.check_dollars(self.config.max_dollars_per_epoch)
         except BaseException:
             self._resources.close()
             raise
