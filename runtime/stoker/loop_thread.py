@@ -98,13 +98,14 @@ class LoopThread:
         self._lock = threading.Lock()  # the parent may have held it at the fork
         if self._running is not None:
             self._running.finalizer.detach()
-            _inherited.append(self._running)
+            _inherited.append((self._running, asyncio.all_tasks(self._running.loop)))
             self._running = None
 
 
 _instances: weakref.WeakSet[LoopThread] = weakref.WeakSet()
-_inherited: list[_Running] = []
-"""Kept for ever: collecting an inherited loop would close it, and with it watches that the parent needs."""
+_inherited: list[tuple[_Running, set[asyncio.Task[Any]]]] = []
+"""Kept for ever: collecting an inherited loop would close it, and with it watches that the parent needs; and collecting
+a task that waits there would run its clean-up, and complain."""
 
 
 def _serve(started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
