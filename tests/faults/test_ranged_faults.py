@@ -1,0 +1,213 @@
+"""Groups of samples read by ranges, in bad weather: every value right or a typed error, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import CredentialsError, FetchError, ObjectChangedError
+from stoker.fetch import CopiedBucketWarning, FetchConfig, Fetcher
+from stoker.gather import gather
+from stoker.group_plan import ReadLimits
+from stoker.group_steps import Group
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.prefetch import Item, Prefetcher
+from stoker.read_groups import GroupReading
+from stoker.reading import ReadingParts
+from stoker.ring import Ring
+from stoker.schedule import Continuous
+from stoker.schema import Array, Bytes, Schema
+from stoker.steps import PlannedStep, Stretch
+from support.faulty_store import FAULTS, FaultyStore, Weather
+from support.packed_objects import packed_objects, value_at
+
+SCHEMA = Schema({"number": Array("int64"), "image": Array("uint8", (20, 10)), "sound": Bytes()})
+COUNTS = [30, 1, 44, 25, 50]
+RNG = np.random.default_rng(0)
+SAMPLES: list[dict[str, Any]] = [
+    {"number": i, "image": RNG.integers(0, 256, (20, 10), np.uint8), "sound": RNG.bytes(i % 9 * 40)}
+    for i in range(sum(COUNTS))
+]
+MANIFEST, OBJECTS = packed_objects(SCHEMA, SAMPLES, COUNTS)
+SLOT_BYTES = 12_000
+FIRSTS = np.cumsum([0, *COUNTS])
+
+
+class Run:
+    """One epoch of groups, from a store that the test spoils, into a ring of four slots."""
+
+    def __init__(self, seed: int, weather: Weather | None = None, **config: Any) -> None:
+        self.store = FaultyStore(OBJECTS, weather=weather or Weather(), seed=seed)
+        self.ring = Ring(4, SLOT_BYTES)
+        fetch = FetchConfig(**{"small_hedge_bytes": SLOT_BYTES // 16, "hedge_first_seconds": 0.2} | config)
+        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(seed), config=fetch)
+        self.columns = dict(SCHEMA)
+        limits = ReadLimits(slot_bytes=SLOT_BYTES, gap_bytes=2000, range_bytes=SLOT_BYTES // 32)
+        self.reading = GroupReading(
+            ReadingParts(manifest=MANIFEST, columns=self.columns, fetcher=self.fetcher, ring=self.ring), limits
+        )
+        self.items: list[Item[Group]] = []
+        self.delivered: list[int] = []
+
+    async def play(self) -> None:
+        """Deliver the epoch; the first error ends it."""
+        await self.reading.prepare()
+        partition = Partition(samples=len(SAMPLES), batch_size=16)
+        order = OrderConfig(shuffle="full", seed=1)
+        steps = self.reading.steps(Stretch(order=order, partition=partition, end_epoch=1))
+        planned: list[PlannedStep[Group]] = []
+        while (step := steps.next()) is not None:
+            planned.append(step)
+            self.items += [Item(index, group, step.number) for index, group in step.first_uses]
+        items = iter(self.items)
+        prefetcher = Prefetcher(self.reading, self.ring, Continuous(), lambda: next(items, None), hedge_slots=0)
+        running = asyncio.create_task(prefetcher.run())
+        try:
+            for step in planned:
+                prefetcher.reached(step.number, 0)
+                for segment in step.segments:
+                    slots = [await prefetcher.wait(item) for item in segment.items]
+                    await asyncio.sleep(0.01)
+                    self._use(slots, *segment.picks())
+                    for item in segment.done:
+                        prefetcher.release(item)
+            await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            prefetcher.release_all()
+
+    def _use(self, slots: list[int], which: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> None:
+        picked = self.reading.picked(slots, which, rows)
+        values = gather(picked, self.columns)
+        for place, number in enumerate((FIRSTS[picked.super_samples] + picked.rows).tolist()):
+            found = {name: value_at(column, place) for name, column in values.items()}
+            wanted = SAMPLES[number] | {"image": SAMPLES[number]["image"].tolist()}
+            assert found == wanted, "wrong bytes were delivered"
+            self.delivered.append(number)
+
+    def leaves_nothing(self) -> bool:
+        now = self.ring.statistics()
+        return (now.free, self.store.active, self.fetcher.stats.in_flight) == (self.ring.slots, 0, 0)
+
+
+def stormy(seed: int) -> Weather:
+    rng = random.Random(seed)
+    return Weather(
+        tail_sigma=rng.choice([0.3, 1.0]),
+        probability={fault: rng.choice([0.0, 0.03, 0.1]) for fault in FAULTS},
+        outages=[(0.3, 0.3 + rng.random())] if rng.random() < 0.3 else [],
+        closing_seconds=rng.choice([0.0, 0.05]),
+    )
+
+
+def test_random_faults_spoil_no_value_and_leave_nothing() -> None:
+    faults: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    for seed in range(60):
+        run = Run(seed, stormy(seed), attempt_seconds=1.0, checksum_attempts=10)
+        run_virtual(run.play())
+        assert sorted(run.delivered) == list(range(len(SAMPLES)))
+        assert run.leaves_nothing()
+        stats = run.fetcher.stats
+        faults.update(run.store.faults)
+        totals["hedges"] += stats.hedges
+        totals["hedge wins"] += stats.hedge_wins
+        totals["checksum failures"] += stats.checksum_failures
+        totals["retries"] += sum(stats.retries.values())
+    print(f"\n60 runs: {dict(faults)}, {dict(totals)}")
+    assert set(FAULTS) <= faults.keys()
+    assert all(totals[name] for name in ("hedges", "hedge wins", "checksum failures", "retries"))
+
+
+def test_the_ring_full_of_groups_does_not_keep_small_ranges_from_being_hedged() -> None:
+    run = Run(0, Weather(tail_sigma=0.0, probability={"stall": 0.01}))
+    run_virtual(run.play())
+    assert run.ring.statistics().peak_used == 4
+    stats = run.fetcher.stats
+    assert stats.hedges == stats.hedge_wins == run.store.faults["stall"] > 0
+    assert not stats.retries
+
+
+@pytest.mark.parametrize("fault", ["corrupt", "truncate", "reset", "throttle", "stall"])
+def test_heads_are_read_again_until_they_are_right(fault: str) -> None:
+    run = Run(0)
+    run.store.script = lambda number, key: fault if number < len(COUNTS) else None
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+    assert run.store.faults[fault] == len(COUNTS)
+
+
+def spoil(run: Run, row: int, place: int) -> str:
+    """Change a byte of an object for good; return its key."""
+    key = MANIFEST.key(row)
+    body = bytearray(OBJECTS[key])
+    body[place] ^= 1
+    run.store.objects[key] = bytes(body)
+    return key
+
+
+def test_a_value_spoilt_at_rest_is_an_error_that_names_object_column_and_row() -> None:
+    run = Run(0)
+    key = spoil(run, 2, -1)
+    with pytest.raises(FetchError, match=rf"{key}.*{key}: column 'sound' of row 43"):
+        run_virtual(run.play())
+    assert run.leaves_nothing()
+
+
+def test_a_head_spoilt_at_rest_is_an_error_before_anything_is_delivered_and_can_be_tried_again() -> None:
+    run = Run(0)
+    key = spoil(run, 3, 100)
+    with pytest.raises(FetchError, match=f"{key}.*its head"):
+        run_virtual(run.play())
+    assert run.leaves_nothing()
+    assert run.delivered == []
+    run.store.objects[key] = OBJECTS[key]
+    run_virtual(run.play())
+    assert sorted(run.delivered) == list(range(len(SAMPLES)))
+
+
+def test_an_object_that_was_replaced_is_told_as_such_or_accepted_on_its_checksums() -> None:
+    copied = Run(0)
+    copied.store.tags = dict.fromkeys(OBJECTS, "v2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_virtual(copied.play())
+    assert [warning.category for warning in caught] == [CopiedBucketWarning]
+    assert sorted(copied.delivered) == list(range(len(SAMPLES)))
+    replaced = Run(0)
+    key = spoil(replaced, 1, 150)
+    replaced.store.tags[key] = "v2"
+    with pytest.raises(ObjectChangedError, match=key):
+        run_virtual(replaced.play())
+
+
+def test_an_error_that_no_retry_helps_ends_the_run_at_once() -> None:
+    run = Run(0, Weather(credentials_expire_at=0.25))
+    with pytest.raises(CredentialsError):
+        run_virtual(run.play())
+    assert 0 < len(run.delivered) < len(SAMPLES)
+    assert run.leaves_nothing()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.05, 0.1, 0.2, 0.3])
+def test_cancelling_at_any_time_leaves_nothing(seconds: float) -> None:
+    run = Run(3, Weather(closing_seconds=0.2, probability={"stall": 0.05}))
+
+    async def main() -> None:
+        playing = asyncio.create_task(run.play())
+        await asyncio.sleep(seconds)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    run_virtual(main())
+    assert run.leaves_nothing()
