@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
-from gcloud.aio.auth import Token
+from gcloud.aio.auth import AioSession, Token
 from gcloud.aio.auth.token import Type
 from gcloud.aio.storage import Storage
 from jwt import PyJWTError
 
-from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
 from stoker.store.http import open_session
+from stoker.store.network import check_endpoint, proxy_of, trusted
 from stoker.store.options import GcsOptions
 
 if TYPE_CHECKING:
@@ -43,10 +45,10 @@ class GcsAccess:
         self._token: str | None = options.token
         self._token_until = float("inf") if options.token else 0.0
         self.root_url = self._emulator or _GOOGLE
-        self.http = open_session(options.http)
+        self.http = open_session(options.http, self.root_url)
         # A "development" client asks for no token: ours goes into every call's headers.
         self.storage = Storage(
-            session=cast("Session", self.http),
+            session=cast("Session", _Unredirected(self.http)),
             api_root=self.root_url,
             api_is_dev=True,
             token=cast("Token", object()),
@@ -88,16 +90,23 @@ class GcsAccess:
         """Get a token past the library's own cache, which retries for a minute and leaves a task behind."""
         file = str(self._options.credentials_file) if self._options.credentials_file else None
         try:
+            source = Token(file, None, [_SCOPE])
+            # The machine's own account is asked on the machine, never through a proxy.
+            proxy = None if source.token_type is Type.GCE_METADATA else proxy_of(source.token_uri)
+            connector = aiohttp.TCPConnector(ssl=trusted())
             # Not our session: that one leaves bodies as they come, and this endpoint compresses its own.
-            async with aiohttp.ClientSession() as session:
-                source = Token(file, cast("Session", session), [_SCOPE])
+            async with aiohttp.ClientSession(connector=connector, proxy=proxy) as session:
+                source.session = AioSession(cast("Session", session))
                 fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
         except aiohttp.ClientResponseError as error:
-            raise CredentialsError(f"Google refused the credentials ({error.status}); log in again") from error
+            # Not chained, here and below: the client's error holds the request, or a proxy's password.
+            raise CredentialsError(f"Google refused the credentials ({error.status}); log in again") from None
         except (aiohttp.ClientConnectionError, TimeoutError) as error:
             if source.token_type is Type.GCE_METADATA:
-                raise CredentialsError(_NO_CREDENTIALS) from error
-            raise ConnectionLostError(f"Google's token endpoint could not be reached: {error}") from error
+                raise CredentialsError(_NO_CREDENTIALS) from None
+            raise ConnectionLostError(f"Google's token endpoint could not be reached: {error}") from None
+        except ConfigError:
+            raise
         except (OSError, ValueError, LookupError, PyJWTError) as error:
             # The cause may quote the file: it is not repeated.
             raise CredentialsError(
@@ -108,9 +117,28 @@ class GcsAccess:
         self._token_until = asyncio.get_running_loop().time() + fresh.expires_in - _TOKEN_MARGIN_SECONDS
 
 
+class _Unredirected:
+    """A session whose requests follow no redirect: an endpoint must not send a token, or this machine, elsewhere."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(getattr(self._session, name), allow_redirects=False, raise_for_status=_refuse_redirect)
+
+
+async def _refuse_redirect(response: aiohttp.ClientResponse) -> None:
+    if 300 <= response.status < 400:
+        raise aiohttp.ClientResponseError(
+            response.request_info, (), status=response.status, message="a redirect", headers=response.headers
+        )
+
+
 def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None:
     """Return the address of an emulator, if one is meant; as in Google's own clients, its scheme may be left out."""
     address = options.endpoint_url or environment.get("STORAGE_EMULATOR_HOST")
     if not address:
         return None
-    return (address if "://" in address else f"http://{address}").rstrip("/")
+    url = address if "://" in address else f"http://{address}"
+    check_endpoint(url, "STORAGE_EMULATOR_HOST")
+    return url.rstrip("/")

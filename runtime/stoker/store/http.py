@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from yarl import URL
@@ -23,12 +23,15 @@ from stoker.errors import (
     StoreError,
     TruncatedError,
 )
+from stoker.store.network import proxy_of, trusted
 from stoker.store.options import HttpOptions
 
-__all__ = ["Call", "Reply", "ask", "open_session", "read_into", "translated"]
+__all__ = ["Call", "Reply", "ask", "exchange", "open_session", "read_into", "translated"]
 
 _MAX_ERROR_BYTES = 64 << 10
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_MAX_WHOLE_BYTES = 256 << 20  # what is read whole is small: a manifest of eight million super-samples fits
+_SECRET_HEADERS = ("authorization", "x-amz-security-token")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 
 # The first row that matches counts.
 _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
@@ -43,12 +46,19 @@ _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A request, signed and percent-encoded; ``address`` is the object's URL for messages."""
+    """A request, signed and percent-encoded; ``address`` is the object's URL for messages.
+
+    Attributes:
+        data: the body to send.
+        chunked: send it in HTTP chunks, its length unsaid.
+    """
 
     method: str
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     address: str
+    data: object = field(default=None, repr=False)
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +67,7 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
-    body: bytes = b""
+    body: bytes = field(default=b"", repr=False)
     size_bytes: int = 0
 
     @property
@@ -66,10 +76,19 @@ class Reply:
         return self.status not in (200, 206)
 
 
-def open_session(options: HttpOptions) -> aiohttp.ClientSession:
-    """Return a session for the running loop. No connection is made before the first request."""
+def open_session(options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> aiohttp.ClientSession:
+    """Return a session for requests to the endpoint ``url`` in the running loop, through the environment's proxy.
+
+    No connection is made before the first request. ``trust_env`` stays off: it would look into ~/.netrc in a thread
+    for each request, and put what it finds there in the place of our signature.
+
+    Raises:
+        ConfigError: the environment names a proxy or certificates that cannot be used.
+    """
+    verify = trusted(ca_bundle) if url.startswith("https://") else True
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=options.max_connections),
+        connector=aiohttp.TCPConnector(limit=options.max_connections, ssl=verify),
+        proxy=proxy_of(url),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         read_bufsize=options.receive_buffer_bytes,
@@ -84,15 +103,24 @@ def open_session(options: HttpOptions) -> aiohttp.ClientSession:
 async def ask(session: aiohttp.ClientSession, call: Call) -> Reply:
     """Perform a call and return its whole answer; ``size_bytes`` is the object's, from whichever header tells it."""
     with translated(call.address):
-        async with _request(session, call) as response:
-            refused = response.status not in (200, 206)
-            body = await (_beginning(response) if refused else response.read())
-            size_bytes = len(body)
-            if match := _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "")):
-                size_bytes = int(match[3])
-            elif call.method == "HEAD":
-                size_bytes = int(response.headers.get("Content-Length", 0))
-            return Reply(status=response.status, headers=response.headers, body=body, size_bytes=size_bytes)
+        return await exchange(session, call)
+
+
+async def exchange(session: aiohttp.ClientSession, call: Call) -> Reply:
+    """Do what :func:`ask` does, and leave the HTTP client's errors as they are."""
+    async with _request(session, call) as response:
+        if response.status not in (200, 206):
+            return await _refusal(response, call)
+        body = await _beginning(response, _MAX_WHOLE_BYTES + 1)
+        if len(body) > _MAX_WHOLE_BYTES:
+            response.close()
+            raise StoreError(f"{call.address} has more than {_MAX_WHOLE_BYTES} bytes, too many to read at once")
+        size_bytes = len(body)
+        if match := _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "")):
+            size_bytes = int(match[3])
+        elif call.method == "HEAD":
+            size_bytes = response.content_length or 0
+        return Reply(status=response.status, headers=response.headers, body=body, size_bytes=size_bytes)
 
 
 async def read_into(session: aiohttp.ClientSession, call: Call, into: memoryview, *, start: int, end: int) -> Reply:
@@ -105,7 +133,7 @@ async def read_into(session: aiohttp.ClientSession, call: Call, into: memoryview
     with translated(call.address):
         async with _request(session, call) as response:
             if response.status not in (200, 206):
-                return Reply(status=response.status, headers=response.headers, body=await _beginning(response))
+                return await _refusal(response, call)
             try:
                 size_bytes = _object_size(response, call.address, start, end)
                 await _copy(response, into, call.address)
@@ -116,15 +144,30 @@ async def read_into(session: aiohttp.ClientSession, call: Call, into: memoryview
 
 
 def _request(session: aiohttp.ClientSession, call: Call) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-    headers = {**call.headers, "Accept-Encoding": "identity"}
-    return session.request(call.method, URL(call.url, encoded=True), headers=headers, allow_redirects=False)
+    return session.request(
+        call.method,
+        URL(call.url, encoded=True),
+        headers={**call.headers, "Accept-Encoding": "identity"},
+        data=call.data,
+        chunked=call.chunked or None,
+        allow_redirects=False,
+    )
 
 
-async def _beginning(response: aiohttp.ClientResponse) -> bytes:
+async def _refusal(response: aiohttp.ClientResponse, call: Call) -> Reply:
+    """Return the answer without what some endpoints and proxies echo: the secrets of the request."""
+    body = await _beginning(response, _MAX_ERROR_BYTES)
+    for name, value in call.headers.items():
+        if name.lower() in _SECRET_HEADERS:
+            body = body.replace(value.rpartition("Signature=")[2].rpartition(" ")[2].encode(), b"***")
+    return Reply(status=response.status, headers=response.headers, body=body)
+
+
+async def _beginning(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
     body = bytearray()
-    while len(body) < _MAX_ERROR_BYTES and (chunk := await response.content.readany()):
+    while len(body) < limit_bytes and (chunk := await response.content.readany()):
         body += chunk
-    return bytes(body[:_MAX_ERROR_BYTES])
+    return bytes(body[:limit_bytes])
 
 
 def _object_size(response: aiohttp.ClientResponse, address: str, start: int, end: int) -> int:
@@ -136,9 +179,8 @@ def _object_size(response: aiohttp.ClientResponse, address: str, start: int, end
         raise StoreError(f"{address}: the store ignored the range [{start}, {end}); stoker needs ranged reads")
     match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start or int(match[2]) >= end:
-        raise StoreError(
-            f"{address}: asked for [{start}, {end}) and got Content-Range {response.headers.get('Content-Range')!r}"
-        )
+        got = "another or none" if match is None else match[0]
+        raise StoreError(f"{address}: asked for [{start}, {end}) and got Content-Range {got}")
     if int(match[2]) + 1 < end:
         raise TruncatedError(f"{address} has {match[3]} bytes; range [{start}, {end}) goes beyond its end")
     return int(match[3])
@@ -164,4 +206,6 @@ def translated(address: str) -> Iterator[None]:
         raise
     except (aiohttp.ClientError, OSError) as error:
         kind, what = next((kind, what) for types, kind, what in _ERRORS if isinstance(error, types))
-        raise kind(f"{address}: {what} ({type(error).__name__}: {error})") from error
+        said = "" if isinstance(error, aiohttp.ClientResponseError) else f": {error}"  # what a stranger sent
+        # Not chained: the client's error holds the request with all that signs it, and a proxy's password.
+        raise kind(f"{address}: {what} ({type(error).__name__}{said})") from None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.errors import ConfigError
+from stoker.store.network import check_endpoint
 
 __all__ = ["GcsOptions", "HttpOptions", "S3Options", "StoreOptions"]
 
@@ -59,7 +60,8 @@ class S3Options:
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
-        _check_endpoint(self.endpoint_url)
+        if self.endpoint_url is not None:
+            check_endpoint(self.endpoint_url, "endpoint_url")
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigError("access_key_id and secret_access_key go together; give both or neither")
         if self.session_token is not None and self.access_key_id is None:
@@ -90,14 +92,10 @@ class GcsOptions:
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
-        _check_endpoint(self.endpoint_url)
+        if self.endpoint_url is not None:
+            check_endpoint(self.endpoint_url, "endpoint_url")
         if (self.token is not None) + (self.credentials_file is not None) + self.anonymous > 1:
             raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")
 
 
 StoreOptions = S3Options | GcsOptions
-
-
-def _check_endpoint(url: str | None) -> None:
-    if url is not None and not url.startswith(("http://", "https://")):
-        raise ConfigError("endpoint_url must start with http:// or https://")

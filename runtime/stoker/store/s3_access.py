@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import aioboto3
+from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
+from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
 from botocore.loaders import Loader, create_loader
+from botocore.utils import check_dns_name
 
 from stoker.errors import ConfigError, CredentialsError
-from stoker.store.http import Call, open_session
+from stoker.store.http import Call, exchange, open_session
+from stoker.store.network import check_endpoint
 from stoker.store.options import S3Options
 
 if TYPE_CHECKING:
@@ -59,6 +62,11 @@ class S3Access:
     """Connections, credentials and the control-plane client of one store in one event loop."""
 
     def __init__(self, bucket: str, options: S3Options) -> None:
+        if bucket.endswith("--x-s3"):
+            raise ConfigError(
+                f"s3://{bucket} is a directory bucket (S3 Express One Zone); stoker does not support its sessions and "
+                "zonal endpoints, use a general-purpose bucket"
+            )
         self._options = options
         self._botocore = _botocore_session(options)
         self._target = _target(bucket, options, self._botocore, os.environ)
@@ -66,7 +74,8 @@ class S3Access:
         self._client_lock = asyncio.Lock()
         self._client: S3Client | None = None
         self._clients = AsyncExitStack()
-        self.http = open_session(options.http)
+        bundle: str | None = self._botocore.get_config_variable("ca_bundle")
+        self.http = open_session(options.http, self._target.base_url, ca_bundle=bundle)
 
     async def current(self) -> ReadOnlyCredentials | None:
         """Return credentials, refreshed if they are about to expire; None for anonymous requests.
@@ -107,6 +116,7 @@ class S3Access:
                 )
                 client: S3Client = await self._clients.enter_async_context(context)
                 client.meta.events.register_last("before-parameter-build.s3", _refuse_redirects)
+                client.meta.events.register("before-send.s3", self._send)  # type: ignore[arg-type]  # returns what is sent
                 self._client = client
             return self._client
 
@@ -122,10 +132,40 @@ class S3Access:
             S3SigV4Auth(signer, "s3", self._target.region).add_auth(request)
         return Call(method=method, url=url, headers=dict(request.headers.items()), address=address)
 
+    async def _send(self, request: AWSPreparedRequest, **_: object) -> AioAWSResponse:
+        """Send a request of the control plane over the connections of the bulk reads.
+
+        So one proxy, one set of certificates and one limit on connections hold for both; and no redirect is followed,
+        while aiobotocore's own way follows them, to a machine's metadata service if it is told to.
+        """
+        headers = {name: value if isinstance(value, str) else value.decode() for name, value in request.headers.items()}
+        chunked = headers.pop("Transfer-Encoding", "") == "chunked"
+        call = Call(
+            method=request.method,
+            url=request.url,
+            headers=headers,
+            address=self._target.base_url,
+            data=request.body,
+            chunked=chunked,
+        )
+        reply = await exchange(self.http, call)
+        answered = {name.lower(): value for name, value in reply.headers.items()}
+        return AioAWSResponse(request.url, reply.status, answered, _Body(reply.body))  # type: ignore[arg-type]  # as aiobotocore's own
+
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
         await self._clients.aclose()
         await self.http.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A body that has arrived, as aiobotocore reads one."""
+
+    data: bytes
+
+    async def read(self) -> bytes:
+        return self.data
 
 
 @cache
@@ -155,11 +195,12 @@ def _target(bucket: str, options: S3Options, session: AioSession, environment: M
         configured = (environment.get("AWS_ENDPOINT_URL_S3"), environment.get("AWS_ENDPOINT_URL"))
         endpoint = next(filter(None, (*configured, profile.get("endpoint_url"))), None)
     if endpoint is not None:
+        check_endpoint(endpoint, "AWS_ENDPOINT_URL (or the profile's endpoint_url)")
         endpoint = endpoint.rstrip("/")
         return Target(endpoint_url=endpoint, region=region, base_url=f"{endpoint}/{quote(bucket, safe='')}")
     host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
-    # A dot in the bucket's name would not match the certificate's wildcard.
-    base_url = f"https://{host}/{bucket}" if "." in bucket else f"https://{bucket}.{host}"
+    # A dot in the bucket's name would not match the certificate's wildcard, and old names need not be host names.
+    base_url = f"https://{bucket}.{host}" if check_dns_name(bucket) else f"https://{host}/{bucket}"
     return Target(endpoint_url=None, region=region, base_url=base_url)
 
 
@@ -174,9 +215,7 @@ def _client_config(options: S3Options, target: Target) -> AioConfig:
         s3={"addressing_style": "path" if target.endpoint_url else "auto"},
         ignore_configured_endpoint_urls=True,  # resolved above, for both planes alike
         retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=options.http.max_connections,
-        connect_timeout=options.http.connect_timeout_seconds,
-        read_timeout=options.http.read_timeout_seconds,
+        # Timeouts and the number of connections are those of our session, which does the sending.
         # Many S3-compatible services know no checksum trailers.
         request_checksum_calculation="when_required" if target.endpoint_url else "when_supported",
         response_checksum_validation="when_required",

@@ -42,7 +42,7 @@ def read(answer: bytes, start: int = 2, end: int = 7) -> tuple[Reply, bytes, byt
     replies: list[Reply] = []
 
     async def use(url: str) -> None:
-        session = open_session(HttpOptions())
+        session = open_session(HttpOptions(), url)
         try:
             call = Call(method="GET", url=url, headers={}, address="s3://b/k")
             replies.append(await read_into(session, call, memoryview(into), start=start, end=end))
@@ -138,7 +138,7 @@ def test_an_error_document_is_cut_at_64_kib() -> None:
 
 def test_an_invalid_url_is_a_configuration_error() -> None:
     async def main() -> None:
-        session = open_session(HttpOptions())
+        session = open_session(HttpOptions(), "http:///nohost")
         try:
             with pytest.raises(ConfigError):
                 await ask(session, Call(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))

@@ -1,0 +1,74 @@
+"""What stands between this machine and an endpoint, from the environment: a proxy, and the certificates to trust.
+
+Both are settled once for every connection of a store, so that bulk reads and the control plane cannot disagree.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from stoker.errors import ConfigError
+
+__all__ = ["check_endpoint", "proxy_of", "trusted"]
+
+_BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+
+
+def check_endpoint(url: str, name: str) -> None:
+    """Raise ConfigError unless ``url`` is an endpoint; it may hold a secret and is not repeated, but for its ``name``.
+
+    Credentials in it would be sent to whoever answers, and printed with every error.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or not url.isprintable():
+        raise ConfigError(f"{name} must be http:// or https:// and a host, as in https://host:9000")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ConfigError(f"{name} holds a user, password, query or fragment; give credentials as options")
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the proxy that ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` name for ``url``.
+
+    Raises:
+        ConfigError: it is not an HTTP proxy; it may hold a password and is not repeated.
+    """
+    parts = urlsplit(url)
+    if proxy_bypass(parts.netloc):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        raise ConfigError(f"the proxy for {parts.hostname} is not an HTTP proxy; set HTTPS_PROXY=http://host:port")
+    return proxy
+
+
+def trusted(bundle: str | None = None) -> ssl.SSLContext | bool:
+    """Return what aiohttp verifies certificates with: ``bundle``, else ``REQUESTS_CA_BUNDLE``, ``SSL_CERT_FILE``.
+
+    Without any of them, the system's certificates (True). There is no way to leave verification out.
+
+    Raises:
+        ConfigError: there are no certificates in the file or folder that is named.
+    """
+    path = bundle or next(filter(None, map(os.environ.get, _BUNDLES)), None)
+    if path is None:
+        return True
+    try:
+        if Path(path).is_dir():
+            return ssl.create_default_context(capath=path)
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"no certificates can be read from {path!r} ({error}); check AWS_CA_BUNDLE, {', '.join(_BUNDLES)}"
+        ) from error
