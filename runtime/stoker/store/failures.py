@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -19,6 +20,7 @@ from stoker.errors import (
     TransientError,
     TruncatedError,
 )
+from stoker.store.location import printable
 
 __all__ = ["Failure", "Rule", "error_of", "retry_after_seconds"]
 
@@ -76,8 +78,9 @@ def error_of(failure: Failure, by_code: Mapping[str, Rule]) -> StoreError:
     kind, remedy = known or _BY_STATUS.get(failure.status, _UNKNOWN)
     if failure.writing and kind is ObjectChangedError:
         kind, remedy = _LOST
-    said = ": ".join(filter(None, (f"{failure.status} {failure.code}".strip(), failure.text[:_MAX_TEXT])))
-    message = f"{failure.address}: {remedy.format(region=failure.region)} ({said})"
+    code, text, region = (printable(said[:_MAX_TEXT]) for said in (failure.code, failure.text, failure.region))
+    said = ": ".join(filter(None, (f"{failure.status} {code}".strip(), text)))
+    message = f"{failure.address}: {remedy.format(region=region)} ({said})"
     if issubclass(kind, TransientError):
         return kind(message, retry_after_seconds=retry_after_seconds(failure.headers))
     return kind(message)
@@ -87,5 +90,5 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a ``Retry-After`` header; None if there is none or it is a date."""
     for name, value in headers.items():
         if name.lower() == "retry-after":
-            return float(value) if value.strip().isdecimal() else None
+            return float(value) if re.fullmatch(r"\s*[0-9]{1,9}\s*", value) else None
     return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -13,6 +14,8 @@ from stoker.errors import (
     BucketNotFoundError,
     NotFoundError,
     PermissionDeniedError,
+    ServerError,
+    StokerError,
     StoreError,
     ThrottledError,
 )
@@ -45,6 +48,7 @@ _BY_CODE: dict[str, Rule] = {
     "userRateLimitExceeded": _SLOW,
 }
 
+_NONSENSE = "the answer makes no sense; is this a GCS endpoint?"
 _LIST_FIELDS = "items(name,size,generation),nextPageToken"
 # Generations are times in microseconds: no object ever had this one.
 _NO_GENERATION = "1"
@@ -85,7 +89,7 @@ class GcsStore:
             self._at.object_url(key),
             lambda access, headers: access.storage.download_metadata(self._at.bucket, full_key, headers=headers),
         )
-        return _object_info(key, metadata)
+        return _object_info(key, metadata, self._at.object_url(key))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield objects, a request per thousand."""
@@ -100,13 +104,13 @@ class GcsStore:
                     self._at.bucket, params=parameters, headers=headers
                 ),
             )
-            for entry in page.get("items", []):
-                key = self._at.relative(entry["name"])
+            for entry in _said(page, "items", list, self.url, []):
+                key = self._at.relative(_said(entry, "name", str, self.url))
                 if key.encode() > after:  # startOffset itself is among what Google lists
-                    yield _object_info(key, entry)
-            if not page.get("nextPageToken"):
+                    yield _object_info(key, entry, self.url)
+            if not (following := _said(page, "nextPageToken", str, self.url, "")):
                 return
-            parameters["pageToken"] = page["nextPageToken"]
+            parameters["pageToken"] = following
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object in one request."""
@@ -129,7 +133,7 @@ class GcsStore:
             ),
             writing=True,
         )
-        return _object_info(key, metadata)
+        return _object_info(key, metadata, self._at.object_url(key))
 
     async def delete(self, key: str) -> None:
         """Delete an object."""
@@ -190,9 +194,15 @@ class GcsStore:
             with translated(address):
                 try:
                     return await work(access, access.headers(token))
+                except StokerError:
+                    raise
                 except aiohttp.ClientResponseError as error:
-                    failure = _failure(address, error.status, error.message, error.headers or {}, writing=writing)
-                    raise await self._error(access, token, failure) from error
+                    said = error.message.replace(token, "***") if token else error.message
+                    failure = _failure(address, error.status, said, error.headers or {}, writing=writing)
+                    # Not chained: the client's error holds the request, and so the token.
+                    raise await self._error(access, token, failure) from None
+                except (ValueError, LookupError, TypeError, AttributeError):  # from a library that trusts its endpoint
+                    raise ServerError(f"{address}: {_NONSENSE}") from None
 
         return await with_renewal(access, once)
 
@@ -217,8 +227,19 @@ async def _bucket_exists(access: GcsAccess, bucket: str, token: str | None) -> b
     return True
 
 
-def _object_info(key: str, metadata: dict[str, Any]) -> ObjectInfo:
-    return ObjectInfo(key=key, size_bytes=int(metadata["size"]), tag=str(metadata["generation"]))
+def _object_info(key: str, metadata: object, address: str) -> ObjectInfo:
+    size, generation = (_said(metadata, name, str, address) for name in ("size", "generation"))
+    if not re.fullmatch(r"[0-9]{1,18}", size):
+        raise ServerError(f"{address}: {_NONSENSE}")
+    return ObjectInfo(key=key, size_bytes=int(size), tag=generation)
+
+
+def _said(document: object, name: str, kind: type[_T], address: str, default: _T | None = None) -> _T:
+    """Return a field of an answer, which must be there, unless there is a default, and be of its kind."""
+    value = document.get(name, default) if isinstance(document, dict) else None
+    if not isinstance(value, kind):
+        raise ServerError(f"{address}: {_NONSENSE}")
+    return value
 
 
 def _generation(tag: str) -> str:

@@ -8,13 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import ConfigError, ObjectChangedError, TruncatedError
+from stoker.errors import ConfigError, ObjectChangedError, StoreError, TruncatedError
 from stoker.store.protocol import ObjectInfo
 
-__all__ = ["Location", "check_conditions", "check_empty_range", "check_key", "check_range", "parse_url"]
+__all__ = [
+    "Location",
+    "check_conditions",
+    "check_empty_range",
+    "check_key",
+    "check_range",
+    "check_text",
+    "parse_url",
+    "printable",
+]
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
-_BUCKET_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_BUCKET_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of UTF-16 surrogates, which alone are no character
 _MAX_KEY_BYTES = 1024
 
 
@@ -36,7 +46,7 @@ class Location:
 
     def object_url(self, key: str) -> str:
         """Return the address of an object, for messages."""
-        return f"{self.url}/{key}"
+        return printable(f"{self.url}/{key}")
 
     def full_key(self, key: str) -> str:
         """Return the key within the bucket of a valid key within the store."""
@@ -44,12 +54,24 @@ class Location:
         return self.within_bucket(key)
 
     def within_bucket(self, key_or_prefix: str) -> str:
-        """Return a key, or the beginning of one, within the bucket."""
+        """Return a key, or the beginning of one, within the bucket.
+
+        Raises:
+            ConfigError: it is not valid Unicode text.
+        """
+        check_text("object key or prefix", key_or_prefix)
         return f"{self.prefix}/{key_or_prefix}" if self.prefix else key_or_prefix
 
     def relative(self, full_key: str) -> str:
-        """Return the key within the store of a key within the bucket that :meth:`within_bucket` begins."""
-        return full_key[len(self.prefix) + 1 :] if self.prefix else full_key
+        """Return the key within the store of a key within the bucket that :meth:`within_bucket` begins.
+
+        Raises:
+            StoreError: it does not begin so, or is not text; the bucket listed what it was not asked for.
+        """
+        before = f"{self.prefix}/" if self.prefix else ""
+        if not full_key.startswith(before) or _HALF_A_PAIR.search(full_key):
+            raise StoreError(f"{self.url}: the bucket lists {full_key[:64]!r}, which is no key below this URL")
+        return full_key[len(before) :]
 
 
 def parse_url(url: str | os.PathLike[str]) -> Location:
@@ -71,6 +93,11 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if scheme not in _BUCKET_SCHEMES:
         raise ConfigError(f"stoker has no store for {scheme}:// URLs; use s3://, gs://, file://, memory:// or a path")
     bucket, _, prefix = rest.partition("/")
+    if bucket.startswith("arn:"):
+        raise ConfigError(
+            "stoker does not take access points by their ARN; give the access point's alias (it ends in -s3alias) or "
+            "the bucket's name, as in s3://bucket/prefix"
+        )
     if "@" in bucket or ":" in bucket:
         # What stands before the @ may be a secret, so the URL is not repeated.
         raise ConfigError(
@@ -78,11 +105,14 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         )
     if not _BUCKET_NAME.fullmatch(bucket):
         raise ConfigError(f"{text!r} names no bucket; write {scheme}://bucket/prefix")
+    check_text("the prefix in a store URL", prefix)
     return Location(url=text.rstrip("/"), scheme=scheme, bucket=bucket, prefix=prefix.strip("/"))
 
 
 def _parse_file_url(url: str) -> Location:
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ConfigError("a file:// URL holds a user or password; write file:///folder, or the plain path")
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
         raise ConfigError(
             f"{url!r} is not a local folder; write file:///folder ('?' and '#' percent-encoded), or the plain path"
@@ -90,12 +120,21 @@ def _parse_file_url(url: str) -> Location:
     return Location(url=url.rstrip("/"), scheme="file", bucket=str(Path(unquote(parts.path)).absolute()))
 
 
+def printable(text: str) -> str:
+    """Return ``text`` on one line and without control characters: a bucket must not write to a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def check_text(what: str, text: str) -> None:
+    """Raise ConfigError if ``text`` holds half of a surrogate pair, which no request can carry."""
+    if _HALF_A_PAIR.search(text):
+        raise ConfigError(f"{what} {text!r} is not valid Unicode text")
+
+
 def check_key(key: str) -> None:
     """Raise ConfigError unless ``key`` can name an object in a bucket."""
-    try:
-        size_bytes = len(key.encode())
-    except UnicodeEncodeError:
-        raise ConfigError(f"object key {key!r} is not valid Unicode text") from None
+    check_text("object key", key)
+    size_bytes = len(key.encode())
     if not key or key.startswith("/") or "\0" in key:
         raise ConfigError(f"object key {key!r} is empty, starts with '/' or holds a NUL character")
     if size_bytes > _MAX_KEY_BYTES:

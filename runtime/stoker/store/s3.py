@@ -11,19 +11,14 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectTimeoutError,
-    HTTPClientError,
     NoCredentialsError,
     ParamValidationError,
-    ReadTimeoutError,
 )
-from botocore.exceptions import ConnectionError as BotocoreConnectionError
 from botocore.parsers import ResponseParserError
 
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,
-    ConnectionLostError,
     CredentialsError,
     DeadlineError,
     NotFoundError,
@@ -97,9 +92,7 @@ _BY_CODE: dict[str, Rule] = {
 _BY_TYPE: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
     (NoCredentialsError, CredentialsError, "no AWS credentials were found"),
     (ParamValidationError, ConfigError, "the bucket or key is not one that S3 can have"),
-    ((ConnectTimeoutError, ReadTimeoutError), DeadlineError, "S3 did not answer in time"),
     (ResponseParserError, ServerError, "S3's answer makes no sense; is this an S3 endpoint?"),
-    ((HTTPClientError, BotocoreConnectionError), ConnectionLostError, "the connection could not be made, or broke"),
     (BotoCoreError, StoreError, "the request could not be made"),
 )
 
@@ -150,11 +143,12 @@ class S3Store:
         while True:
             page = await self._control(self.url, lambda client: client.list_objects_v2(**arguments, **self._payer))
             for entry in page.get("Contents", []):
-                if key := self._at.relative(entry["Key"]):
-                    yield ObjectInfo(key=key, size_bytes=entry["Size"], tag=_tag(entry["ETag"]))
+                if key := self._at.relative(_said(entry, "Key", self.url)):
+                    tag = _tag(_said(entry, "ETag", self.url))
+                    yield ObjectInfo(key=key, size_bytes=_said(entry, "Size", self.url), tag=tag)
             if not page.get("IsTruncated"):
                 return
-            arguments["ContinuationToken"] = page["NextContinuationToken"]
+            arguments["ContinuationToken"] = _said(page, "NextContinuationToken", self.url)
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object in one request."""
@@ -176,7 +170,7 @@ class S3Store:
             raise PreconditionFailedError(
                 f"{address} was deleted by somebody else; read it again and decide"
             ) from error
-        return ObjectInfo(key=key, size_bytes=len(body), tag=_tag(answer["ETag"]))
+        return ObjectInfo(key=key, size_bytes=len(body), tag=_tag(_said(answer, "ETag", address)))
 
     async def delete(self, key: str) -> None:
         """Delete an object."""
@@ -222,6 +216,12 @@ class S3Store:
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=_tag(reply.headers["ETag"]))
 
 
+def _said(answer: Mapping[str, Any], name: str, address: str) -> Any:
+    if name not in answer:
+        raise ServerError(f"{address}: the answer has no {name}; is this an S3 endpoint?")
+    return answer[name]
+
+
 def _tag(etag: str) -> str:
     return etag.strip('"')
 
@@ -265,6 +265,6 @@ def _control_errors(address: str, *, writing: bool) -> Iterator[None]:
                 ),
                 _BY_CODE,
             ) from error
-        except BotoCoreError as error:
+        except (BotoCoreError, ResponseParserError) as error:
             kind, what = next((kind, what) for types, kind, what in _BY_TYPE if isinstance(error, types))
             raise kind(f"{address}: {what} ({error})") from error
