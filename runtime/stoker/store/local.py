@@ -3,7 +3,8 @@
 An object is a file. A write goes to a hidden file beside its target and is renamed over it, so a reader sees the old
 object or the new one and a writer that is killed leaves nothing but that hidden file, which no listing shows. Writers
 hold a kernel lock (``flock``) on the target's folder while they check conditions and rename; the kernel frees it when
-a process dies, so there are no stale locks. The file system must offer such locks: local ones do, NFS may not.
+a process dies, so there are no stale locks. Where the file system has no such locks (some NFS and FUSE mounts), a new
+object is linked to its name, which happens only once, and a write that depends on an object's tag is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from stoker.errors import (
     TruncatedError,
 )
 from stoker.store.local_listing import Found, walk
-from stoker.store.location import Location, check_conditions, check_key, check_range
+from stoker.store.location import Location, check_conditions, check_key, check_range, check_text
 from stoker.store.protocol import Buffer, ObjectInfo
 
 __all__ = ["LocalStore"]
@@ -44,6 +45,9 @@ _T = TypeVar("_T")
 _PARTIAL_PREFIX, _PARTIAL_SUFFIX = ".stoker-", ".partial"
 _READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
 _PAGE_KEYS = 1000
+
+# EBADF: NFS makes of flock a lock that needs writing, for which no folder can be opened.
+_NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EBADF})
 
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     errno.ENOENT: (NotFoundError, "does not exist"),
@@ -118,6 +122,8 @@ class LocalStore:
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
+        for text in (prefix, start_after):
+            check_text("object key or prefix", text)
         found = walk(self._root, prefix, start_after, hidden=_is_partial)
 
         def page(_: threading.Event) -> list[ObjectInfo]:
@@ -139,16 +145,34 @@ class LocalStore:
         def write(_: threading.Event) -> ObjectInfo:
             with self._translated(self._at.object_url(key)):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with _partial_file(path.parent, data) as (partial, status), _locked(path.parent):
+                with _partial_file(path.parent, data) as (partial, status), _locked(path.parent) as locked:
                     current = _current_tag(path)
                     if (if_absent and current is not None) or (if_tag is not None and current != if_tag):
-                        raise PreconditionFailedError(
-                            f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
-                        )
-                    partial.replace(path)
+                        raise self._lost(key)
+                    if locked or not (if_absent or if_tag is not None):
+                        partial.replace(path)
+                    else:
+                        self._write_without_lock(key, partial, path, if_absent=if_absent)
                 return ObjectInfo(key=key, size_bytes=status.st_size, tag=_tag(status))
 
         return await _in_thread(write)
+
+    def _write_without_lock(self, key: str, partial: Path, path: Path, *, if_absent: bool) -> None:
+        """Give ``partial`` its name if nothing has it; what depends on an old object's tag cannot be done."""
+        if not if_absent:
+            raise StoreError(
+                f"{self._at.object_url(key)} cannot be replaced safely: its file system has no locks (flock), so "
+                "another writer might go unnoticed; write to a local disk or a bucket, or mount it with locks"
+            )
+        try:
+            path.hardlink_to(partial)
+        except FileExistsError:
+            raise self._lost(key) from None
+
+    def _lost(self, key: str) -> PreconditionFailedError:
+        return PreconditionFailedError(
+            f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
+        )
 
     async def delete(self, key: str) -> None:
         """Delete an object; its folder stays."""
@@ -178,7 +202,9 @@ class LocalStore:
 
     def _check_root(self) -> None:
         if not self._root.is_dir():
-            raise BucketNotFoundError(f"the folder {self.url} does not exist; check the path or write to it first")
+            raise BucketNotFoundError(
+                f"the folder {self.url} does not exist; check the path (the first write makes it, reading does not)"
+            )
 
     @contextmanager
     def _translated(self, address: str) -> Iterator[None]:
@@ -277,10 +303,17 @@ def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_re
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the folder's lock, and tell whether there is such a thing on its file system."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            yield False
+        else:
+            yield True
     finally:
         os.close(handle)
