@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from stoker_local.demo.table import Result, failures, read_counts, table
 from stoker_local.demo.training import Timing, new_model
 from stoker_torch import Loader
 
-DEMO = [sys.executable, "-m", "stoker.cli", "demo"]
 TIMEOUT_SECONDS = 280
 
 
@@ -41,11 +41,43 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def processes_in(group: int) -> list[str]:
-    """The commands of a process group's processes that still run."""
-    listing = subprocess.run(["ps", "-A", "-o", "pgid=,stat=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(maxsplit=2) for line in listing.stdout.splitlines()]
-    return [row[-1] for row in rows if row[0] == str(group) and not row[1].startswith("Z")]
+def running() -> dict[int, int]:
+    """The parents of all processes that run."""
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in listing.stdout.splitlines()]
+    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
+
+
+def started_by(pid: int) -> set[int]:
+    """The processes that run now and were started by one, directly or not, and that one itself."""
+    family, parents = {pid}, running()
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
+
+
+@contextmanager
+def demo(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demo in a process group of its own."""
+    command = [sys.executable, "-m", "stoker.cli", "demo", *arguments]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], sign: str) -> str:
+    """What the process writes up to a line that starts with ``sign``, or to its end."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(sign):
+            break
+    return "".join(lines)
 
 
 def cells(output: str, label: str) -> tuple[float, float]:
@@ -57,16 +89,11 @@ def cells(output: str, label: str) -> tuple[float, float]:
 
 @pytest.mark.timeout(TIMEOUT_SECONDS + 10)
 def test_the_demo_trains_both_ways_shows_that_the_loader_stalls_less_and_leaves_nothing(empty_folder: Path) -> None:
-    command = [*DEMO, "--workers", "12"]
-    with subprocess.Popen(
-        command,
-        cwd=empty_folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    with demo("--workers", "12", folder=empty_folder) as process:
+        output = read_until(process, "  DataLoader: epoch 1/")
+        family = started_by(process.pid)
+        rest, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+    output += rest
     assert errors == ""
     assert process.returncode == 0
     assert "\r" not in output
@@ -83,27 +110,23 @@ def test_the_demo_trains_both_ways_shows_that_the_loader_stalls_less_and_leaves_
     assert dollars[0] == pytest.approx(gets[0] * 0.0004 / 1000 + listed, abs=1e-6)
     assert dollars[1] == pytest.approx(gets[1] * 0.0004 / 1000, abs=1e-6)
 
-    assert processes_in(process.pid) == []
+    assert len(family) >= 1 + 1 + 12
+    assert not family & running().keys()
     assert list(empty_folder.iterdir()) == []
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS + 10)
 @pytest.mark.parametrize("sign", ["  images ", "  DataLoader: epoch 1/"])
 def test_ctrl_c_ends_the_demo_and_everything_it_started(empty_folder: Path, sign: str) -> None:
-    with subprocess.Popen(
-        [*DEMO, "--workers", "4"],
-        cwd=empty_folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        reached = any(line.startswith(sign) for line in process.stdout)
+    with demo("--workers", "4", folder=empty_folder) as process:
+        output = read_until(process, sign)
+        family = started_by(process.pid)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process in the foreground
         _, errors = process.communicate(timeout=60)
-    assert (reached, process.returncode, errors) == (True, 130, "stoker: interrupted\n")
-    assert processes_in(process.pid) == []
+    assert sign in output
+    assert (process.returncode, errors) == (130, "stoker: interrupted\n")
+    assert len(family) >= 1 + 1
+    assert not family & running().keys()
     assert list(empty_folder.iterdir()) == []
 
 

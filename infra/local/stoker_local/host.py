@@ -110,7 +110,13 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
     """
     config = config or BucketConfig()
     command = [sys.executable, "-m", "stoker_local", "bucket", "--config", "-"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  (our own module)
+    with subprocess.Popen(  # noqa: S603  (our own module)
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,  # a terminal's Ctrl-C is for this process, which ends the bucket when it no longer needs it
+    ) as process:
         assert process.stdin is not None  # noqa: S101  (for the type checker)
         assert process.stdout is not None  # noqa: S101  (for the type checker)
         try:

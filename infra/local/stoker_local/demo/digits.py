@@ -18,6 +18,7 @@ from stoker.manifest import Manifest
 from stoker.pack import AsyncPacker, PackConfig
 from stoker.sources import open_source
 from stoker.store import open_store
+from stoker.task_group import task_group
 
 __all__ = ["DECODE", "IMAGE_SIDE", "Digits", "load", "pack", "upload"]
 
@@ -85,7 +86,7 @@ async def upload(digits: Digits, url: str, report: Report) -> int:
         report(len(written))
 
     try:
-        async with asyncio.TaskGroup() as uploads:
+        async with task_group() as uploads:
             for index in range(len(digits)):
                 uploads.create_task(put(index))
     finally:
