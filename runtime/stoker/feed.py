@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -203,7 +203,8 @@ class Feed:
         self._ring = Ring(self.slots.slots, self.slots.slot_bytes)
         self._fetcher = Fetcher(
             self.store,
-            config=replace(self.config.fetch, small_hedge_bytes=self.slots.hedge_buffer_bytes),
+            config=self.config.fetch,
+            small_hedge_bytes=self.slots.hedge_buffer_bytes,
             ring=self._ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
         )

@@ -36,13 +36,27 @@ class Fetcher:
         rng: random.Random,
         config: FetchConfig | None = None,
         tiers: Sequence[Tier] = (),
+        small_hedge_bytes: int = 0,
     ) -> None:
+        """Prepare; nothing is requested before the first fetch.
+
+        Args:
+            store: where the objects are.
+            ring: into whose slots they are fetched; its free slots are for hedges, too.
+            rng: for jitter.
+            config: deadlines, retries, hedges and concurrency.
+            tiers: nearer places to ask for whole objects first, in turn.
+            small_hedge_bytes: a hedge up to this size has one of ``config.hedge_burst`` buffers of its own, if one is
+                free; every other one needs a free slot.
+        """
         self.config = config or FetchConfig()
         self._store = store
         self._ring = ring
         self._tiers = tuple(tiers)
         self._tally = FetchTally()
-        self._reader = RangeReader(store, ring=ring, rng=rng, config=self.config, tally=self._tally)
+        self._reader = RangeReader(
+            store, ring=ring, rng=rng, config=self.config, tally=self._tally, small_hedge_bytes=small_hedge_bytes
+        )
         self._sends_tags = True
 
     @property
@@ -73,7 +87,7 @@ class Fetcher:
         try:
             into = self._ring.view(slot, ref.size_bytes)
             if not await self.read_tiers(ref, into):
-                parts = self._split(ref.size_bytes, urgent)
+                parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
                 await self.fetch_ranges(
                     ref, parts, into=into, verify=lambda data: _verify_whole(ref, data), urgent=urgent
                 )
@@ -180,12 +194,17 @@ class Fetcher:
             return True
         return False
 
-    def _split(self, size_bytes: int, urgent: bool) -> list[RangePart]:
-        """Cut an urgent object into ranges of nearly equal size; nothing of an empty one needs to be read."""
-        parts = min(self.config.split_parts, size_bytes // self.config.split_least_bytes) if urgent else 1
-        parts = max(1, parts)
-        cuts = [size_bytes * part // parts for part in range(parts + 1)]
-        return [RangePart(start, end, start) for start, end in pairwise(cuts) if start < end]
+    def split(self, part: RangePart, *, urgent: bool) -> list[RangePart]:
+        """Cut what is urgent into ranges of nearly equal size; nothing of an empty one needs to be read."""
+        size_bytes = part.size_bytes
+        pieces = min(self.config.split_parts, size_bytes // self.config.split_least_bytes) if urgent else 1
+        pieces = max(1, pieces)
+        cuts = [size_bytes * piece // pieces for piece in range(pieces + 1)]
+        return [
+            RangePart(part.start + begin, part.start + end, part.offset + begin)
+            for begin, end in pairwise(cuts)
+            if begin < end
+        ]
 
     def _delivered(self, size_bytes: int) -> None:
         self._tally.objects += 1

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from stoker.errors import ConfigError
 
-__all__ = ["FetchConfig"]
+__all__ = ["GAP_BYTES", "FetchConfig"]
+
+GAP_BYTES = 128 << 10
+"""Unwanted bytes that are read rather than sending one more request: what arrives in about a first byte's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +29,6 @@ class FetchConfig:
         hedge_burst: hedges that may be sent at once.
         hedge_after_factor: a request is late after this many times the expected (median) time.
         hedge_least_seconds: and never before this.
-        small_hedge_bytes: a hedge up to this size has one of ``hedge_burst`` buffers of its own, if one is free; every
-            other one needs a free slot.
         hedge_first_seconds: when a request is late while too few were seen to expect anything.
         concurrency_start: requests in flight at first.
         concurrency_least: requests in flight, at least, however much the store throttles.
@@ -47,7 +48,6 @@ class FetchConfig:
     hedge_burst: int = 2
     hedge_after_factor: float = 2.0
     hedge_least_seconds: float = 0.01
-    small_hedge_bytes: int = 0
     hedge_first_seconds: float = 1.0
     concurrency_start: int = 16
     concurrency_least: int = 4
@@ -67,7 +67,7 @@ class FetchConfig:
             raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
         if not 0.0 <= self.hedge_fraction <= 1.0 or self.hedge_burst < 1:
             raise ConfigError(f"hedges need 0 <= fraction <= 1 and burst >= 1, not {self}")
-        if not self.hedge_after_factor >= 1.0 or not self.hedge_least_seconds >= 0.0 or self.small_hedge_bytes < 0:
-            raise ConfigError(f"hedges need after_factor >= 1, least_seconds >= 0 and small bytes >= 0, not {self}")
+        if not self.hedge_after_factor >= 1.0 or not self.hedge_least_seconds >= 0.0:
+            raise ConfigError(f"hedge_after_factor must be >= 1 and hedge_least_seconds >= 0, not {self}")
         if not self.concurrency_least <= self.concurrency_start <= self.concurrency_most:
             raise ConfigError(f"concurrency must be least <= start <= most, not {self}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan
+from stoker.fetch_config import GAP_BYTES
 
 __all__ = ["MOST_SAMPLES", "ReadLimits", "Reads", "plan_reads"]
 
@@ -25,12 +26,12 @@ class ReadLimits:
 
     Attributes:
         slot_bytes: of memory, for all it reads.
-        gap_bytes: the widest gap that is bridged: what arrives in about the time of a first byte.
+        gap_bytes: the widest gap that is bridged.
         range_bytes: a range that has become so long ends with the value; longer ones could not be hedged.
     """
 
     slot_bytes: int
-    gap_bytes: int = 128 << 10
+    gap_bytes: int = GAP_BYTES
     range_bytes: int
 
     @classmethod

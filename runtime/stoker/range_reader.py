@@ -97,7 +97,14 @@ class RangeReader:
     """
 
     def __init__(
-        self, store: Readable, *, ring: Ring, rng: random.Random, config: FetchConfig, tally: FetchTally
+        self,
+        store: Readable,
+        *,
+        ring: Ring,
+        rng: random.Random,
+        config: FetchConfig,
+        tally: FetchTally,
+        small_hedge_bytes: int,
     ) -> None:
         self._store = store
         self._ring = ring
@@ -108,6 +115,7 @@ class RangeReader:
         self._gate = Gate(self._aimd)
         self._budget = HedgeBudget(config.hedge_fraction, config.hedge_burst)
         self._times = TransferTimes()
+        self._small_hedge_bytes = small_hedge_bytes
         self._small_hedges = 0
 
     def statistics(self) -> FetchStatistics:
@@ -209,7 +217,7 @@ class RangeReader:
 
         There are ``hedge_burst`` small buffers.
         """
-        is_small = size_bytes <= self._config.small_hedge_bytes and self._small_hedges < self._config.hedge_burst
+        is_small = size_bytes <= self._small_hedge_bytes and self._small_hedges < self._config.hedge_burst
         if not (is_small or (self._ring.free and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
             yield None
             return

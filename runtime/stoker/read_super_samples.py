@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.fetch import RangePart
+from stoker.fetch_config import GAP_BYTES
 from stoker.forecast import Forecast, mean_row_bytes, super_samples_read
 from stoker.gather import gather_rows
 from stoker.heads import fetch_head, open_head
@@ -29,8 +30,6 @@ __all__ = ["SuperSampleReading", "column_parts"]
 
 LEAST_SAVING = 0.3
 """The share of bytes that makes up for a second round of requests."""
-GAP_BYTES = 128 << 10
-"""Unwanted bytes that are read rather than sending one more request: what arrives in about a first byte's time."""
 
 
 def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
@@ -115,6 +114,7 @@ class SuperSampleReading:
             else:
                 head = await fetch_head(fetcher, manifest, row, data, urgent=urgent)
                 parts = column_parts(head, self._parts.columns)
+                parts = [piece for part in parts for piece in fetcher.split(part, urgent=urgent)]
                 if parts:
                     await fetcher.fetch_ranges(
                         ref, parts, into=data, verify=lambda data: self._verify(head, data), urgent=urgent

@@ -286,14 +286,16 @@ class Head:
         Raises:
             ChecksumError: a value is not the one that was packed; names column and row.
         """
-        index = list(self.schema).index(name)
-        base = self.row_range(name, start, start)[0]
-        row, end = start, base
-        while end - base < len(data):
-            begin, end = self.row_range(name, row, row + 1)
-            if crc32c(data[begin - base : end - base]) != self.checksums[row, index]:
+        column, index = self.schema[name], list(self.schema).index(name)
+        borders = np.arange(self.samples + 1 - start) if column.is_fixed else self.offsets[name][start:]
+        ends = ((borders[1:] - borders[0]) * column.element_bytes).tolist()
+        begin = 0
+        for row, (end, wanted) in enumerate(zip(ends, self.checksums[start:, index].tolist(), strict=True), start):
+            if begin >= len(data):
+                break
+            if crc32c(data[begin:end]) != wanted:
                 raise ChecksumError(f"column {name!r} of row {row} is not what was packed: its checksum differs")
-            row += 1
+            begin = end
 
 
 def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, int]:

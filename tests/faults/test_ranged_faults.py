@@ -47,8 +47,13 @@ class Run:
     def __init__(self, seed: int, weather: Weather | None = None, **config: Any) -> None:
         self.store = FaultyStore(OBJECTS, weather=weather or Weather(), seed=seed)
         self.ring = Ring(4, SLOT_BYTES)
-        fetch = FetchConfig(**{"small_hedge_bytes": SLOT_BYTES // 16, "hedge_first_seconds": 0.2} | config)
-        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(seed), config=fetch)
+        self.fetcher = Fetcher(
+            self.store,
+            ring=self.ring,
+            rng=random.Random(seed),
+            config=FetchConfig(hedge_first_seconds=0.2, **config),
+            small_hedge_bytes=SLOT_BYTES // 16,
+        )
         self.columns = dict(SCHEMA)
         limits = ReadLimits(slot_bytes=SLOT_BYTES, gap_bytes=2000, range_bytes=SLOT_BYTES // 32)
         self.reading = GroupReading(

@@ -43,13 +43,21 @@ class Bench:
         slots: int = 4,
         tiers: Sequence[Tier] = (),
         body: bytes = BODY,
+        small_hedge_bytes: int = 0,
     ) -> None:
         self.store = FaultyStore({"x": body}, weather=weather or Weather(tail_sigma=0.0))
         if faults:
             self.store.script = lambda number, key: faults[number] if number < len(faults) else None
         self.ref = pin({"x": body})[0]
         self.ring = Ring(slots, SLOT_BYTES)
-        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(1), config=config, tiers=tiers)
+        self.fetcher = Fetcher(
+            self.store,
+            ring=self.ring,
+            rng=random.Random(1),
+            config=config,
+            tiers=tiers,
+            small_hedge_bytes=small_hedge_bytes,
+        )
 
     async def fetch(self, *, urgent: bool = False) -> bytes:
         slot = await self.fetcher.fetch(self.ref, urgent=urgent)
@@ -278,7 +286,7 @@ def test_no_hedge_without_a_spare_slot_or_when_switched_off() -> None:
 
 def test_small_ranges_are_hedged_in_a_few_buffers_when_no_slot_is_spare() -> None:
     async def main() -> None:
-        bench = Bench(config=FetchConfig(small_hedge_bytes=100, hedge_burst=2, hedge_fraction=1.0))
+        bench = Bench(config=FetchConfig(hedge_burst=2, hedge_fraction=1.0), small_hedge_bytes=100)
         await warm_up(bench)
         while bench.ring.free:
             bench.ring.acquire()

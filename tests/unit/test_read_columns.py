@@ -13,10 +13,11 @@ import pytest
 import stoker
 from stoker.clock import run_virtual
 from stoker.errors import FetchError, FormatError
-from stoker.fetch import Fetcher
+from stoker.fetch import FetchConfig, Fetcher
+from stoker.fetch_config import GAP_BYTES
 from stoker.gather import gather
 from stoker.manifest import Manifest
-from stoker.read_super_samples import GAP_BYTES, SuperSampleReading, column_parts
+from stoker.read_super_samples import SuperSampleReading, column_parts
 from stoker.reading import ReadingParts
 from stoker.ring import Ring
 from stoker.schema import Schema
@@ -59,12 +60,16 @@ class Bench:
     """A store with the objects, and a reading of some columns of them."""
 
     def __init__(
-        self, *columns: str, script: Callable[[int, str], str | None] | None = None, manifest: Manifest = MANIFEST
+        self,
+        *columns: str,
+        script: Callable[[int, str], str | None] | None = None,
+        manifest: Manifest = MANIFEST,
+        config: FetchConfig | None = None,
     ) -> None:
         self.store = FaultyStore(OBJECTS, weather=Weather(tail_sigma=0.0))
         self.store.script = script
         self.ring = Ring(4, MANIFEST.largest_bytes)
-        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0))
+        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0), config=config)
         self.columns = {name: SCHEMA[name] for name in columns}
         self.reading = SuperSampleReading(
             ReadingParts(manifest=manifest, columns=self.columns, fetcher=self.fetcher, ring=self.ring)
@@ -147,6 +152,22 @@ def test_all_columns_are_always_one_request() -> None:
         bench = Bench(*SCHEMA)
         await bench.check(0)
         assert len(bench.store.sent_ranges) == 1
+
+    run_virtual(main())
+
+
+def test_urgent_columns_are_read_in_parallel_ranges() -> None:
+    async def main() -> None:
+        config = FetchConfig(split_parts=3, split_least_bytes=1000)
+        bench = Bench("image", config=config)
+        slot = await bench.reading.fetch(0, urgent=True)
+        bench.ring.release(slot)
+        image = HEADS[0].row_range("image", 0, COUNTS[0])
+        ranges = sorted((start, end) for _, start, end in bench.store.sent_ranges[1:])
+        assert len(ranges) == 3
+        assert (ranges[0][0], ranges[-1][1]) == image
+        assert [start for start, _ in ranges[1:]] == [end for _, end in ranges[:-1]]
+        assert bench.store.peak_active == 3
 
     run_virtual(main())
 
