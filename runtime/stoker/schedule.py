@@ -39,6 +39,11 @@ class Schedule(Protocol):
         """The fewest slots with which the schedule can do what it says."""
         ...
 
+    @property
+    def follows_steps(self) -> bool:
+        """Whether :attr:`Progress.step` matters: if not, it may be behind until an item is first used."""
+        ...
+
     def admit(self, progress: Progress) -> int:
         """Return how many items may be issued now; asked again once these are issued and progress is made."""
         ...
@@ -52,6 +57,11 @@ class Continuous:
     def needed_slots(self) -> int:
         """One: the ring is the only limit."""
         return 1
+
+    @property
+    def follows_steps(self) -> bool:
+        """No: memory is the limit."""
+        return False
 
     def admit(self, progress: Progress) -> int:
         """Always one more: it is asked again after each, and the ring bounds the rest."""
@@ -83,6 +93,11 @@ class FetchSize:
         """``threshold`` items still unused and ``fetch_size`` new ones are held at once."""
         return self.threshold + self.fetch_size
 
+    @property
+    def follows_steps(self) -> bool:
+        """No: it counts items."""
+        return False
+
     def admit(self, progress: Progress) -> int:
         """Return ``fetch_size`` when at most ``threshold`` issued items are unused, else 0."""
         return self.fetch_size if progress.issued - progress.consumed <= self.threshold else 0
@@ -102,6 +117,11 @@ class NextBatch:
     def needed_slots(self) -> int:
         """One: how many items a step needs is for the order to say."""
         return 1
+
+    @property
+    def follows_steps(self) -> bool:
+        """Yes: it counts steps."""
+        return True
 
     def admit(self, progress: Progress) -> int:
         """Return 1 while the next item is first used at most ``depth`` steps ahead, else 0."""

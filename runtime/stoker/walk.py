@@ -23,7 +23,7 @@ from stoker.gather import Columns, GatherRows, concatenate, gather
 from stoker.loop_thread import LoopThread
 from stoker.prefetch import Item, Prefetcher
 from stoker.reading import Reading
-from stoker.ring import Ring
+from stoker.ring import Ring, RingStateError
 from stoker.schedule import Schedule
 from stoker.schema import Column
 from stoker.steps import PlannedStep, Segment, StepSource
@@ -111,6 +111,7 @@ class Walk(Generic[Ref]):
         self._planned: deque[PlannedStep[Ref]] = deque()
         self._items: deque[Item[Ref]] = deque()
         self._used = 0
+        self._broken: RingStateError | None = None
         self._prefetcher = Prefetcher(
             parts.reading, parts.ring, parts.schedule, self._next_item, hedge_slots=parts.hedge_slots
         )
@@ -121,14 +122,18 @@ class Walk(Generic[Ref]):
 
         Raises:
             StokerError: a super-sample could not be had.
+            RingStateError: an item was given back twice; a bug.
         """
+        if self._broken is not None:
+            raise self._broken
         with self._lock:
             step = self._planned.popleft() if self._planned else self._plan()
         if step is None:
             return None
         self._used += len(step.first_uses)
         self._parts.statistics.look_ups += len(step.first_uses)
-        self._parts.thread.call_soon(self._prefetcher.reached, step.number, self._used)
+        if step.first_uses or self._parts.schedule.follows_steps:  # waking the other thread costs more than a gather
+            self._parts.thread.call_soon(self._prefetcher.reached, step.number, self._used)
         batch = _Batch()
         for segment in step.segments:
             self._give_back(segment.passed)
@@ -217,5 +222,12 @@ class Walk(Generic[Ref]):
         self._give_back(done)
 
     def _give_back(self, items: Sequence[int]) -> None:
-        for item in items:
-            self._parts.thread.call_soon(self._prefetcher.release, item)
+        if items:
+            self._parts.thread.call_soon(self._release, items)
+
+    def _release(self, items: Sequence[int]) -> None:
+        try:
+            for item in items:
+                self._prefetcher.release(item)
+        except RingStateError as error:  # a bug; nobody would hear of it on this thread
+            self._broken = error
