@@ -29,7 +29,7 @@ def _run(args: Namespace) -> int:
             # Only here: every command of stoker loads this module, and PyTorch takes seconds.
             from stoker_local.demo.run import DemoConfig, run
         except ModuleNotFoundError as error:
-            raise MissingExtraError(f"the demo needs {error.name}; pip install 'stoker[demo]'") from error
+            raise MissingExtraError(f"the demo needs {error.name}; pip install 'stoker[local]'") from error
         return run(DemoConfig(epochs=args.epochs, seed=args.seed, workers=args.workers), screen)
 
 
