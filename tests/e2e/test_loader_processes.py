@@ -1,0 +1,238 @@
+"""The loader in real processes: interrupts, ends, forks and spawns, with warnings as errors."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stoker
+
+SAMPLES = 400
+_TIMEOUT_SECONDS = 60  # of a hang
+
+PREAMBLE = """
+import json, logging, multiprocessing, os, signal, sys, threading, time
+logging.getLogger("asyncio").setLevel(logging.ERROR)  # its debug mode reports a busy machine as slow callbacks
+from stoker_torch import Loader, save_on_sigterm
+
+URL, FOLDER = sys.argv[1:]
+
+def slow(sample):
+    time.sleep(0.01)
+    return sample
+
+def stall_after(reads):
+    import asyncio
+    from stoker.store.local import LocalStore
+    read = LocalStore.get_range
+    left = [reads]
+    async def stalling(self, *args, **settings):
+        left[0] -= 1
+        if left[0] < 0:
+            await asyncio.Event().wait()
+        return await read(self, *args, **settings)
+    LocalStore.get_range = stalling
+
+def send_soon(number):
+    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+
+def numbers(batches):
+    return [number for batch in batches for number in batch["x"].tolist()]
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("processes") / "train"
+    schema = {"x": stoker.Array("int64"), "text": stoker.Text()}
+    with stoker.Packer(folder, schema=schema, super_sample_bytes=1000) as packer:
+        packer.extend({"x": index, "text": f"sample {index}"} for index in range(SAMPLES))
+    return str(folder)
+
+
+def run(body: str, url: str, folder: Path, *, returns: int = 0) -> tuple[str, str]:
+    """Run a program to its end and return what it wrote to its output and its error stream."""
+    program = folder / "program.py"  # a file, for a spawned process runs it again
+    program.write_text(PREAMBLE + body)
+    fork = "ignore:This process:DeprecationWarning"  # newer Pythons warn of every fork beside threads
+    command = [sys.executable, "-X", "dev", "-W", "error", "-W", fork, str(program), url, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+    assert done.returncode == returns, done.stderr
+    return done.stdout, done.stderr
+
+
+def quiet(body: str, url: str, folder: Path, *, returns: int = 0) -> str:
+    """Run a program that must write nothing to its error stream, and return its output."""
+    output, errors = run(body, url, folder, returns=returns)
+    assert errors == ""
+    return output
+
+
+@pytest.mark.parametrize(
+    ("before", "settings"),
+    [("stall_after(12)", ""), ("", "transform=slow, workers=1, epochs=None")],
+    ids=["for the bucket", "for the pool"],
+)
+def test_ctrl_c_ends_a_loop_that_waits(url: str, tmp_path: Path, before: str, settings: str) -> None:
+    body = f"""
+{before}
+with Loader(URL, batch_size=40, memory="1MB", {settings}) as loader:
+    send_soon(signal.SIGINT)
+    while True:
+        for batch in loader:
+            pass
+"""
+    output, errors = run(body, url, tmp_path, returns=-signal.SIGINT)
+    assert output == ""
+    assert errors.startswith("Traceback")
+    assert errors.endswith("KeyboardInterrupt\n")
+    assert errors.count("Traceback") == 1
+    assert "ignored" not in errors
+
+
+def test_a_caught_ctrl_c_leaves_no_thread_and_the_place_behind_the_last_batch(url: str, tmp_path: Path) -> None:
+    body = """
+stall_after(12)
+seen = []
+with Loader(URL, batch_size=20, memory="1MB", shuffle="none") as loader:
+    try:
+        for batch in loader:
+            if not seen:
+                send_soon(signal.SIGINT)
+            seen += batch["x"].tolist()
+    except KeyboardInterrupt:
+        print("interrupted")
+print([thread.name for thread in threading.enumerate()])
+print(seen == list(range(loader.state_dict()["position"])), 0 < len(seen) < 400)
+"""
+    assert quiet(body, url, tmp_path) == "interrupted\n['MainThread']\nTrue True\n"
+
+
+def test_sigterm_in_a_loop_hands_over_a_state_that_goes_on_exactly(url: str, tmp_path: Path) -> None:
+    body = """
+seen = []
+def save(state):
+    with open(f"{FOLDER}/state.json", "w") as file:
+        json.dump([state, seen], file)
+loader = Loader(URL, batch_size=8, transform=slow, workers=1)
+with save_on_sigterm(loader, save, wait_seconds=5) as hook:
+    for batch in loader:
+        if not seen:
+            send_soon(signal.SIGTERM)
+        seen += batch["x"].tolist()
+        hook.checkpoint()
+"""
+    quiet(body, url, tmp_path, returns=-signal.SIGTERM)
+    state, seen = json.loads((tmp_path / "state.json").read_text())
+    assert 0 < len(seen) < SAMPLES
+    assert state["position"] == len(seen)
+    rest = """
+with open(f"{FOLDER}/state.json") as file:
+    state, seen = json.load(file)
+with Loader(URL, batch_size=30) as loader:
+    loader.load_state_dict(state)
+    print(sorted(seen + numbers(loader)) == list(range(400)))
+"""
+    assert quiet(rest, url, tmp_path) == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "end", "returns"),
+    [
+        ("", "next(batches)", 0),
+        ("transform=slow, workers=2", "next(batches)", 0),
+        ("transform=slow, workers=2", "loader.close(); batches = iter(loader); next(batches)", 0),
+        ("", "for batch in loader: sys.exit(3)", 3),
+    ],
+    ids=["mid-epoch", "while the pool works", "reopened", "exit in the loop"],
+)
+def test_the_interpreter_ends_in_silence_with_a_live_loader(
+    url: str, tmp_path: Path, settings: str, end: str, returns: int
+) -> None:
+    body = f"""
+loader = Loader(URL, batch_size=64, {settings})
+batches = iter(loader)
+next(batches)
+{end}
+"""
+    assert quiet(body, url, tmp_path, returns=returns) == ""
+
+
+def test_an_exit_does_not_wait_for_what_the_pool_has_queued(url: str, tmp_path: Path) -> None:
+    body = """
+def count(sample):
+    with open(f"{FOLDER}/count", "a") as file:
+        file.write(".")
+    return slow(sample)
+loader = Loader(URL, batch_size=100, shuffle="none", transform=count, workers=1)
+next(iter(loader))
+"""
+    quiet(body, url, tmp_path)
+    assert len((tmp_path / "count").read_text()) < SAMPLES
+
+
+@pytest.mark.parametrize("settings", ["", "transform=slow, workers=2"], ids=["plain", "pool"])
+def test_forked_children_use_the_loader_all_at_once_and_end_in_silence(url: str, tmp_path: Path, settings: str) -> None:
+    body = f"""
+loader = Loader(URL, batch_size=32, shuffle="none", limit=200, {settings})
+batches = iter(loader)
+next(batches)
+
+def child_that(does, wanted):
+    if not (child := os.fork()):
+        sys.exit(does() != wanted)  # through the interpreter's own end
+    return child
+
+children = [
+    child_that(lambda: None, None),
+    child_that(lambda: numbers(batches), list(range(32, 200))),
+    child_that(lambda: numbers(loader), list(range(200))),
+]
+print(numbers(batches) == list(range(32, 200)))
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+    assert quiet(body, url, tmp_path) == "True\n[0, 0, 0]\n"
+
+
+def test_a_spawned_process_makes_a_loader_of_its_own(url: str, tmp_path: Path) -> None:
+    body = """
+def train(state):
+    with Loader(URL, batch_size=64) as loader:
+        loader.load_state_dict(state)
+        sys.exit(0 if len(numbers(loader)) == 400 - 64 else 5)
+if __name__ == "__main__":
+    with Loader(URL, batch_size=64) as loader:
+        next(iter(loader))
+        process = multiprocessing.get_context("spawn").Process(target=train, args=(loader.state_dict(),))
+        process.start()
+        process.join()
+        print(process.exitcode)
+"""
+    assert quiet(body, url, tmp_path) == "0\n"
+
+
+def test_memory_files_and_threads_stay_flat_over_many_epochs(url: str, tmp_path: Path) -> None:
+    body = """
+import gc, resource
+def used():
+    loader.close()
+    gc.collect()
+    files = len(os.listdir("/dev/fd"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, files, threading.active_count()
+unit_bytes = 1 if sys.platform == "darwin" else 1024
+loader = Loader(URL, batch_size=32, memory="1MB", limit=100, decode={"text": len}, workers=2)
+for epoch in range(220):
+    for batch in loader:
+        if epoch % 10 == 9:
+            break
+    if epoch == 20:
+        before = used()
+after = used()
+print((after[0] - before[0]) * unit_bytes < 8_000_000, after[1:] == before[1:])
+"""
+    assert quiet(body, url, tmp_path) == "True True\n"
