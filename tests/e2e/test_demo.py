@@ -20,7 +20,7 @@ import pytest
 from stoker.meter import Reading
 from stoker.prices import Operation, Prices
 from stoker_local import BucketConfig, BucketSpec, bucket_process
-from stoker_local.demo import digits
+from stoker_local.demo import digits, direct
 from stoker_local.demo.direct import ImageObjects
 from stoker_local.demo.screen import Screen
 from stoker_local.demo.table import Result, failures, read_counts, table
@@ -178,6 +178,21 @@ def test_the_split_is_disjoint_complete_and_the_same_every_time() -> None:
     assert np.array_equal(train.images, again.images)
     assert train.images.max() == 255
     assert np.bincount(test.labels).min() >= 15
+
+
+@pytest.mark.parametrize(("epochs", "best"), [(1, 8), (100, 16)])
+def test_the_data_loader_gets_the_workers_whose_start_and_epochs_together_take_least(
+    monkeypatch: pytest.MonkeyPatch, epochs: int, best: int
+) -> None:
+    tried = {4: (1.0, 9.0), 8: (2.0, 5.0), 16: (4.0, 4.0), 32: (8.0, 4.5)}  # seconds: to start, of an epoch
+    monkeypatch.setattr(direct, "ImageObjects", lambda bucket, prefix: None)
+    monkeypatch.setattr(direct, "_forks", lambda: True)
+    monkeypatch.setattr(direct, "_tried", lambda images, workers, batch_size: tried[workers])
+    told: list[tuple[int, float | None]] = []
+    assert (
+        direct.tune("digits", "images/", 32, epochs, lambda workers, seconds: told.append((workers, seconds))) == best
+    )
+    assert told[:2] == [(4, None), (4, 1.0 + epochs * 9.0)]
 
 
 # --- the comparison -------------------------------------------------------------------------------------------------

@@ -69,22 +69,24 @@ def open_direct(bucket: str, prefix: str, workers: int, batch_size: int, seed: i
     )
 
 
-def tune(bucket: str, prefix: str, batch_size: int, report: Callable[[int, float | None], None]) -> int:
-    """Return the number of workers that trains fastest, of a few that are tried for an epoch each.
+def tune(bucket: str, prefix: str, batch_size: int, epochs: int, report: Callable[[int, float | None], None]) -> int:
+    """Return the number of workers that should train fastest, of a few that are tried for an epoch each.
 
     Args:
         bucket: where the images are.
         prefix: of their keys.
         batch_size: of the training.
-        report: told each number of workers, first with None, then with the images per second of an epoch.
+        epochs: of the training.
+        report: told each number of workers, first with None, then with the seconds that the training should take.
     """
     images = ImageObjects(bucket, prefix)
-    rates: dict[int, float] = {}
+    expected_seconds: dict[int, float] = {}
     for workers in _CANDIDATES[: None if _forks() else 2]:
         report(workers, None)
-        rates[workers] = _images_per_second(images, workers, batch_size)
-        report(workers, rates[workers])
-    return max(rates, key=lambda workers: rates[workers])
+        start_seconds, epoch_seconds = _tried(images, workers, batch_size)
+        expected_seconds[workers] = start_seconds + epochs * epoch_seconds
+        report(workers, expected_seconds[workers])
+    return min(expected_seconds, key=lambda workers: expected_seconds[workers])
 
 
 def _forks() -> bool:
@@ -92,15 +94,16 @@ def _forks() -> bool:
     return torch.multiprocessing.get_start_method() == "fork"
 
 
-def _images_per_second(images: ImageObjects, workers: int, batch_size: int) -> float:
-    """Return the rate of an epoch of training with workers that have started."""
+def _tried(images: ImageObjects, workers: int, batch_size: int) -> tuple[float, float]:
+    """Return how many seconds the workers take to start, and to train an epoch once they have."""
+    begun = time.perf_counter()
     batches = [[index] for index in range(workers)]
     loader = DataLoader(images, batch_sampler=batches, num_workers=workers, persistent_workers=True)
-    for _ in loader:  # starts the workers, and the client of each
+    for _ in loader:  # an image for each worker, which makes its client
         pass
     order = list(range(len(images)))
     batches[:] = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     model, started = new_model(seed=0), time.perf_counter()
     for batch in loader:
         torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"]).backward()
-    return len(images) / (time.perf_counter() - started)
+    return started - begun, time.perf_counter() - started

@@ -84,17 +84,16 @@ async def _fill(train_digits: digits.Digits, config: DemoConfig, screen: Screen)
 
 
 def _tuned(config: DemoConfig, screen: Screen) -> int:
-    rates: dict[int, float] = {}
+    tried: list[str] = []
 
-    def show(workers: int, rate: float | None) -> None:
-        if rate is None:
+    def show(workers: int, seconds: float | None) -> None:
+        if seconds is None:
             screen.draw(f"finding the best number of workers for the DataLoader: {workers} ...")
         else:
-            rates[workers] = rate
+            tried.append(f"{seconds:.0f} s with {workers}")
 
-    best = tune(_BUCKET, f"{_IMAGES}/", config.batch_size, show)
-    tried = ", ".join(f"{rate:,.0f} with {workers}" for workers, rate in rates.items())
-    screen.item("workers", f"of the DataLoader, tried in images/s: {tried}; it gets {best}")
+    best = tune(_BUCKET, f"{_IMAGES}/", config.batch_size, config.epochs, show)
+    screen.item("workers", f"of the DataLoader: {', '.join(tried)} expected; it gets {best}")
     return best
 
 
