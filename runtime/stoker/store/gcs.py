@@ -194,13 +194,13 @@ class GcsStore:
             with translated(address):
                 try:
                     return await work(access, access.headers(token))
-                except StokerError:
-                    raise
                 except aiohttp.ClientResponseError as error:
                     said = error.message.replace(token, "***") if token else error.message
                     failure = _failure(address, error.status, said, error.headers or {}, writing=writing)
                     # Not chained: the client's error holds the request, and so the token.
                     raise await self._error(access, token, failure) from None
+                except (StokerError, aiohttp.ClientError, OSError):
+                    raise
                 except (ValueError, LookupError, TypeError, AttributeError):  # from a library that trusts its endpoint
                     raise ServerError(f"{address}: {_NONSENSE}") from None
 

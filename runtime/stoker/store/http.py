@@ -38,6 +38,7 @@ _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerE
     (aiohttp.InvalidURL, ConfigError, "the endpoint is not a valid URL"),
     (aiohttp.ClientConnectorCertificateError, StoreError, "the endpoint's certificate is not trusted"),
     (TimeoutError, DeadlineError, "the store did not answer in time"),
+    (aiohttp.ClientHttpProxyError, ConnectionLostError, "the proxy would not connect; check HTTPS_PROXY and NO_PROXY"),
     (aiohttp.ClientPayloadError, TruncatedError, "the connection ended before the object did"),
     (aiohttp.ClientResponseError, ServerError, "the answer is not valid HTTP"),
     ((aiohttp.ClientError, OSError), ConnectionLostError, "the connection could not be made, or broke"),
@@ -206,6 +207,7 @@ def translated(address: str) -> Iterator[None]:
         raise
     except (aiohttp.ClientError, OSError) as error:
         kind, what = next((kind, what) for types, kind, what in _ERRORS if isinstance(error, types))
-        said = "" if isinstance(error, aiohttp.ClientResponseError) else f": {error}"  # what a stranger sent
+        # Of an answer only the status: the rest is what a stranger sent.
+        said = error.status if isinstance(error, aiohttp.ClientResponseError) else error
         # Not chained: the client's error holds the request with all that signs it, and a proxy's password.
-        raise kind(f"{address}: {what} ({type(error).__name__}{said})") from None
+        raise kind(f"{address}: {what} ({type(error).__name__}: {said})") from None

@@ -212,7 +212,10 @@ def _refuse_redirects(context: dict[str, Any], **_: object) -> None:
 def _client_config(options: S3Options, target: Target) -> AioConfig:
     return AioConfig(
         signature_version=UNSIGNED if options.anonymous else "s3v4",
-        s3={"addressing_style": "path" if target.endpoint_url else "auto"},
+        s3={
+            "addressing_style": "path" if target.endpoint_url else "auto",
+            "us_east_1_regional_endpoint": "regional",  # the host that bulk reads go to
+        },
         ignore_configured_endpoint_urls=True,  # resolved above, for both planes alike
         retries={"total_max_attempts": 1, "mode": "standard"},
         # Timeouts and the number of connections are those of our session, which does the sending.
