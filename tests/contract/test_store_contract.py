@@ -119,6 +119,18 @@ def test_a_read_pinned_to_a_tag_refuses_what_was_written_since(conditional: Plac
     conditional.run(check)
 
 
+def test_half_a_surrogate_pair_is_refused_in_keys_and_prefixes(place: Place) -> None:
+    async def check(store: Store) -> None:
+        await store.put("x", b"1")
+        for call in (store.get("\ud800"), store.put("\udfff", b""), keys_of(store, "a\ud800")):
+            with pytest.raises(ConfigError, match="Unicode"):
+                await call
+        with pytest.raises(ConfigError, match="Unicode"):
+            await keys_of(store, start_after="\ud800")
+
+    place.run(check)
+
+
 def test_a_missing_object_is_not_found_and_its_bucket_is(place: Place) -> None:
     async def check(store: Store) -> None:
         await store.put("there", b"1")

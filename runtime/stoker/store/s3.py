@@ -101,6 +101,11 @@ class S3Store:
     """``s3://bucket/prefix``. Connections are made on first use, one pool per event loop, none shared across a fork."""
 
     def __init__(self, location: Location, options: S3Options) -> None:
+        if location.bucket.endswith("--x-s3"):
+            raise ConfigError(
+                f"{location.url} is a directory bucket (S3 Express One Zone); stoker does not support its sessions and "
+                "zonal endpoints, use a general-purpose bucket"
+            )
         self._at = location
         self._payer: dict[str, Any] = {"RequestPayer": "requester"} if options.requester_pays else {}
         self._access = PerLoop(lambda: S3Access(location.bucket, options))

@@ -62,11 +62,6 @@ class S3Access:
     """Connections, credentials and the control-plane client of one store in one event loop."""
 
     def __init__(self, bucket: str, options: S3Options) -> None:
-        if bucket.endswith("--x-s3"):
-            raise ConfigError(
-                f"s3://{bucket} is a directory bucket (S3 Express One Zone); stoker does not support its sessions and "
-                "zonal endpoints, use a general-purpose bucket"
-            )
         self._options = options
         self._botocore = _botocore_session(options)
         self._target = _target(bucket, options, self._botocore, os.environ)

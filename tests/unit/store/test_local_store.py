@@ -291,3 +291,63 @@ def test_readers_never_see_a_mixture_of_two_writes(tmp_path: Path) -> None:
         assert all(body in bodies for body, _ in reads)
 
     run_with(folder_store(tmp_path), check)
+
+
+@pytest.fixture
+def _no_locks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    def refuse(_handle: int, _operation: int) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+
+
+without_locks = pytest.mark.parametrize(
+    "_no_locks", [errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EBADF], indirect=True, ids=errno.errorcode.get
+)
+
+
+@without_locks
+@pytest.mark.usefixtures("_no_locks")
+def test_without_locks_of_many_who_create_an_object_one_succeeds(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        writes = (store.put("x", b"%d" % number, if_absent=True) for number in range(16))
+        ended = await asyncio.gather(*writes, return_exceptions=True)
+        (won,) = (number for number, info in enumerate(ended) if isinstance(info, ObjectInfo))
+        assert sum(isinstance(error, PreconditionFailedError) for error in ended) == 15
+        assert await store.get("x") == (b"%d" % won, ended[won])
+
+    run_with(folder_store(tmp_path), check)
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
+
+
+@without_locks
+@pytest.mark.usefixtures("_no_locks")
+def test_without_locks_a_write_that_depends_on_a_tag_says_why_it_cannot_be_done(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        first = await store.put("x", b"1")
+        with pytest.raises(StoreError, match="no locks") as caught:
+            await store.put("x", b"2", if_tag=first.tag)
+        assert not isinstance(caught.value, PreconditionFailedError)
+        assert (await store.put("x", b"3")) != first
+        with pytest.raises(PreconditionFailedError):
+            await store.put("x", b"4", if_tag=first.tag)
+        await store.delete("x")
+
+    run_with(folder_store(tmp_path), check)
+
+
+def test_two_creators_without_locks_cannot_both_find_the_place_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_handle: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    async def check(store: Store) -> None:
+        await store.put("x", b"theirs")
+        monkeypatch.setattr("fcntl.flock", refuse)
+        monkeypatch.setattr("stoker.store.local._current_tag", lambda _path: None)  # looked before they wrote
+        with pytest.raises(PreconditionFailedError):
+            await store.put("x", b"ours", if_absent=True)
+        assert (await store.get("x"))[0] == b"theirs"
+
+    run_with(folder_store(tmp_path), check)

@@ -3,13 +3,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from stoker.errors import ConfigError, MissingExtraError
-from stoker.store import GcsOptions, HttpOptions, S3Options, StoreOptions, open_store
+from stoker.errors import ConfigError, MissingExtraError, StoreError
+from stoker.store import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
 from stoker.store.location import parse_url
+from support.stores import run_with
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,8 @@ def test_a_relative_path_keeps_its_place_when_the_process_moves(
         "file://",
         "file:///a?b",
         "nul\0",
+        "s3://..",
+        "s3://./x",
     ],
 )
 def test_what_is_no_store_is_refused(url: str) -> None:
@@ -62,11 +66,82 @@ def test_what_is_no_store_is_refused(url: str) -> None:
         parse_url(url)
 
 
-@pytest.mark.parametrize("url", ["s3://key:secret-part@bucket/x", "gs://secret-part:9000/x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:secret-part@bucket/x",
+        "gs://secret-part:9000/x",
+        "memory://secret-part@x",
+        "file://user:secret-part@host/x",
+        "https://bucket.s3.amazonaws.com/k?X-Amz-Signature=secret-part",
+    ],
+)
 def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_url(url)
     assert "secret-part" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "https://user:secret-part@host",
+        "https://host/?token=secret-part",
+        "https://host/#secret-part",
+        "secret-part:4443",
+        "https://",
+        "https://host:secret-part",
+        "https://host/\r\nsecret-part",
+    ],
+)
+def test_an_endpoint_with_a_secret_is_refused_without_repeating_it(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def used(store: Store) -> None:
+        await store.head("k")
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{endpoint}" if "://" not in endpoint else endpoint)
+    tries: list[Callable[[], object]] = [
+        lambda: S3Options(endpoint_url=endpoint),
+        lambda: GcsOptions(endpoint_url=endpoint),
+        lambda: run_with(open_store("s3://bucket", options=S3Options(anonymous=True)), used),
+    ]
+    if "://" in endpoint:  # an emulator's scheme may be left out
+        tries.append(lambda: run_with(open_store("gs://bucket"), used))
+    for attempt in tries:
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        assert "secret-part" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name", "access point"),
+        ("s3://train--usw2-az1--x-s3/prefix", "directory bucket"),
+    ],
+)
+def test_what_s3_calls_a_bucket_and_stoker_cannot_read_is_named(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_store(url)
+
+
+def test_half_a_surrogate_pair_in_a_prefix_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Unicode"):
+        parse_url("s3://bucket/\ud800")
+
+
+def test_an_address_for_messages_writes_nothing_to_the_terminal() -> None:
+    assert parse_url("s3://b").object_url("a\r\n\x1b[2Jü\u202e") == "s3://b/a\\r\\n\\x1b[2Jü\\u202e"
+
+
+def test_a_bucket_that_lists_what_is_elsewhere_is_found_out() -> None:
+    location = parse_url("s3://b/ours")
+    assert location.relative("ours/k") == "k"
+    for listed in ("theirs/k", "ours", "oursk", "ours/\udfff"):
+        with pytest.raises(StoreError, match="no key below"):
+            location.relative(listed)
 
 
 @pytest.mark.parametrize(
