@@ -61,7 +61,7 @@ class RaggedColumn:
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, index: int | slice | Sequence[int] | torch.Tensor) -> Any:
+    def __getitem__(self, index: int | np.integer | slice | Sequence[int] | NDArray[Any] | torch.Tensor) -> Any:
         """Return one sample's value; or for what selects several (a slice, indices, a mask) a column of copies.
 
         Raises:

@@ -1,0 +1,267 @@
+"""The pool: order, bad samples, and errors of every kind at the batch they belong to."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.errors import SampleError, StokerError
+from stoker_torch.pool import SamplePool, SampleWork
+
+Pools = Callable[..., SamplePool]
+
+
+@pytest.fixture
+def pools() -> Iterator[Pools]:
+    made: list[SamplePool] = []
+
+    def make(work: SampleWork, workers: int = 3, max_bad_samples: int = 0) -> SamplePool:
+        made.append(SamplePool(work, workers, max_bad_samples))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def pool_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("stoker-pool")]
+
+
+def name_of(place: int) -> str:
+    return f"sample {place}"
+
+
+def columns(count: int, start: int = 0) -> dict[str, Any]:
+    return {"x": torch.arange(start, start + count), "y": torch.arange(start, start + count) * 2}
+
+
+def test_batches_and_their_samples_keep_their_order_whatever_each_takes(pools: Pools) -> None:
+    delays = random.Random(0)
+
+    def slow(value: torch.Tensor) -> int:
+        time.sleep(delays.random() / 200)
+        return int(value) + 1000
+
+    pool = pools(SampleWork(decode={"x": slow}), workers=4)
+    pending = [pool.submit(columns(21, 100 * number), name_of) for number in range(5)]
+    for number, batch in enumerate(pending):
+        result = batch.result()
+        assert result["x"].tolist() == list(range(100 * number + 1000, 100 * number + 1021))
+        assert result["y"].tolist() == columns(21, 100 * number)["y"].tolist()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("count", [1, 2, 13])
+def test_every_sample_is_worked_on_once(pools: Pools, workers: int, count: int) -> None:
+    seen: list[int] = []
+
+    def note(value: torch.Tensor) -> int:
+        seen.append(int(value))
+        return int(value)
+
+    pool = pools(SampleWork(decode={"x": note}), workers)
+    assert pool.submit(columns(count), name_of).result()["x"].tolist() == list(range(count))
+    assert sorted(seen) == list(range(count))
+
+
+def test_functions_run_in_the_pools_threads_and_batch_transform_last(pools: Pools) -> None:
+    ran: list[tuple[str, str]] = []
+
+    def noting(name: str, result: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def function(value: Any) -> Any:
+            ran.append((name, threading.current_thread().name))
+            return result(value)
+
+        return function
+
+    work = SampleWork(
+        decode={"x": noting("decode", int)},
+        transform=noting("transform", lambda sample: sample["x"] + int(sample["y"])),
+        collate=noting("collate", sum),
+        batch_transform=noting("batch_transform", lambda total: -total),
+    )
+    assert pools(work, workers=1).submit(columns(3), name_of).result() == -9
+    assert [name for name, _ in ran] == ["decode", "transform"] * 3 + ["collate", "batch_transform"]
+    assert {thread for _, thread in ran} == {"stoker-pool-0"}
+
+
+def test_a_batch_transform_alone_gets_the_columns(pools: Pools) -> None:
+    pool = pools(SampleWork(batch_transform=lambda batch: batch["x"].sum()))
+    assert pool.submit(columns(5), name_of).result() == 10
+
+
+def test_a_bad_sample_is_named_with_its_stage_and_cause(pools: Pools) -> None:
+    decoding = pools(SampleWork(decode={"x": lambda value: 1 // int(value)}))
+    with pytest.raises(SampleError, match=r"^sample 0: decode of column 'x' failed: ZeroDivisionError") as caught:
+        decoding.submit(columns(4), name_of).result()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    transforming = pools(SampleWork(transform=lambda sample: sample["gone"] if sample["x"] == 2 else 0))
+    with pytest.raises(SampleError, match=r"^sample 2: transform failed: KeyError: 'gone'"):
+        transforming.submit(columns(4), name_of).result()
+
+
+@pytest.mark.parametrize(
+    ("stage", "work"),
+    [
+        ("collate", SampleWork(collate=lambda samples: samples[99])),
+        ("collate", SampleWork(transform=lambda sample: torch.zeros(int(sample["x"])))),
+        ("collate", SampleWork(decode={"x": lambda value: np.array("text")})),
+        ("batch_transform", SampleWork(batch_transform=lambda batch: batch["gone"])),
+    ],
+)
+def test_what_fails_on_a_whole_batch_is_typed_and_names_the_batch(pools: Pools, stage: str, work: SampleWork) -> None:
+    with pytest.raises(SampleError, match=rf"^batch of sample 0 and those behind it: {stage} failed: ") as caught:
+        pools(work).submit(columns(4), name_of).result()
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("where", ["decode", "transform", "collate", "batch_transform"])
+def test_no_exception_of_a_function_hangs_the_loop(pools: Pools, error: type[BaseException], where: str) -> None:
+    def fail(_: Any) -> Any:
+        raise error("from the function")
+
+    functions: dict[str, Any] = {where: {"x": fail} if where == "decode" else fail}
+    pool = pools(SampleWork(**functions))
+    for _ in range(3):
+        with pytest.raises(error, match="from the function"):
+            pool.submit(columns(10), name_of).result()
+
+
+def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools: Pools) -> None:
+    def odd(value: torch.Tensor) -> int:
+        if value % 2 == 0:
+            raise ValueError("even")
+        return int(value)
+
+    pool = pools(SampleWork(decode={"x": odd}), max_bad_samples=3)
+    batch = pool.submit(columns(6), name_of).result()
+    assert batch["x"].tolist() == [1, 1, 3, 3, 5, 5]
+    assert batch["y"].tolist() == [2, 2, 6, 6, 10, 10]
+    assert pool.bad_samples == 3
+    with pytest.raises(SampleError, match="sample 0"):
+        pool.submit(columns(2), name_of).result()
+    assert pool.bad_samples == 4
+
+
+def test_a_batch_without_a_good_sample_is_an_error_however_many_may_fail(pools: Pools) -> None:
+    pool = pools(SampleWork(decode={"x": lambda value: 1 // 0}), max_bad_samples=100)
+    with pytest.raises(SampleError, match="sample 0"):
+        pool.submit(columns(3), name_of).result()
+
+
+def test_an_exception_that_a_function_returns_is_a_value(pools: Pools) -> None:
+    pool = pools(SampleWork(transform=lambda _: SampleError("a value"), collate=list))
+    assert [str(value) for value in pool.submit(columns(2), name_of).result()] == ["a value"] * 2
+
+
+def test_threads_start_with_the_first_batch_and_end_with_close_and_start_again(pools: Pools) -> None:
+    pool = pools(SampleWork(decode={"x": int}), workers=2)
+    assert pool_threads() == []
+    for _ in range(2):
+        pool.submit(columns(3), name_of).result()
+        assert pool_threads() == ["stoker-pool-0", "stoker-pool-1"]
+        pool.close()
+        pool.close()
+        assert pool_threads() == []
+
+
+def test_close_fails_what_is_queued_instead_of_letting_it_wait_forever(pools: Pools) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def stuck(value: torch.Tensor) -> int:
+        entered.set()
+        leave.wait()
+        return int(value)
+
+    pool = pools(SampleWork(decode={"x": stuck}), workers=1)
+    running, queued = (pool.submit(columns(1, start), name_of) for start in (5, 6))
+    entered.wait()
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    with pytest.raises(StokerError, match="closed"):
+        queued.result()
+    leave.set()
+    closing.join()
+    assert running.result()["x"].tolist() == [5]
+
+
+def test_an_abandoned_batch_is_not_worked_on_any_further(pools: Pools) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def stuck(value: torch.Tensor) -> int:
+        seen.append(int(value))
+        entered.set()
+        leave.wait()
+        return int(value)
+
+    pool = pools(SampleWork(decode={"x": stuck}), workers=1)
+    abandoned = pool.submit(columns(20), name_of)
+    entered.wait()
+    abandoned.fail(StokerError("left"))
+    leave.set()
+    pool.submit(columns(1, 100), name_of).result()
+    assert seen == [0, 100]
+
+
+def test_a_forgotten_pool_ends_its_threads_and_keeps_no_batch() -> None:
+    pool = SamplePool(SampleWork(decode={"x": int}), 1, 0)
+    pending = pool.submit(columns(3), name_of)
+    pool.submit(columns(3), name_of).result()  # the one thread is through with the first
+    watched = weakref.ref(pending)
+    del pending
+    gc.collect()
+    assert watched() is None
+    del pool
+    gc.collect()
+    assert pool_threads() == []
+
+
+@pytest.mark.parametrize(
+    ("result", "dtype", "shape"),
+    [
+        (lambda x: int(x), torch.int64, (3,)),
+        (lambda x: float(x), torch.float32, (3,)),
+        (lambda x: bool(x), torch.bool, (3,)),
+        (lambda x: np.float64(x), torch.float64, (3,)),
+        (lambda x: np.int16(x), torch.int16, (3,)),
+        (lambda x: np.full((2, 2), x), torch.int64, (3, 2, 2)),
+        (lambda x: np.full((2, 2), x)[:, ::-1], torch.int64, (3, 2, 2)),
+        (lambda x: torch.full((4,), float(x)), torch.float32, (3, 4)),
+    ],
+)
+def test_decoded_values_of_one_type_and_shape_are_stacked(
+    pools: Pools, result: Callable[[Any], Any], dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of).result()
+    assert batch["x"].dtype == dtype
+    assert batch["x"].shape == shape
+    assert batch["x"].reshape(3, -1)[:, 0].to(torch.int64).tolist() in ([0, 1, 2], [0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda x: "text",
+        lambda x: None,
+        lambda x: torch.zeros(int(x)),
+        lambda x: np.zeros(int(x)),
+        lambda x: torch.zeros(1, dtype=torch.int64 if x else torch.int32),
+        lambda x: int(x) if x else "mixed",
+    ],
+)
+def test_other_decoded_values_make_a_list(pools: Pools, result: Callable[[Any], Any]) -> None:
+    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of).result()
+    assert isinstance(batch["x"], list)
+    assert len(batch["x"]) == 3
