@@ -187,7 +187,7 @@ class SamplePool:
                 stage = "batch_transform"
                 batch = self._work.batch_transform(batch)
         except Exception as error:
-            raise _failure(f"batch of {name_of(0)} and those behind it", stage, error) from error
+            raise _failure(f"the batch that starts with {name_of(0)}", stage, error) from error
         return pinned(batch) if self._work.pin_memory else batch
 
     def _collated(self, columns: Columns, samples: list[Any], places: list[int]) -> Any:

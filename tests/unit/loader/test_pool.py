@@ -120,7 +120,7 @@ def test_a_bad_sample_is_named_with_its_stage_and_cause(pools: Pools) -> None:
     ],
 )
 def test_what_fails_on_a_whole_batch_is_typed_and_names_the_batch(pools: Pools, stage: str, work: SampleWork) -> None:
-    with pytest.raises(SampleError, match=rf"^batch of sample 0 and those behind it: {stage} failed: ") as caught:
+    with pytest.raises(SampleError, match=rf"^the batch that starts with sample 0: {stage} failed: ") as caught:
         pools(work).submit(columns(4), name_of).result()
     assert caught.value.__cause__ is not None
 
