@@ -80,7 +80,7 @@ def error_of(failure: Failure, by_code: Mapping[str, Rule]) -> StoreError:
         kind, remedy = _LOST
     code, text, region = (printable(said[:_MAX_TEXT]) for said in (failure.code, failure.text, failure.region))
     said = ": ".join(filter(None, (f"{failure.status} {code}".strip(), text)))
-    message = f"{failure.address}: {remedy.format(region=region)} ({said})"
+    message = f"{failure.address}: {remedy.format(region=region or '(not told)')} ({said})"
     if issubclass(kind, TransientError):
         return kind(message, retry_after_seconds=retry_after_seconds(failure.headers))
     return kind(message)

@@ -49,6 +49,8 @@ _BY_CODE: dict[str, Rule] = {
 }
 
 _NONSENSE = "the answer makes no sense; is this a GCS endpoint?"
+# What the client library ends with, since it trusts its endpoint.
+_NO_SENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _LIST_FIELDS = "items(name,size,generation),nextPageToken"
 # Generations are times in microseconds: no object ever had this one.
 _NO_GENERATION = "1"
@@ -201,7 +203,7 @@ class GcsStore:
                     raise await self._error(access, token, failure) from None
                 except (StokerError, aiohttp.ClientError, OSError):
                     raise
-                except (ValueError, LookupError, TypeError, AttributeError):  # from a library that trusts its endpoint
+                except _NO_SENSE:
                     raise ServerError(f"{address}: {_NONSENSE}") from None
 
         return await with_renewal(access, once)
@@ -253,6 +255,6 @@ def _failure(address: str, status: int, text: str, headers: Mapping[str, str], *
         document = json.loads(text[text.index("{") :])["error"]
         text = str(document["message"])
         code = str(document["errors"][0]["reason"])
-    except (ValueError, LookupError, TypeError):
+    except _NO_SENSE:
         pass
     return Failure(address=address, status=status, code=code, text=text, headers=headers, writing=writing)

@@ -26,7 +26,7 @@ from stoker.errors import (
 from stoker.store.network import proxy_of, trusted
 from stoker.store.options import HttpOptions
 
-__all__ = ["Call", "Reply", "ask", "exchange", "open_session", "read_into", "translated"]
+__all__ = ["Call", "Reply", "ask", "exchange", "open_session", "read_into", "translated", "without_secrets"]
 
 _MAX_ERROR_BYTES = 64 << 10
 _MAX_WHOLE_BYTES = 256 << 20  # what is read whole is small: a manifest of eight million super-samples fits
@@ -156,12 +156,16 @@ def _request(session: aiohttp.ClientSession, call: Call) -> AbstractAsyncContext
 
 
 async def _refusal(response: aiohttp.ClientResponse, call: Call) -> Reply:
-    """Return the answer without what some endpoints and proxies echo: the secrets of the request."""
-    body = await _beginning(response, _MAX_ERROR_BYTES)
-    for name, value in call.headers.items():
+    body = without_secrets(await _beginning(response, _MAX_ERROR_BYTES), call.headers)
+    return Reply(status=response.status, headers=response.headers, body=body)
+
+
+def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Return an answer without what some endpoints and proxies echo: the secrets in the request's headers."""
+    for name, value in headers.items():
         if name.lower() in _SECRET_HEADERS:
             body = body.replace(value.rpartition("Signature=")[2].rpartition(" ")[2].encode(), b"***")
-    return Reply(status=response.status, headers=response.headers, body=body)
+    return body
 
 
 async def _beginning(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import aiohttp
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import (
     BotoCoreError,
@@ -88,11 +89,12 @@ _BY_CODE: dict[str, Rule] = {
     "WrongRegion": _REGION,
 }
 
+_NONSENSE = "the answer makes no sense; is this an S3 endpoint?"
+
 # botocore's own errors, where no answer came; the first row that matches counts.
 _BY_TYPE: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
     (NoCredentialsError, CredentialsError, "no AWS credentials were found"),
     (ParamValidationError, ConfigError, "the bucket or key is not one that S3 can have"),
-    (ResponseParserError, ServerError, "S3's answer makes no sense; is this an S3 endpoint?"),
     (BotoCoreError, StoreError, "the request could not be made"),
 )
 
@@ -223,7 +225,7 @@ class S3Store:
 
 def _said(answer: Mapping[str, Any], name: str, address: str) -> Any:
     if name not in answer:
-        raise ServerError(f"{address}: the answer has no {name}; is this an S3 endpoint?")
+        raise ServerError(f"{address}: {_NONSENSE}")
     return answer[name]
 
 
@@ -244,6 +246,7 @@ def _failure_of(
     address: str, status: int, code: str, text: str, headers: Mapping[str, str], *, region: str, writing: bool = False
 ) -> Failure:
     region = headers.get("x-amz-bucket-region", region)
+    region = region if re.fullmatch(r"[a-z0-9-]{1,32}", region) else ""
     if status in (301, 307, 400) and region and code in ("", "301", "307", "400", "AuthorizationHeaderMalformed"):
         code = "WrongRegion"
     return Failure(
@@ -257,7 +260,7 @@ def _control_errors(address: str, *, writing: bool) -> Iterator[None]:
         try:
             yield
         except ClientError as error:
-            details, meta = error.response["Error"], error.response["ResponseMetadata"]
+            details, meta = error.response.get("Error", {}), error.response["ResponseMetadata"]
             raise error_of(
                 _failure_of(
                     address,
@@ -269,7 +272,12 @@ def _control_errors(address: str, *, writing: bool) -> Iterator[None]:
                     writing=writing,
                 ),
                 _BY_CODE,
-            ) from error
-        except (BotoCoreError, ResponseParserError) as error:
+            ) from None
+        except BotoCoreError as error:
             kind, what = next((kind, what) for types, kind, what in _BY_TYPE if isinstance(error, types))
             raise kind(f"{address}: {what} ({error})") from error
+        except (StokerError, aiohttp.ClientError, OSError):
+            raise
+        except (ResponseParserError, ValueError, LookupError, TypeError, AttributeError):
+            # From a library that trusts its endpoint; what it says quotes the answer, which may quote our token.
+            raise ServerError(f"{address}: {_NONSENSE}") from None

@@ -28,7 +28,7 @@ from botocore.loaders import Loader, create_loader
 from botocore.utils import check_dns_name
 
 from stoker.errors import ConfigError, CredentialsError
-from stoker.store.http import Call, exchange, open_session
+from stoker.store.http import Call, exchange, open_session, without_secrets
 from stoker.store.network import check_endpoint
 from stoker.store.options import S3Options
 
@@ -144,8 +144,9 @@ class S3Access:
             chunked=chunked,
         )
         reply = await exchange(self.http, call)
+        body = without_secrets(reply.body, headers)  # S3 reports some errors with status 200
         answered = {name.lower(): value for name, value in reply.headers.items()}
-        return AioAWSResponse(request.url, reply.status, answered, _Body(reply.body))  # type: ignore[arg-type]  # as aiobotocore's own
+        return AioAWSResponse(request.url, reply.status, answered, _Body(body))  # type: ignore[arg-type]  # as aiobotocore's own
 
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
