@@ -34,6 +34,14 @@ def loader_of(folder: Path, **settings: Any) -> Loader:
     return Loader(folder, batch_size=BATCH, shuffle="none", memory="1MB", fetch=FETCH, **settings)
 
 
+def collect(loader: Loader, seen: list[int], *, interrupt_at: int | None = None) -> None:
+    """Add to ``seen`` what a loop over the loader yields, until it ends somehow."""
+    for batch in loader:
+        seen += batch["x"].tolist()
+        if len(seen) == interrupt_at:
+            raise KeyboardInterrupt
+
+
 def delete(file: Path) -> None:
     file.unlink()
 
@@ -62,16 +70,15 @@ def test_a_broken_object_is_raised_at_its_batch_and_a_repaired_run_goes_on_from_
         file = folder / loader.manifest.key(broken)
         shutil.copy2(file, folder / "kept")
         harm(file)
-        seen = []
+        seen: list[int] = []
         with pytest.raises(StoreError, match=file.name):
-            for batch in loader:
-                seen += batch["x"].tolist()
+            collect(loader, seen)
         assert seen == list(range(first_bad // BATCH * BATCH))  # every batch before the one that needs it
         state = loader.state_dict()
         assert (state["epoch"], state["position"]) == (0, len(seen))
         shutil.copy2(folder / "kept", file)
         loader.load_state_dict(state)
-        seen += [number for batch in loader for number in batch["x"].tolist()]
+        collect(loader, seen)
         assert seen == list(range(300))
 
 
@@ -122,14 +129,11 @@ def test_a_bad_sample_behind_a_broken_object_does_not_come_first(folder: Path) -
 @pytest.mark.parametrize("settings", [{}, {"transform": only_x}], ids=["plain", "pool"])
 def test_an_interrupt_inside_a_loop_body_leaves_the_loader_whole(folder: Path, settings: dict[str, Any]) -> None:
     with loader_of(folder, **settings) as loader:
-        seen = []
+        seen: list[int] = []
         with pytest.raises(KeyboardInterrupt):
-            for batch in loader:
-                seen += batch["x"].tolist()
-                if len(seen) == 5 * BATCH:
-                    raise KeyboardInterrupt
+            collect(loader, seen, interrupt_at=5 * BATCH)
         loader.load_state_dict(loader.state_dict())
-        seen += [number for batch in loader for number in batch["x"].tolist()]
+        collect(loader, seen)
         assert seen == list(range(300))
 
 
