@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from stoker_local import BucketConfig, BucketSpec, bucket_process
+from stoker_local import BucketConfig, BucketSpec, KeyPair, bucket_process
 from support.local_bucket import s3_client
 
 COMMAND = [sys.executable, "-m", "stoker_local", "bucket"]
@@ -100,6 +100,7 @@ def test_a_bucket_process_outlives_its_parent_by_nothing() -> None:
 
 
 def test_a_bucket_process_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(RuntimeError, match="did not start"), bucket_process(BucketConfig(host="192.0.2.1")):
+    elsewhere = BucketConfig(host="192.0.2.1", keys=(KeyPair(access_key="a", secret_key="s"),))
+    with pytest.raises(RuntimeError, match="did not start"), bucket_process(elsewhere):
         pytest.fail("nobody owns that address")
     assert "stoker_local:" in capfd.readouterr().err

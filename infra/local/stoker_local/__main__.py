@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 from pathlib import Path
+from secrets import token_hex
 
 from stoker_local.bucket import LocalBucket
-from stoker_local.config import BucketConfig
+from stoker_local.config import WELL_KNOWN, BucketConfig, is_this_machine
 from stoker_local.s3.model import BucketSpec
+from stoker_local.s3.signature import KeyPair
 from stoker_local.shape import PROFILES
 
 _MEMORY = "memory"
@@ -52,8 +54,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(options: argparse.Namespace) -> BucketConfig:
     names = list(dict.fromkeys([*(options.bucket or ["stoker"]), *(p.name for p in _folders(options.root))]))
+    # Beyond this machine the usual secret is none.
+    key = WELL_KNOWN if is_this_machine(options.host) else KeyPair(access_key="stoker", secret_key=token_hex(32))
     return BucketConfig(
         host=options.host,
+        keys=(key,),
         port=options.port,
         buckets=tuple(BucketSpec(name=name, anonymous=options.anonymous) for name in names),
         shape=dataclasses.replace(PROFILES[options.profile], seed=options.seed),

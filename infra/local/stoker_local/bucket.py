@@ -128,6 +128,8 @@ class LocalBucket:
         if opened:
             self._wires.add(wire)
             self.counts.opened()
+            if len(self._wires) > self.config.max_connections:
+                wire.abort()
         else:
             self._wires.discard(wire)
             self.counts.closed()
@@ -138,12 +140,15 @@ class LocalBucket:
         pacers = self._shaper.pacers(wire.socket)
         try:
             while True:
-                request = parse_head(await wire.read_until(b"\r\n\r\n"))
-                body = await self._read_body(wire, request)
+                async with asyncio.timeout(self.config.request_seconds):
+                    request = parse_head(await wire.read_until(b"\r\n\r\n"))
+                    body = await self._read_body(wire, request)
                 admin = request.path.startswith(_ADMIN)
                 again = await (self._administer(wire, request) if admin else self._answer(wire, request, body, pacers))
                 if not again or not request.keep_alive:
                     return
+        except TimeoutError:
+            return
         except BadRequestError as error:
             response = Response(status=error.status, body=str(error).encode())
         except S3Error as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from stoker_local.s3.model import BucketSpec
 from stoker_local.s3.signature import KeyPair
 from stoker_local.shape import Shape
 
-__all__ = ["BucketConfig"]
+__all__ = ["WELL_KNOWN", "BucketConfig", "is_this_machine"]
+
+WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,28 +24,40 @@ class BucketConfig:
     """What the local bucket serves, to whom, how fast and how badly.
 
     Attributes:
-        host: address to listen on.
+        host: address to listen on. Beyond this machine, nobody is let in without a key that is not well known.
         port: 0 takes a free one.
         region: the endpoint's, and that of buckets which name none.
         keys: who may sign requests; the first one is in :meth:`LocalBucket.environment`.
         buckets: that exist from the start.
         max_object_bytes: a longer request body is refused.
+        max_connections: one more is dropped.
+        request_seconds: a connection ends if its next request has not arrived whole after so long.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     region: str = "us-east-1"
-    keys: tuple[KeyPair, ...] = (KeyPair(access_key="stoker", secret_key="stoker-secret"),)  # noqa: S106  (not a secret)
+    keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
     buckets: tuple[BucketSpec, ...] = (BucketSpec(name="stoker"),)
     shape: Shape = field(default_factory=Shape)
     faults: FaultPlan = field(default_factory=FaultPlan)
     max_object_bytes: int = 1 << 30
+    max_connections: int = 1024
+    request_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port={self.port} is not within [0, 65535]")
         if self.max_object_bytes < 0:
             raise ValueError(f"max_object_bytes={self.max_object_bytes} is negative")
+        if not (self.max_connections > 0 and self.request_seconds > 0):
+            raise ValueError(
+                f"max_connections={self.max_connections} and request_seconds={self.request_seconds} must be positive"
+            )
+        if not is_this_machine(self.host) and any(key.secret_key == WELL_KNOWN.secret_key for key in self.keys):
+            raise ValueError(f"host={self.host!r} is open to other machines; give keys of your own")
+        if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):
+            raise ValueError(f"host={self.host!r} is open to other machines; an anonymous bucket would be public")
         _refuse_repeats("access key", (key.access_key for key in self.keys))
         _refuse_repeats("bucket", (bucket.name for bucket in self.buckets))
 
@@ -63,6 +78,14 @@ class BucketConfig:
         values["buckets"] = tuple(BucketSpec(**bucket) for bucket in values["buckets"])
         values["keys"] = tuple(_key(key) for key in values["keys"])
         return cls(**values)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether only this machine can reach what listens on ``host``; any name but localhost might lead elsewhere."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _refuse_repeats(what: str, names: Iterable[str]) -> None:

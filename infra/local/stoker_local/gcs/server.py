@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from stoker_local.config import is_this_machine
 from stoker_local.gcs.protocol import (
     GcsError,
     byte_span,
@@ -38,7 +39,7 @@ class GcsConfig:
     """What the local GCS serves, and to whom.
 
     Attributes:
-        host: address to listen on.
+        host: address to listen on; beyond this machine, a token must be asked for.
         port: 0 takes a free one.
         buckets: that exist from the start.
         token: the bearer token that requests must carry; empty lets everybody in.
@@ -52,6 +53,10 @@ class GcsConfig:
     token: str = ""
     forbidden: tuple[str, ...] = ()
     max_object_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if not self.token and not is_this_machine(self.host):
+            raise ValueError(f"host={self.host!r} is open to other machines; give a token")
 
 
 class LocalGcs:

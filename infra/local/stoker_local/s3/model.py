@@ -14,6 +14,7 @@ from stoker_local.s3.errors import S3Error
 
 __all__ = ["Bucket", "BucketSpec", "Call", "Upload", "element", "iso_time", "parse_xml", "xml_response"]
 
+_REGION = re.compile(r"[a-z0-9-]{1,32}")
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -35,6 +36,8 @@ class BucketSpec:
     def __post_init__(self) -> None:
         if not _BUCKET_NAME.fullmatch(self.name):
             raise ValueError(f"{self.name!r} is not a bucket name: 3 to 63 of a-z, 0-9, '.' and '-'")
+        if self.region and not _REGION.fullmatch(self.region):  # it is sent as a header
+            raise ValueError(f"{self.region!r} is not a region: up to 32 of a-z, 0-9 and '-'")
 
 
 @dataclass(slots=True, kw_only=True)
