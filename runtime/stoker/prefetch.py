@@ -224,8 +224,9 @@ class Prefetcher(Generic[Ref]):
             self._first_missing += item.step == self._first_step
             fetches.create_task(self._fill(item))
             # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own
-            # task, so that one cancelled before it started has nothing to give back.
-            await asyncio.sleep(0)
+            # task, so that one cancelled before it started has nothing to give back. A hedge may have its turn first.
+            with self._ring.promise():
+                await asyncio.sleep(0)
 
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""

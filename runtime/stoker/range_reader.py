@@ -218,7 +218,7 @@ class RangeReader:
         There are ``hedge_burst`` small buffers.
         """
         is_small = size_bytes <= self._small_hedge_bytes and self._small_hedges < self._config.hedge_burst
-        if not (is_small or (self._ring.free and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
+        if not (is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
             yield None
             return
         if is_small:
@@ -229,7 +229,7 @@ class RangeReader:
                 self._small_hedges -= 1
             return
         slot = self._ring.acquire()
-        assert slot is not None  # noqa: S101 - it has a free slot, and nothing ran in between
+        assert slot is not None  # noqa: S101 - it has a spare slot, and nothing ran in between
         try:
             yield self._ring.view(slot, size_bytes)
         finally:

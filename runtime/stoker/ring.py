@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import enum
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stoker.errors import ConfigError, StokerError
@@ -92,6 +93,7 @@ class Ring:
         self._memory: memoryview | None = None
         self._states = [SlotState.FREE] * slots
         self._free = list(range(slots - 1, -1, -1))
+        self._promised = 0
         self._ready = 0
         self._peak_used = 0
         self._acquired = 0
@@ -109,6 +111,20 @@ class Ring:
     def free(self) -> int:
         """How many slots can be acquired now."""
         return len(self._free)
+
+    @property
+    def spare(self) -> int:
+        """How many of these nobody was promised: what hedges may take."""
+        return max(0, len(self._free) - self._promised)
+
+    @contextmanager
+    def promise(self) -> Iterator[None]:
+        """Keep a free slot from being :attr:`spare`, until whoever it is for has acquired it."""
+        self._promised += 1
+        try:
+            yield
+        finally:
+            self._promised -= 1
 
     def acquire(self) -> int | None:
         """FREE to FILLING: return a slot, or None when every slot is in use."""

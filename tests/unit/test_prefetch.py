@@ -281,3 +281,30 @@ def test_the_first_step_has_the_bandwidth_to_itself() -> None:
                 await bench.take(index)
 
     run_virtual(main())
+
+
+def test_a_hedge_does_not_take_the_last_slot_from_an_item_that_is_being_issued() -> None:
+    async def main() -> None:
+        bench = Bench(slots=2, hedge_slots=0)
+        taken: list[int | None] = []
+
+        def hedge() -> None:
+            """Stand in for a hedge whose turn comes between the decision to issue an item and the item's own."""
+            if bench.ring.spare:
+                taken.append(bench.ring.acquire())
+
+        plan = bench.prefetcher._items
+
+        def next_item() -> Item[ObjectRef] | None:
+            for _ in range(2):
+                asyncio.get_running_loop().call_soon(hedge)
+            return plan()
+
+        bench.prefetcher._items = next_item
+        running = asyncio.create_task(bench.prefetcher.run())
+        assert await bench.prefetcher.wait(0) is not None
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert len(taken) == 1, "of the two slots one was to spare"
+
+    run_virtual(main())
