@@ -207,6 +207,19 @@ def test_an_answer_that_never_ends_has_a_limit(scheme: str, use: str, monkeypatc
     assert "too many to read at once" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "page"),
+    [
+        ("gs", b'{"nextPageToken": "same"}'),
+        ("s3", b"<L><IsTruncated>true</IsTruncated><NextContinuationToken>same</NextContinuationToken></L>"),
+    ],
+)
+def test_a_listing_that_leads_back_to_itself_is_found_out(scheme: str, page: bytes) -> None:
+    error, asked = meet(scheme, lambda _: reply("200 OK", body=page), USES["list"])
+    assert isinstance(error, ServerError)
+    assert len(asked) == 2
+
+
 @every_store
 def test_a_range_that_never_ends_is_cut_at_its_end(scheme: str) -> None:
     error, _ = meet(scheme, lambda _: RANGE, USES["range"], endless=True)

@@ -112,6 +112,8 @@ class GcsStore:
                     yield _object_info(key, entry, self.url)
             if not (following := _said(page, "nextPageToken", str, self.url, "")):
                 return
+            if following == parameters.get("pageToken"):  # this would go on for ever
+                raise ServerError(f"{self.url}: {_NONSENSE}")
             parameters["pageToken"] = following
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:

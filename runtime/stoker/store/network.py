@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -37,11 +38,13 @@ def check_endpoint(url: str, name: str) -> None:
 def proxy_of(url: str) -> str | None:
     """Return the proxy that ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` name for ``url``.
 
+    This machine itself is never reached through one, whatever they say: it would be the proxy's own machine.
+
     Raises:
         ConfigError: it is not an HTTP proxy; it may hold a password and is not repeated.
     """
     parts = urlsplit(url)
-    if proxy_bypass(parts.netloc):
+    if _is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc):
         return None
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
@@ -51,6 +54,13 @@ def proxy_of(url: str) -> str | None:
     if not proxy.startswith(("http://", "https://")):
         raise ConfigError(f"the proxy for {parts.hostname} is not an HTTP proxy; set HTTPS_PROXY=http://host:port")
     return proxy
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def trusted(bundle: str | None = None) -> ssl.SSLContext | bool:

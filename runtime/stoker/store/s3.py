@@ -155,7 +155,10 @@ class S3Store:
                     yield ObjectInfo(key=key, size_bytes=_said(entry, "Size", self.url), tag=tag)
             if not page.get("IsTruncated"):
                 return
-            arguments["ContinuationToken"] = _said(page, "NextContinuationToken", self.url)
+            following = _said(page, "NextContinuationToken", self.url)
+            if following == arguments.get("ContinuationToken"):  # this would go on for ever
+                raise ServerError(f"{self.url}: {_NONSENSE}")
+            arguments["ContinuationToken"] = following
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object in one request."""

@@ -176,10 +176,9 @@ def test_google_is_reached_through_the_proxy(authority: Authority, monkeypatch: 
     assert origin.headers[0]["authorization"] == "Bearer t"
 
 
-def test_no_proxy_leaves_the_proxy_out(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_is_never_reached_through_a_proxy(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.bundle))
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     async def check(origin: Origin) -> None:
         options = S3Options(endpoint_url=f"https://127.0.0.1:{origin.port}", **KEYS)  # type: ignore[arg-type]
@@ -221,6 +220,7 @@ def test_the_proxy_is_the_one_that_the_environment_names_for_the_scheme(monkeypa
     assert proxy_of("https://host:9000") == "http://tls:2"
     assert proxy_of("https://near:9000") is None
     assert proxy_of("https://x.far.example") is None
+    assert {proxy_of(f"http://{host}:9000") for host in ("127.0.0.1", "[::1]", "localhost")} == {None}
     monkeypatch.setenv("HTTPS_PROXY", "socks5://user:secret-part@host")
     with pytest.raises(ConfigError) as caught:
         proxy_of("https://host")
