@@ -84,7 +84,8 @@ class TransferTimes:
 
     def median_seconds(self) -> float:
         """Return the median time of the transfers remembered, whatever their size; 0 if there are none."""
-        return median(seconds for _, seconds in self._recent) if self._recent else 0.0
+        recent = list(self._recent)  # in one step: other threads ask for statistics
+        return median(seconds for _, seconds in recent) if recent else 0.0
 
     def _refit(self) -> None:
         if not self._recent or self._unfitted < min(REFIT_EVERY, len(self._recent)):
