@@ -259,7 +259,27 @@ class Loader:
             StateError: the state is of another data set or order than this loader's settings.
             NotFoundError: the manifest version is gone.
         """
-        loaded, mine = RunState.from_dict(state), self._state()
+        loaded = RunState.from_dict(state)
+        self._check_order(loaded)
+        manifest, feed = self._manifest, self._feed
+        if loaded.version != manifest.version:
+            manifest = self._thread.run(read_manifest(self._store, loaded.version))
+            self._arm()
+        if (loaded.version, loaded.lanes) != (self._manifest.version, self._lanes):
+            feed = self._made_feed(manifest, loaded.lanes)
+        if loaded.position > feed.partition.samples:
+            raise StateError(f"the state's position {loaded.position} is behind {feed.partition.samples} samples")
+        self._leave()
+        if feed is not self._feed:
+            self._feed.stop()
+            self._manifest, self._lanes, self._feed, self._resources.feed = manifest, loaded.lanes, feed, feed
+        # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
+        is_left = replace(feed.partition, rank=0).steps_from(loaded.position)
+        self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
+        self._is_fresh = True
+
+    def _check_order(self, loaded: RunState) -> None:
+        mine = self._state()
         for name in ("dataset", "seed", "shuffle", "window", "limit"):
             if getattr(loaded, name) != getattr(mine, name):
                 raise StateError(
@@ -273,22 +293,6 @@ class Loader:
                     f"the state was taken with {name}={getattr(loaded, name)}, this loader was given {wanted}; "
                     "leave it out"
                 )
-        if (loaded.version, loaded.lanes) != (mine.version, mine.lanes):
-            self._change_order(loaded.version, loaded.lanes)
-        self._leave()
-        # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
-        is_left = replace(self._feed.partition, rank=0).steps_from(loaded.position)
-        self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
-        self._is_fresh = True
-
-    def _change_order(self, version: int, lanes: int) -> None:
-        manifest = self._manifest
-        if version != manifest.version:
-            manifest = self._thread.run(read_manifest(self._store, version))
-            self._arm()
-        feed = self._made_feed(manifest, lanes)
-        self._feed.stop()
-        self._manifest, self._lanes, self._feed, self._resources.feed = manifest, lanes, feed, feed
 
     # The end.
 

@@ -65,7 +65,8 @@ class RunState:
             if isinstance(error, StateError):
                 raise
             raise StateError(f"this is not the state of a Loader: {type(error).__name__}: {error}") from None
-        numbers = (loaded.epoch, loaded.position, loaded.version, loaded.seed, loaded.window, loaded.lanes)
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise StateError(f"the state has a number that is not a non-negative integer: {loaded}")
+        for name, least in {"epoch": 0, "position": 0, "seed": 0, "version": 1, "window": 1, "lanes": 1}.items():
+            number = getattr(loaded, name)
+            if type(number) is not int or number < least:
+                raise StateError(f"the state's {name} {number!r} is not an integer of at least {least}")
         return loaded

@@ -1,0 +1,179 @@
+"""Settings, states and ranks: what each takes, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+
+from stoker.errors import ConfigError, RankMismatchError, StateError
+from stoker_torch import Loader, LoaderConfig
+from stoker_torch.ranks import compare_ranks, find_rank
+from stoker_torch.state import RunState
+from support.datasets import pack_numbers
+
+STATE = RunState(
+    epoch=2, position=30, dataset="digits", version=3, seed=1, shuffle="window", window=8, lanes=2, limit=None
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["batch_size", "seed", "window", "lanes", "rank", "world_size", "limit", "version", "epochs", "workers"],
+)
+@pytest.mark.parametrize("value", [-1, 1.0, "1", True, float("nan")])
+def test_an_integer_setting_is_an_integer_and_not_too_small(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} "):
+        LoaderConfig(**{"batch_size": 1, name: value})
+
+
+def test_numpy_integers_become_pythons() -> None:
+    config = LoaderConfig(batch_size=np.int64(3), seed=np.uint8(7), limit=np.int32(9))  # type: ignore[arg-type]
+    assert [type(value) for value in (config.batch_size, config.seed, config.limit)] == [int] * 3
+
+
+@pytest.mark.parametrize("columns", ["x", [], ()])
+def test_columns_are_a_sequence_of_at_least_one_name(columns: Any) -> None:
+    with pytest.raises(ConfigError, match="columns"):
+        LoaderConfig(batch_size=1, columns=columns)
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1", "two", ""])
+def test_memory_of_a_node_needs_a_number_of_ranks(monkeypatch: pytest.MonkeyPatch, ranks: str) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE"):
+        LoaderConfig(batch_size=1, memory="node:1GB")
+    assert LoaderConfig(batch_size=1, memory="1GB").memory_bytes() == 10**9
+
+
+def test_a_state_goes_through_plain_values_and_back() -> None:
+    plain = STATE.to_dict()
+    assert plain["sources"] == [
+        {"dataset": "digits", "version": 3, "seed": 1, "shuffle": "window", "window": 8, "lanes": 2, "limit": None}
+    ]
+    assert RunState.from_dict(plain) == STATE
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: [],
+        lambda state: None,
+        lambda state: {},
+        lambda state: state | {"format": 2},
+        lambda state: state | {"sources": []},
+        lambda state: state | {"sources": state["sources"] * 2},
+        lambda state: state | {"sources": 7},
+        lambda state: state | {"sources": [{}]},
+        lambda state: state | {"sources": [state["sources"][0] | {"more": 1}]},
+        lambda state: state | {"sources": [state["sources"][0] | {"lanes": 0}]},
+        lambda state: state | {"epoch": -1},
+        lambda state: state | {"position": 1.5},
+        lambda state: state | {"position": True},
+        lambda state: {name: value for name, value in state.items() if name != "epoch"},
+    ],
+)
+def test_what_is_not_a_state_is_a_state_error(damage: Any) -> None:
+    with pytest.raises(StateError):
+        RunState.from_dict(damage(STATE.to_dict()))
+
+
+def test_rank_and_world_size_are_as_given_else_of_the_environment_else_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert find_rank(None, None) == (0, 1)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert find_rank(None, None) == (2, 4)
+    assert find_rank(0, 1) == (0, 1)
+    for half in ((1, None), (None, 2)):
+        with pytest.raises(ConfigError, match="go together"):
+            find_rank(*half)
+
+
+class FakeDistributed:
+    """A group of ranks in threads."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.ranks = threading.local()
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.barrier = threading.Barrier(world_size, timeout=30)
+
+    def all_gather(self, into: list[torch.Tensor], mine: torch.Tensor) -> None:
+        self.tensors[self.ranks.own] = mine
+        self.barrier.wait()
+        for rank, target in enumerate(into):
+            target.copy_(self.tensors[rank])
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(distributed, "get_rank", lambda: self.ranks.own)
+        monkeypatch.setattr(distributed, "get_world_size", lambda: self.world_size)
+        monkeypatch.setattr(distributed, "get_backend", lambda: "gloo")
+        monkeypatch.setattr(distributed, "all_gather", self.all_gather)
+
+    def compare(self, settings: list[dict[str, object]]) -> list[str]:
+        """Compare on every rank, and return what each raised."""
+        raised = [""] * self.world_size
+
+        def run(rank: int) -> None:
+            self.ranks.own = rank
+            try:
+                compare_ranks(settings[rank], self.world_size)
+            except RankMismatchError as error:
+                raised[rank] = str(error)
+
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return raised
+
+
+def test_ranks_that_agree_go_on_and_ranks_that_do_not_all_hear_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FakeDistributed(3)
+    group.install(monkeypatch)
+    assert group.compare([{"seed": 1, "lanes": None}] * 3) == ["", "", ""]
+    raised = group.compare([{"seed": 1, "lanes": None}, {"seed": 1, "lanes": 2}, {"seed": 1, "lanes": None}])
+    for rank, lanes in enumerate((None, 2, None)):
+        assert f"do not agree on lanes (here {lanes!r});" in raised[rank]
+
+
+def test_torch_distributed_names_the_rank_before_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FakeDistributed(3)
+    group.install(monkeypatch)
+    group.ranks.own = 2
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    assert find_rank(None, None) == (2, 3)
+
+
+def test_ranks_given_by_hand_are_not_compared_with_a_group_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = FakeDistributed(3)
+    group.install(monkeypatch)
+    monkeypatch.setattr(distributed, "all_gather", None)  # would fail if it were called
+    compare_ranks({"seed": 1}, 1)
+    compare_ranks({"seed": 1}, 2)
+
+
+def test_the_start_line_says_what_is_read_and_what_it_takes(caplog: pytest.LogCaptureFixture) -> None:
+    url = pack_numbers(100)
+    with caplog.at_level(logging.INFO, "stoker"), Loader(url, batch_size=10, rank=1, world_size=2) as loader:
+        (record,) = caplog.records
+    assert record.getMessage() == f"{url}, rank 1 of 2: {loader.plan}"
+
+
+def test_pin_memory_without_a_gpu_trains_all_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with Loader(pack_numbers(20), batch_size=10, pin_memory=True, reuse_buffers=True) as loader:
+        assert "pin_memory has no effect" in caplog.text
+        assert len(list(loader)) == 2
