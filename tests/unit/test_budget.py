@@ -1,0 +1,123 @@
+"""The memory budget: what it is spent on, and the exact figure that is asked for where it is too small."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots, window_slots
+from stoker.errors import BudgetError
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.ring import ALIGNMENT_BYTES
+from stoker.schema import Schema
+from support.packed_objects import packed_objects
+from support.supersamples import manifest_of
+
+MANIFEST = manifest_of(["v1"] * 40)
+MANIFEST_BYTES = 1234
+
+
+def plan(
+    memory_bytes: int, *, shuffle: Any = "window", window: int = 4, lanes: int = 2, world_size: int = 1
+) -> SlotPlan:
+    order = OrderConfig(shuffle=shuffle, window=window, lanes=lanes)
+    partition = Partition(
+        samples=MANIFEST.samples, lanes=1 if shuffle == "full" else lanes, batch_size=6, world_size=world_size
+    )
+    return plan_slots(MANIFEST, MANIFEST_BYTES, order, partition, memory_bytes)
+
+
+def figure_of(call: Callable[[int], SlotPlan]) -> int:
+    """The figure that is asked for when there is nothing."""
+    with pytest.raises(BudgetError) as caught:
+        call(0)
+    found = re.search(r"give memory=(\d+) ", str(caught.value))
+    assert found is not None
+    return int(found[1])
+
+
+CASES: list[dict[str, Any]] = [
+    {"shuffle": shuffle, "window": window, "lanes": lanes, "world_size": world_size}
+    for shuffle in ("none", "block", "window", "full")
+    for window in (1, 8, 64)
+    for lanes, world_size in ((1, 1), (4, 1), (4, 2), (3, 2))
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_figure_that_is_asked_for_is_enough_and_not_a_byte_too_much(case: dict[str, Any]) -> None:
+    figure = figure_of(lambda memory_bytes: plan(memory_bytes, **case))
+    fits = plan(figure, **case)
+    assert fits.size_bytes == figure
+    assert fits.slots == fits.window_slots + 2
+    with pytest.raises(BudgetError, match=f"memory={figure} "):
+        plan(figure - 1, **case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("memory_bytes", [700_000, 1_000_000, 10**9])
+def test_no_plan_takes_more_than_the_budget_nor_more_than_an_epoch_can_fill(
+    case: dict[str, Any], memory_bytes: int
+) -> None:
+    spent = plan(memory_bytes, **case)
+    assert spent.size_bytes <= memory_bytes
+    assert 1 <= spent.hedge_slots <= spent.slots - spent.window_slots
+    assert spent.slots <= spent.window_slots + 2 * len(MANIFEST)
+    assert spent.slot_bytes % ALIGNMENT_BYTES == 0
+    assert 0 <= spent.slot_bytes - MANIFEST.largest_bytes < ALIGNMENT_BYTES
+
+
+def test_a_larger_budget_only_looks_farther_ahead() -> None:
+    plans = [plan(memory_bytes) for memory_bytes in (100_000, 200_000, 400_000)]
+    assert {spent.window_slots for spent in plans} == {8}
+    assert plans[0].slots < plans[1].slots < plans[2].slots
+
+
+@pytest.mark.parametrize(("shuffle", "slots"), [("none", 2), ("window", 8), ("block", 16), ("full", 40)])
+def test_a_window_is_counted_once_a_lane_and_a_block_twice(shuffle: Any, slots: int) -> None:
+    partition = Partition(samples=MANIFEST.samples, lanes=2, batch_size=6)
+    assert window_slots(40, OrderConfig(shuffle=shuffle, window=4, lanes=2), partition) == slots
+
+
+def test_a_window_larger_than_the_data_set_needs_no_more_than_that() -> None:
+    partition = Partition(samples=10, batch_size=6)
+    assert window_slots(3, OrderConfig(window=64), partition) == 3
+
+
+@pytest.mark.parametrize("sample_bytes", [0, 1, 64, 1025, 3_000_000])
+@pytest.mark.parametrize("hedge_buffers", [0, 6])
+def test_the_figure_for_groups_is_enough_and_not_a_byte_too_much(sample_bytes: int, hedge_buffers: int) -> None:
+    def groups(memory_bytes: int) -> SlotPlan:
+        return plan_group_slots(
+            manifest_bytes=MANIFEST_BYTES,
+            head_bytes=5000,
+            sample_bytes=sample_bytes,
+            hedge_buffers=hedge_buffers,
+            memory_bytes=memory_bytes,
+        )
+
+    figure = figure_of(groups)
+    fits = groups(figure)
+    assert fits.size_bytes == figure
+    assert fits.holds_groups
+    assert fits.slot_bytes >= max(1, sample_bytes)
+    with pytest.raises(BudgetError, match=f"memory={figure} "):
+        groups(figure - 1)
+    assert groups(50 * figure).size_bytes <= 50 * figure
+
+
+def test_the_most_of_a_sample_is_exact_for_fixed_columns_and_enough_for_ragged_ones() -> None:
+    schema = Schema(
+        {"image": stoker.Array("uint8", (50, 50)), "mask": stoker.Array("bool", (1000,)), "b": stoker.Bytes()}
+    )
+    samples = [{"image": [[0] * 50] * 50, "mask": [True] * 1000, "b": b"x" * size} for size in (10, 9000, 0)]
+    manifest, _ = packed_objects(schema, samples, [1, 2])
+    assert most_sample_bytes(manifest, {"image": schema["image"]}) == 2500
+    assert most_sample_bytes(manifest, {"image": schema["image"], "mask": schema["mask"]}) == 3500
+    assert most_sample_bytes(manifest, {"b": schema["b"]}) >= 9000
+    assert most_sample_bytes(manifest, dict(schema)) >= 12500

@@ -1,0 +1,159 @@
+"""Gathering rows: every dtype, any address, ragged values with and without elements, and nothing beyond the memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.dtypes import DTYPES
+from stoker.gather import Columns, RaggedValues, concatenate, gather, gather_rows
+from stoker.read_super_samples import SuperSampleRows
+from stoker.schema import Column, Schema
+from stoker.supersample import Head
+from support.packed_objects import value_at
+from support.supersamples import EVERY_KIND, built, every_dtype, samples_of
+
+
+def picked_from(bodies: Sequence[bytes], picks: Sequence[tuple[int, int]], gap_bytes: int = 0) -> SuperSampleRows:
+    """Rows of super-samples that lie behind one another, each ``gap_bytes`` from the last: aligned to nothing."""
+    starts = [0, *accumulate(len(body) + gap_bytes for body in bodies)]
+    which, rows = (np.array([pick[part] for pick in picks], np.int64) for part in (0, 1))
+    return SuperSampleRows(
+        memory=memoryview(bytearray().join(body + bytes(gap_bytes) for body in bodies)),
+        heads=[Head.parse(memoryview(body), len(body)) for body in bodies],
+        bases=np.array(starts[:-1], np.int64),
+        which=which,
+        rows=rows,
+        super_samples=which,
+    )
+
+
+def plain(column: Column, value: Any) -> Any:
+    """A sample's value as :func:`value_at` gives it."""
+    return value if isinstance(value, bytes | str) else np.asarray(value, column.dtype.holder).tolist()
+
+
+def assert_same(columns: Columns, schema: Schema, wanted: Sequence[dict[str, Any]]) -> None:
+    assert list(columns) == list(schema)
+    for name, column in schema.items():
+        assert len(columns[name]) == len(wanted)
+        got = [value_at(columns[name], place) for place in range(len(wanted))]
+        assert got == [plain(column, sample[name]) for sample in wanted]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # random bits are also signalling NaNs
+@pytest.mark.parametrize("gap_bytes", [0, 1, 3, 7])
+@pytest.mark.parametrize("schema", [EVERY_KIND, every_dtype()], ids=["every kind", "every dtype"])
+def test_rows_of_any_super_samples_come_in_the_order_asked_for(schema: Schema, gap_bytes: int) -> None:
+    counts = [5, 1, 9]
+    samples = [samples_of(schema, count, seed) for seed, count in enumerate(counts)]
+    bodies = [built(schema, part)[0] for part in samples]
+    everything = [(which, row) for which, count in enumerate(counts) for row in range(count)]
+    picks = random.Random(1).sample(everything, len(everything)) + everything[3:5]
+    columns = gather(picked_from(bodies, picks, gap_bytes), schema)
+    for name, column in schema.items():
+        for place, (which, row) in enumerate(picks):
+            value, wanted = columns[name][place], samples[which][row][name]
+            if column.kind in ("bytes", "text"):
+                assert value == wanted
+            else:
+                assert value.tobytes() == np.asarray(wanted, column.dtype.holder).tobytes()
+                assert value.dtype == column.dtype.holder
+
+
+def test_hundreds_of_super_samples_are_gathered_from_at_once() -> None:
+    schema = Schema({"x": stoker.Array("int32"), "t": stoker.Text()})
+    samples = [[{"x": which * 10 + row, "t": f"{which}/{row}"} for row in range(3)] for which in range(300)]
+    bodies = [built(schema, part)[0] for part in samples]
+    picks = [(which, which % 3) for which in range(299, -1, -1)]
+    columns = gather(picked_from(bodies, picks), schema)
+    assert_same(columns, schema, [samples[which][row] for which, row in picks])
+
+
+@pytest.mark.parametrize(
+    "lengths", [[0, 0, 0], [0, 5, 0], [1, 0, 0, 2], [0]], ids=["none", "in between", "behind", "one"]
+)
+def test_ragged_values_without_elements_are_empty(lengths: list[int]) -> None:
+    schema = Schema({"r": stoker.Ragged("float32", (2,)), "b": stoker.Bytes()})
+    samples = [{"r": np.full((length, 2), length, np.float32), "b": b"b" * length} for length in lengths]
+    columns = gather(picked_from([built(schema, samples)[0]], [(0, row) for row in range(len(lengths))]), schema)
+    assert_same(columns, schema, samples)
+    ragged = columns["r"]
+    assert isinstance(ragged, RaggedValues)
+    assert ragged.offsets.tolist() == [0, *accumulate(lengths)]
+    assert ragged.elements.shape == (sum(lengths), 2)
+
+
+def test_no_row_gives_empty_columns() -> None:
+    columns = gather(picked_from([built(EVERY_KIND, samples_of(EVERY_KIND, 2))[0]], []), EVERY_KIND)
+    assert {len(values) for values in columns.values()} == {0}
+
+
+def test_what_was_gathered_does_not_change_with_the_memory() -> None:
+    schema = Schema({"x": stoker.Array("uint8", (4,)), "b": stoker.Bytes()})
+    samples = [{"x": [row] * 4, "b": bytes([row]) * row} for row in range(1, 6)]
+    picked = picked_from([built(schema, samples)[0]], [(0, row) for row in range(5)])
+    columns = gather(picked, schema)
+    picked.memory[:] = bytes(len(picked.memory))
+    assert_same(columns, schema, samples)
+
+
+@pytest.mark.parametrize("row_bytes", [1, 2, 3, 8, 100, 256])
+def test_rows_are_copied_from_every_address_up_to_the_last(row_bytes: int) -> None:
+    memory = memoryview(bytearray(range(256)))
+    addresses = np.arange(256 - row_bytes + 1)
+    rows = gather_rows(memory, addresses, row_bytes)
+    assert rows.dtype == np.uint8
+    assert [row.tobytes() for row in rows] == [memory[start : start + row_bytes].tobytes() for start in addresses]
+
+
+@pytest.mark.parametrize(("address", "row_bytes"), [(249, 8), (256, 1), (0, 257), (10**12, 1)])
+def test_a_row_beyond_the_memory_is_an_index_error(address: int, row_bytes: int) -> None:
+    with pytest.raises(IndexError):
+        gather_rows(memoryview(bytearray(256)), np.array([address]), row_bytes)
+
+
+def test_a_copier_of_the_users_is_given_every_fixed_column() -> None:
+    schema = Schema({"x": stoker.Array("int16"), "y": stoker.Array("float64", (2,)), "t": stoker.Text()})
+    asked: list[int] = []
+
+    def copier(memory: memoryview, addresses: np.ndarray[Any, Any], row_bytes: int) -> np.ndarray[Any, Any]:
+        asked.append(row_bytes)
+        return gather_rows(memory, addresses, row_bytes)
+
+    samples = [{"x": 1, "y": [1.0, 2.0], "t": "a"}, {"x": 2, "y": [3.0, 4.0], "t": ""}]
+    columns = gather(picked_from([built(schema, samples)[0]], [(0, 1), (0, 0)]), schema, copier)
+    assert_same(columns, schema, samples[::-1])
+    assert asked == [2, 16]
+
+
+def test_parts_of_a_batch_are_joined_in_order_and_one_alone_is_kept() -> None:
+    schema = Schema({"x": stoker.Array("int16", (2,)), "t": stoker.Text(), "r": stoker.Ragged("uint8")})
+    samples = samples_of(schema, 7)
+    body = built(schema, samples)[0]
+    cuts = (range(3), range(0), range(3, 7))
+    parts = [gather(picked_from([body], [(0, row) for row in rows]), schema) for rows in cuts]
+    assert_same(concatenate(parts), schema, samples)
+    assert concatenate(parts[:1]) is parts[0]
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_a_ragged_value_that_is_not_there_is_an_index_error(index: int) -> None:
+    values = RaggedValues(stoker.Bytes(), np.zeros(3, np.uint8), np.array([0, 1, 3]))
+    with pytest.raises(IndexError, match=f"value {index} of a batch of 2"):
+        values[index]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_elements_have_the_holders_dtype(name: str) -> None:
+    column = stoker.Ragged(name, (2,))
+    values = RaggedValues(column, np.zeros(6 * column.dtype.size_bytes, np.uint8), np.array([0, 1, 3]))
+    assert values.elements.shape == (3, 2)
+    assert values.elements.dtype == column.dtype.holder
+    assert values[1].shape == (2, 2)
