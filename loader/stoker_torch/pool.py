@@ -68,7 +68,9 @@ class PendingBatch:
         finish: makes the batch of its samples.
     """
 
-    def __init__(self, parts: int, places: int, sample: Callable[[int], Any], finish: Callable[[list[Any]], Any]):
+    def __init__(
+        self, parts: int, places: int, sample: Callable[[int], Any], finish: Callable[[list[Any]], Any]
+    ) -> None:
         self._samples: list[Any] = [None] * places
         self._sample, self._finish = sample, finish
         self._parts_left = parts
@@ -141,7 +143,7 @@ class SamplePool:
             self._begin()
         if self._crew is None:
             self._crew = _Crew(self._workers)
-            weakref.finalize(self, self._crew.stop)
+            self._finalizer = weakref.finalize(self, self._crew.stop)
         count = len(next(iter(columns.values()))) if self._work.by_sample else 0
         size = max(1, -(-count // (self._workers * _PARTS_PER_WORKER)))
         parts = [range(start, min(start + size, count)) for start in range(0, count, size)] or [range(0)]
@@ -154,9 +156,9 @@ class SamplePool:
 
     def close(self) -> None:
         """Drop what is queued, wait for what is running and end the threads; the next batch starts new ones."""
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.stop()
+        if self._crew is not None:
+            self._crew = None
+            self._finalizer()
 
     def _sample(self, columns: Columns, name_of: NameOf, place: int) -> Any:
         """Return one sample, or what stands for a bad one."""

@@ -315,11 +315,22 @@ def test_leaving_early_leaves_no_thread(url: str, threads: None) -> None:
             break
 
 
-def test_a_forgotten_loader_leaves_no_thread(url: str, threads: None) -> None:
-    loader = Loader(url, batch_size=8)
+@pytest.mark.parametrize("settings", [{}, {"decode": {"text": len}}], ids=["plain", "pool"])
+def test_a_forgotten_loader_leaves_no_thread(url: str, threads: None, settings: Any) -> None:
+    loader = Loader(url, batch_size=8, **settings)
     next(iter(loader))
     del loader
     gc.collect()
+
+
+def test_a_loader_that_is_collected_on_its_own_thread_leaves_no_thread(url: str, threads: None) -> None:
+    loader = Loader(url, batch_size=8)
+    next(iter(loader))
+
+    async def collect() -> None:
+        loader._finalizer()
+
+    loader._thread.run(collect())
 
 
 def test_a_closed_loader_iterates_again(url: str) -> None:
