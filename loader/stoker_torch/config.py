@@ -54,7 +54,7 @@ class LoaderConfig:
         columns: which to deliver; default all.
         limit: only the first so many samples of every epoch's order.
         version: of the manifest; default the newest when the loader is made.
-        epochs: how many the run has: nothing is fetched beyond.
+        epochs: how many the run has: nothing is fetched beyond, and a loop behind the last one is empty.
         decode: column → function of one value (``bytes``, ``str`` or a tensor), run in the pool. Results that are
             tensors or arrays of one shape are stacked, others make a list.
         transform: function of one sample, a dictionary of values after ``decode``, run in the pool.
@@ -62,10 +62,11 @@ class LoaderConfig:
         batch_transform: function of a whole batch, run in the pool; the last thing done to it.
         workers: threads of the pool that runs those four; default the number of cores.
         max_bad_samples: how many samples in the run may fail in ``decode`` or ``transform``; each is replaced by
-            another of its batch and counted. Default none.
+            another of its batch and counted. Default none. What fails on a whole batch is always an error.
         with_ids: add ``"__id__"``, ``int64 [samples]``: each sample's number in the packed order.
-        pin_memory: put batches into page-locked memory.
-        reuse_buffers: gather into buffers of earlier batches that nobody holds any more.
+        pin_memory: put batches, as they are yielded, into page-locked memory; of no effect without a CUDA device.
+        reuse_buffers: gather into buffers of earlier batches that nobody holds any more. Copies to a GPU must be
+            started on the stream that is current where the loop asks for batches.
         schedule: how far ahead to fetch; default as far as the memory goes.
         fetch: deadlines, retries, hedges and concurrency.
         options: how to reach the bucket (``S3Options``, ``GcsOptions``).
