@@ -17,8 +17,8 @@ from typing import Any
 
 from stoker.checksum import crc32c
 from stoker.clock import run_virtual
-from stoker.fetch import FetchConfig, Fetcher
-from stoker.prefetch import Item, Prefetcher
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.ring import Ring
 from stoker.schedule import Continuous
 from stoker.store.protocol import ObjectInfo

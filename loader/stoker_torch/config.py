@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from stoker.errors import ConfigError
-from stoker.fetch import FetchConfig
+from stoker.fetch.fetcher import FetchConfig
 from stoker.order import Shuffle
 from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes

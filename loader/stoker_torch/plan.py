@@ -54,7 +54,7 @@ class LoaderPlan:
     def of(cls, feed: Feed, prices: Prices) -> LoaderPlan:
         """Return the plan of a feed.
 
-        Requests and bytes are expected values; :mod:`stoker.forecast` has the formulas.
+        Requests and bytes are expected values; :mod:`stoker.reading.forecast` has the formulas.
         """
         manifest, partition, order = feed.manifest, feed.partition, feed.config.order
         expected = feed.forecast()

@@ -3,7 +3,7 @@
 The loader for PyTorch is the package ``stoker_torch``.
 """
 
-from stoker.pack import Packer
+from stoker.pack.packer import Packer
 from stoker.schema import Array, Bytes, Ragged, Schema, Text
 from stoker.store import GcsOptions, S3Options, open_store
 from stoker.version import __version__

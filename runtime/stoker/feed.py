@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker.errors import BudgetError, ConfigError
-from stoker.fetch import FetchConfig, Fetcher, FetchStatistics
-from stoker.forecast import Forecast
+from stoker.fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker.gather import Columns, GatherRows, gather_rows
-from stoker.group_plan import ReadLimits
-from stoker.head_memory import HeadMemory
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
 from stoker.partition import Partition
-from stoker.read_groups import GroupReading
-from stoker.read_super_samples import SuperSampleReading
-from stoker.reading import Reading, ReadingParts
+from stoker.reading.forecast import Forecast
+from stoker.reading.group_plan import ReadLimits
+from stoker.reading.groups import GroupReading
+from stoker.reading.head_memory import HeadMemory
+from stoker.reading.protocol import Reading, ReadingParts
+from stoker.reading.super_samples import SuperSampleReading
 from stoker.ring import Ring
 from stoker.schedule import Continuous, Schedule
 from stoker.schema import Column

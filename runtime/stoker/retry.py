@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from stoker.backoff import backoff_seconds
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PreconditionFailedError, TransientError
+from stoker.fetch.backoff import backoff_seconds
 from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store
 
 __all__ = ["RetryPolicy", "RetryingReader", "RetryingStore", "holds"]

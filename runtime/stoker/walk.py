@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import StokerError
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.gather import Columns, GatherRows, concatenate, gather
 from stoker.loop_thread import LoopThread
-from stoker.prefetch import Item, Prefetcher
-from stoker.reading import Reading
+from stoker.reading.protocol import Reading
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Schedule
 from stoker.schema import Column

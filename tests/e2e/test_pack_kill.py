@@ -21,7 +21,7 @@ from support.packing import stored
 # describes: "at N" before its N-th write, "behind N" after it, "at KEY" or "behind KEY" likewise; "never".
 PROGRAM = """
 import os, signal, sys
-from stoker.pack import Packer
+from stoker.pack.packer import Packer
 from stoker.schema import Array, Bytes
 from stoker.store.local import LocalStore
 

@@ -6,8 +6,8 @@ import asyncio
 import random
 
 from stoker.clock import run_virtual
-from stoker.fetch import FetchConfig, Fetcher
-from stoker.prefetch import Item, Prefetcher
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.ring import Ring
 from stoker.schedule import Continuous
 from support.faulty_store import FAULTS, FaultyStore, Weather, pin

@@ -10,8 +10,8 @@ import pytest
 
 from stoker.clock import run_virtual
 from stoker.errors import FetchError
-from stoker.fetch import FetchConfig, Fetcher
-from stoker.prefetch import Item, Prefetcher
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.ring import Ring
 from stoker.schedule import Continuous
 from support.faulty_store import FaultyStore, Weather, pin

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from stoker import fetch as fetch_module
-from stoker import range_reader
 from stoker.clock import VirtualClockError, run_virtual
 from stoker.errors import StoreError
-from stoker.fetch import CopiedBucketWarning, FetchConfig, Fetcher
-from stoker.prefetch import Item, Prefetcher
+from stoker.fetch import fetcher as fetch_module
+from stoker.fetch import range_reader
+from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from support.faulty_store import FAULTS, FaultyStore, Weather, pin

@@ -13,15 +13,15 @@ import pytest
 
 from stoker.clock import run_virtual
 from stoker.errors import CredentialsError, FetchError, ObjectChangedError
-from stoker.fetch import CopiedBucketWarning, FetchConfig, Fetcher
+from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.gather import gather
-from stoker.group_plan import ReadLimits
-from stoker.group_steps import Group
 from stoker.order import OrderConfig
 from stoker.partition import Partition
-from stoker.prefetch import Item, Prefetcher
-from stoker.read_groups import GroupReading
-from stoker.reading import ReadingParts
+from stoker.reading.group_plan import ReadLimits
+from stoker.reading.group_steps import Group
+from stoker.reading.groups import GroupReading
+from stoker.reading.protocol import ReadingParts
 from stoker.ring import Ring
 from stoker.schedule import Continuous
 from stoker.schema import Array, Bytes, Schema

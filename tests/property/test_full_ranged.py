@@ -18,12 +18,12 @@ from stoker.budget import most_sample_bytes, plan_group_slots
 from stoker.errors import BudgetError
 from stoker.feed import Batch, Feed, FeedConfig
 from stoker.gather import RaggedValues
-from stoker.group_plan import MOST_SAMPLES, ReadLimits, plan_reads
-from stoker.group_steps import Group, GroupSteps
 from stoker.loop_thread import LoopThread
 from stoker.order import Order, OrderConfig
 from stoker.partition import Partition
 from stoker.prices import Prices
+from stoker.reading.group_plan import MOST_SAMPLES, ReadLimits, plan_reads
+from stoker.reading.group_steps import Group, GroupSteps
 from stoker.schema import Schema
 from stoker.steps import PlannedStep, Steps, Stretch
 from stoker_torch import Loader

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from stoker import catalog
 from stoker.errors import ServerError, StoreError
 from stoker.manifest import Manifest
-from stoker.pack import AsyncPacker
-from stoker.packplan import PackConfig
+from stoker.pack.packer import AsyncPacker
+from stoker.pack.plan import PackConfig
 from stoker.retry import RetryPolicy
 from stoker.schema import Array, Bytes, Schema
 from stoker.store import open_store

@@ -23,7 +23,7 @@ from stoker.errors import (
     ObjectChangedError,
     StoreError,
 )
-from stoker.fetch import CopiedBucketWarning, FetchConfig, Fetcher, RangePart
+from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher, RangePart
 from stoker.ring import Ring, RingStateError
 from stoker.tier import ObjectRef, Tier
 from support.faulty_store import FaultyStore, Weather, pin

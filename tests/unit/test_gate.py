@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from stoker.aimd import Aimd
 from stoker.clock import run_virtual
-from stoker.gate import Gate
+from stoker.fetch.aimd import Aimd
+from stoker.fetch.gate import Gate
 
 
 def test_urgent_requests_pass_others_that_keep_their_order() -> None:

@@ -13,7 +13,7 @@ import pytest
 import stoker
 from stoker.dtypes import DTYPES
 from stoker.gather import Columns, RaggedValues, concatenate, gather, gather_rows
-from stoker.read_super_samples import SuperSampleRows
+from stoker.reading.super_samples import SuperSampleRows
 from stoker.schema import Column, Schema
 from stoker.supersample import Head
 from support.packed_objects import value_at

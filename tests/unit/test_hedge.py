@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.hedge import HedgeBudget, TransferTimes
+from stoker.fetch.hedge import HedgeBudget, TransferTimes
 
 
 @given(st.lists(st.booleans(), max_size=300), st.floats(0.0, 1.0), st.integers(1, 5))

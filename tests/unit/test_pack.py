@@ -27,9 +27,9 @@ from stoker.errors import (
 )
 from stoker.maintenance import gc
 from stoker.manifest import POINTER_KEY, Manifest
-from stoker.pack import AsyncPacker, Packer, PackProgress
-from stoker.packplan import PackConfig
-from stoker.packrecord import PackRecord, record_key
+from stoker.pack.packer import AsyncPacker, Packer, PackProgress
+from stoker.pack.plan import PackConfig
+from stoker.pack.record import PackRecord, record_key
 from stoker.schema import Array, Schema
 from stoker.store.protocol import Store
 from stoker.supersample import SuperSample

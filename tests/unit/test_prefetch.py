@@ -10,8 +10,8 @@ import pytest
 
 from stoker.clock import run_virtual
 from stoker.errors import ConfigError, FetchError, NotFoundError, StokerError
-from stoker.fetch import FetchConfig, Fetcher
-from stoker.prefetch import Item, Prefetcher
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker.tier import ObjectRef

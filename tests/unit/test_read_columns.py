@@ -13,12 +13,12 @@ import pytest
 import stoker
 from stoker.clock import run_virtual
 from stoker.errors import FetchError, FormatError
-from stoker.fetch import FetchConfig, Fetcher
-from stoker.fetch_config import GAP_BYTES
+from stoker.fetch.config import GAP_BYTES
+from stoker.fetch.fetcher import FetchConfig, Fetcher
 from stoker.gather import gather
 from stoker.manifest import Manifest
-from stoker.read_super_samples import SuperSampleReading, column_parts
-from stoker.reading import ReadingParts
+from stoker.reading.protocol import ReadingParts
+from stoker.reading.super_samples import SuperSampleReading, column_parts
 from stoker.ring import Ring
 from stoker.schema import Schema
 from stoker.supersample import Head

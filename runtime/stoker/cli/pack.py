@@ -14,7 +14,7 @@ from stoker.cli.flags import add_store_options, positive, size, store_options
 from stoker.cli.output import printable
 from stoker.errors import ConfigError
 from stoker.manifest import Manifest
-from stoker.pack import AsyncPacker, PackConfig, PackProgress
+from stoker.pack.packer import AsyncPacker, PackConfig, PackProgress
 from stoker.progress import Amount, Progress
 from stoker.sizes import format_bytes
 from stoker.sources import KINDS, Source, open_source

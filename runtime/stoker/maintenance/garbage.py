@@ -11,7 +11,7 @@ from stoker.bounded import for_each
 from stoker.errors import ConfigError, NotFoundError, PackError
 from stoker.maintenance.inspection import Place, list_super_samples
 from stoker.manifest import Manifest, version_key
-from stoker.packlog import Logged, list_records
+from stoker.pack.log import Logged, list_records
 from stoker.retry import RetryingStore
 from stoker.store.protocol import ObjectInfo, Store
 

@@ -24,8 +24,8 @@ from stoker.errors import (
 )
 from stoker.maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
 from stoker.manifest import Manifest, PackRun, Rows, object_key
-from stoker.packlog import list_records
-from stoker.packrecord import PackRecord
+from stoker.pack.log import list_records
+from stoker.pack.record import PackRecord
 from stoker.retry import RetryingReader
 from stoker.schema import Schema
 from stoker.store.protocol import ObjectInfo, Readable, Store

@@ -11,7 +11,7 @@ import pytest
 
 import stoker
 from stoker.errors import FetchError, NotFoundError, SampleError, StoreError
-from stoker.fetch import FetchConfig
+from stoker.fetch.fetcher import FetchConfig
 from stoker_torch import Loader
 from support.datasets import SCHEMA, sample_of
 
@@ -56,7 +56,7 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-@pytest.mark.filterwarnings("ignore::stoker.fetch.CopiedBucketWarning")  # a file put back is another one
+@pytest.mark.filterwarnings("ignore::stoker.fetch.fetcher.CopiedBucketWarning")  # a file put back is another one
 @pytest.mark.parametrize(
     "settings", [{}, {"transform": only_x}, {"batch_transform": only_x}], ids=["plain", "pool", "batch"]
 )

@@ -22,7 +22,7 @@ from stoker.errors import (
 )
 from stoker.maintenance import BadObject, gc, rebuild_manifest, verify
 from stoker.manifest import POINTER_KEY, PackRun, Rows, object_key, version_key
-from stoker.packrecord import PackRecord, record_key
+from stoker.pack.record import PackRecord, record_key
 from stoker.schema import Array, Bytes, Schema
 from stoker.store import open_store
 from stoker.store.protocol import ObjectInfo, Store

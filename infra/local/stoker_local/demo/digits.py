@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from stoker.images import ImageDecoder
 from stoker.manifest import Manifest
-from stoker.pack import AsyncPacker, PackConfig
+from stoker.pack.packer import AsyncPacker, PackConfig
 from stoker.sources import open_source
 from stoker.store import open_store
 from stoker.task_group import task_group

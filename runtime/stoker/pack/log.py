@@ -12,7 +12,7 @@ from stoker.errors import (
     PackError,
     PreconditionFailedError,
 )
-from stoker.packrecord import PackRecord, record_key
+from stoker.pack.record import PackRecord, record_key
 from stoker.retry import RetryingReader, RetryingStore
 from stoker.store.protocol import Readable, Store
 

@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.group_plan import MOST_SAMPLES
 from stoker.order import Order
 from stoker.partition import Step
+from stoker.reading.group_plan import MOST_SAMPLES
 from stoker.steps import PlannedStep, Rows, Segment, Stretch, walk_epochs
 
 __all__ = ["Group", "GroupSteps"]

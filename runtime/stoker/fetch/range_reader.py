@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from stoker.aimd import Aimd
-from stoker.backoff import backoff_seconds
 from stoker.errors import (
     DeadlineError,
     FetchError,
@@ -24,10 +22,12 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
-from stoker.fetch_config import FetchConfig
-from stoker.fetch_statistics import FetchStatistics, FetchTally
-from stoker.gate import Gate
-from stoker.hedge import HedgeBudget, TransferTimes
+from stoker.fetch.aimd import Aimd
+from stoker.fetch.backoff import backoff_seconds
+from stoker.fetch.config import FetchConfig
+from stoker.fetch.gate import Gate
+from stoker.fetch.hedge import HedgeBudget, TransferTimes
+from stoker.fetch.statistics import FetchStatistics, FetchTally
 from stoker.ring import Ring
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group

@@ -1,7 +1,7 @@
 """How a rank's samples come into memory: what the prefetcher's items are, how one is read, and where its rows lie then.
 
-There are two ways: whole super-samples, or what is wanted of them (:mod:`stoker.read_super_samples`); and groups of
-samples from anywhere (:mod:`stoker.read_groups`). What is delivered does not depend on the way.
+There are two ways: whole super-samples, or what is wanted of them (:mod:`stoker.reading.super_samples`); and groups of
+samples from anywhere (:mod:`stoker.reading.groups`). What is delivered does not depend on the way.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.fetch import Fetcher
-from stoker.forecast import Forecast
+from stoker.fetch.fetcher import Fetcher
+from stoker.fetch.prefetcher import SlotReader
 from stoker.gather import PickedRows
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
 from stoker.partition import Partition
-from stoker.prefetch import SlotReader
+from stoker.reading.forecast import Forecast
 from stoker.ring import Ring
 from stoker.schema import Column
 from stoker.steps import StepSource, Stretch

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.bounded import for_each
-from stoker.fetch import Fetcher
+from stoker.fetch.fetcher import Fetcher
 from stoker.gather import gather_rows
-from stoker.heads import fetch_head
 from stoker.manifest import Manifest
+from stoker.reading.heads import fetch_head
 from stoker.ring import ALIGNMENT_BYTES, anonymous_memory
 from stoker.schema import Column
 from stoker.supersample import CHECKSUMS

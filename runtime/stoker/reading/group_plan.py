@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan
-from stoker.fetch_config import GAP_BYTES
+from stoker.fetch.config import GAP_BYTES
 
 __all__ = ["MOST_SAMPLES", "ReadLimits", "Reads", "plan_reads"]
 

@@ -1,10 +1,10 @@
 """Packing: samples in, super-samples into a store, and a manifest at the very end.
 
-What is packed is decided in :mod:`stoker.packplan`, where it is cut in :mod:`stoker.cutter`; here it is carried out.
-Super-samples are uploaded side by side and counted in order: those without a gap from the first are the run's durable
-prefix. The run's record tells it, rewritten when the prefix has grown by a sixteenth, so that the records' bytes stay
-proportional to the manifest's. A resumed pack cuts the prefix again and compares it with the record instead of
-uploading it, so a source that changed meanwhile is found at the first super-sample that differs.
+What is packed is decided in :mod:`stoker.pack.plan`, where it is cut in :mod:`stoker.pack.cutter`; here it is carried
+out. Super-samples are uploaded side by side and counted in order: those without a gap from the first are the run's
+durable prefix. The run's record tells it, rewritten when the prefix has grown by a sixteenth, so that the records'
+bytes stay proportional to the manifest's. A resumed pack cuts the prefix again and compares it with the record instead
+of uploading it, so a source that changed meanwhile is found at the first super-sample that differs.
 
 An object is only ever written where there is none, and the manifest comes last: nothing that can be read changes.
 """
@@ -21,14 +21,14 @@ from types import TracebackType
 from typing import Literal
 
 from stoker import catalog
-from stoker.cutter import Cut
 from stoker.errors import ConfigError, PackError, PreconditionFailedError, StokerError
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest, object_key
-from stoker.packlog import Journal
-from stoker.packplan import PackConfig, plan_pack
-from stoker.packrecord import record_key
-from stoker.packrun import PackRunner, source_changed
+from stoker.pack.cutter import Cut
+from stoker.pack.log import Journal
+from stoker.pack.plan import PackConfig, plan_pack
+from stoker.pack.record import record_key
+from stoker.pack.run import PackRunner, source_changed
 from stoker.retry import RetryingStore, holds
 from stoker.schema import Column, Schema
 from stoker.store import open_store

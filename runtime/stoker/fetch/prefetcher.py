@@ -39,7 +39,7 @@ class Item(Generic[Ref]):
 
 
 class SlotReader(Protocol[Wanted]):
-    """Fills slots of a ring; a :class:`~stoker.fetch.Fetcher` is one."""
+    """Fills slots of a ring; a :class:`~stoker.fetch.fetcher.Fetcher` is one."""
 
     async def fetch(self, ref: Wanted, *, urgent: bool = False) -> int:
         """Return a READY slot with what ``ref`` names, verified.

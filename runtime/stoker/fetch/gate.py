@@ -7,7 +7,7 @@ import heapq
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from stoker.aimd import Aimd
+from stoker.fetch.aimd import Aimd
 
 __all__ = ["Gate"]
 

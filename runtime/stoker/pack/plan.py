@@ -12,8 +12,8 @@ from typing import Literal
 from stoker import catalog
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 from stoker.manifest import Manifest
-from stoker.packlog import list_records
-from stoker.packrecord import MODES, PackRecord, record_key, run_id, run_prefix
+from stoker.pack.log import list_records
+from stoker.pack.record import MODES, PackRecord, record_key, run_id, run_prefix
 from stoker.retry import RetryingReader, RetryPolicy
 from stoker.schema import Schema
 from stoker.store.protocol import Readable

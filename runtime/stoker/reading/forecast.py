@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.group_plan import MOST_SAMPLES, ReadLimits
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
 from stoker.partition import Partition
+from stoker.reading.group_plan import MOST_SAMPLES, ReadLimits
 from stoker.schema import Column
 from stoker.supersample import is_small
 

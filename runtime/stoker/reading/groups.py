@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from stoker.bounded import for_each
 from stoker.checksum import crc32c
 from stoker.errors import ChecksumError
-from stoker.fetch import RangePart
-from stoker.forecast import Forecast, forecast_groups
-from stoker.group_plan import ReadLimits, Reads, plan_reads
-from stoker.group_steps import Group, GroupSteps
-from stoker.head_memory import HeadMemory
+from stoker.fetch.fetcher import RangePart
 from stoker.order import OrderConfig
 from stoker.partition import Partition
-from stoker.reading import ReadingParts
+from stoker.reading.forecast import Forecast, forecast_groups
+from stoker.reading.group_plan import ReadLimits, Reads, plan_reads
+from stoker.reading.group_steps import Group, GroupSteps
+from stoker.reading.head_memory import HeadMemory
+from stoker.reading.protocol import ReadingParts
 from stoker.ring import RingStateError
 from stoker.schema import Column
 from stoker.steps import Stretch
@@ -28,7 +28,7 @@ __all__ = ["GroupReading"]
 
 
 class GroupReading:
-    """A :class:`~stoker.reading.Reading` whose items are groups; the heads of all super-samples stay in memory.
+    """A :class:`~stoker.reading.protocol.Reading` whose items are groups; all heads stay in memory.
 
     Args:
         parts: what to read with.

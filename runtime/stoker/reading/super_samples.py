@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.fetch import RangePart
-from stoker.fetch_config import GAP_BYTES
-from stoker.forecast import Forecast, mean_row_bytes, super_samples_read
+from stoker.fetch.config import GAP_BYTES
+from stoker.fetch.fetcher import RangePart
 from stoker.gather import gather_rows
-from stoker.heads import fetch_head, open_head
 from stoker.order import OrderConfig
 from stoker.partition import Partition
-from stoker.reading import ReadingParts
+from stoker.reading.forecast import Forecast, mean_row_bytes, super_samples_read
+from stoker.reading.heads import fetch_head, open_head
+from stoker.reading.protocol import ReadingParts
 from stoker.ring import RingStateError
 from stoker.schema import Column
 from stoker.steps import Steps, Stretch
@@ -46,7 +46,7 @@ def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
 
 
 class SuperSampleReading:
-    """A :class:`~stoker.reading.Reading` whose items are super-samples, by manifest row."""
+    """A :class:`~stoker.reading.protocol.Reading` whose items are super-samples, by manifest row."""
 
     def __init__(self, parts: ReadingParts) -> None:
         self._parts = parts

@@ -10,9 +10,9 @@ from itertools import count, pairwise
 
 from stoker.checksum import crc32c
 from stoker.errors import BudgetError, ChecksumError, FetchError, ObjectChangedError, StokerError, StoreError
-from stoker.fetch_config import FetchConfig
-from stoker.fetch_statistics import FetchStatistics, FetchTally
-from stoker.range_reader import Pursuit, RangePart, RangeReader
+from stoker.fetch.config import FetchConfig
+from stoker.fetch.range_reader import Pursuit, RangePart, RangeReader
+from stoker.fetch.statistics import FetchStatistics, FetchTally
 from stoker.ring import Ring, RingStateError
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group

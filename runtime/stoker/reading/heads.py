@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.checksum import crc32c
 from stoker.errors import ChecksumError, FormatError
-from stoker.fetch import Fetcher, RangePart
+from stoker.fetch.fetcher import Fetcher, RangePart
 from stoker.manifest import Manifest
 from stoker.supersample import Head
 
@@ -31,7 +31,7 @@ async def fetch_head(fetcher: Fetcher, manifest: Manifest, row: int, into: memor
     """Read a super-sample's head into the start of ``into``, verified by its checksum in the manifest.
 
     Raises:
-        StoreError: it could not be had; see :meth:`stoker.fetch.Fetcher.fetch_ranges`.
+        StoreError: it could not be had; see :meth:`stoker.fetch.fetcher.Fetcher.fetch_ranges`.
         FormatError: it is not a head, or not what the manifest says.
     """
     size_bytes, wanted = int(manifest.rows.head_bytes[row]), int(manifest.rows.head_crc32c[row])

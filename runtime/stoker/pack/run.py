@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stoker.cutter import Cutter
 from stoker.errors import DatasetExistsError, PackError
 from stoker.manifest import Manifest, PackRun, Rows
-from stoker.packlog import Journal
-from stoker.packplan import PackConfig, PackPlan
+from stoker.pack.cutter import Cutter
+from stoker.pack.log import Journal
+from stoker.pack.plan import PackConfig, PackPlan
 from stoker.supersample import Packed
 
 __all__ = ["PackRunner", "source_changed"]
