@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from stoker_local import BucketConfig, BucketSpec, KeyPair, bucket_process
-from support.local_bucket import s3_client
+from support.local_bucket import s3_client, signed_request
 
 COMMAND = [sys.executable, "-m", "stoker_local", "bucket"]
 
@@ -38,6 +39,23 @@ def test_the_program_says_where_it_is_and_ends_cleanly_on_a_signal(number: signa
         process.send_signal(number)
         assert process.communicate(timeout=20) == ("", "")
     assert process.returncode == 0
+
+
+def test_the_program_says_nothing_of_clients_that_vanish_in_mid_body() -> None:
+    command = [*COMMAND, "--bucket", "one"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        served = Served(process)
+        with s3_client(served) as client:
+            client.put_object(Bucket="one", Key="large", Body=bytes(16 << 20))
+        address = urlsplit(served.url)
+        for read_bytes in (0, 1 << 10, 1 << 20, 4 << 20) * 10:
+            with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+                connection.sendall(signed_request(f"{served.url}/one/large"))
+                while read_bytes > 0:
+                    read_bytes -= len(connection.recv(read_bytes))
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        process.terminate()
+        assert process.communicate(timeout=20) == ("", "")
 
 
 def test_a_folder_is_served_as_buckets(tmp_path: Path) -> None:

@@ -151,9 +151,14 @@ class Wire(asyncio.BufferedProtocol):
         return body
 
     async def write(self, data: Body) -> None:
-        """Write, and return once the transport holds none of it; slices as it goes, copies nothing that fits."""
+        """Write, and return once the transport holds none of it; slices as it goes, copies nothing that fits.
+
+        Once the connection is lost, the rest is dropped: asyncio would complain, and the task is about to end.
+        """
         view = memoryview(data)
         for start in range(0, len(view), _SLICE_BYTES):
+            if self._transport.is_closing():
+                return
             self._transport.write(view[start : start + _SLICE_BYTES])
             if self._drained is not None:
                 await self._drained
