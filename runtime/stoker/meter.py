@@ -39,7 +39,6 @@ class Reading:
     Attributes:
         url: the store it counts for.
         egress: where its reader is.
-        emulated: True if an endpoint of one's own answers, so that dollars are what the cloud would have asked.
         requests: started, by operation; failed and cancelled ones too.
         not_billed: of them, those that the store refused or failed to serve.
         failed: how many ended with an error.
@@ -51,7 +50,6 @@ class Reading:
 
     url: str
     egress: Egress
-    emulated: bool
     requests: Mapping[Operation, int]
     not_billed: Mapping[Operation, int]
     failed: int
@@ -81,16 +79,15 @@ class Meter:
     Args:
         url: of the store.
         egress: where its reader is.
-        emulated: True if the store answers at an endpoint of one's own.
 
     Raises:
         ConfigError: ``egress`` is none of the known classes.
     """
 
-    def __init__(self, url: str, *, egress: Egress = "same_region", emulated: bool = False) -> None:
+    def __init__(self, url: str, *, egress: Egress = "same_region") -> None:
         if egress not in get_args(Egress):
             raise ConfigError(f"egress {egress!r} is not one of {', '.join(get_args(Egress))}")
-        self._url, self._egress, self._emulated = url, egress, emulated
+        self._url, self._egress = url, egress
         self._requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
         self._not_billed: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
         self._failed = self._cancelled = 0
@@ -138,7 +135,6 @@ class Meter:
         return Reading(
             url=self._url,
             egress=self._egress,
-            emulated=self._emulated,
             requests=dict(self._requests),
             not_billed=dict(self._not_billed),
             failed=self._failed,

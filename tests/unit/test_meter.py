@@ -204,14 +204,6 @@ def test_egress_is_priced_by_where_the_reader_is() -> None:
         Meter("s3://bucket", egress="moon")  # type: ignore[arg-type]
 
 
-def test_an_emulated_store_is_priced_as_its_cloud_and_says_so() -> None:
-    meter = Meter("s3://bucket", emulated=True)
-    with meter.request(Operation.GET):
-        pass
-    assert meter.reading().emulated
-    assert meter.reading().dollars(PRICES) == pytest.approx(4e-7)
-
-
 def test_a_local_store_costs_nothing() -> None:
     meter = Meter("/data/train", egress="internet")
     with meter.request(Operation.PUT):

@@ -44,7 +44,6 @@ def read_counts(url: str, counts: Mapping[str, Any]) -> Reading:
     return Reading(
         url=url,
         egress="same_region",
-        emulated=True,
         requests=requests,
         not_billed=Counter(),
         failed=0,
