@@ -94,8 +94,13 @@ class LoaderPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.samples:,} samples in {self.super_samples:,} super-samples, {self.steps:,} steps an epoch; "
+            f"{_counted(self.samples, 'sample')} in {_counted(self.super_samples, 'super-sample')}, "
+            f"{_counted(self.steps, 'step')} an epoch; "
             f"shuffle {self.shuffle}, window {self.window}, lanes {self.lanes_read} of {self.lanes}; "
-            f"{self.get_requests:,} GETs, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
+            f"{_counted(self.get_requests, 'GET')}, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
             f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots{' of groups' if self.by_groups else ''})"
         )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -15,6 +15,8 @@ __all__ = ["LoaderStatistics"]
 class LoaderStatistics:
     """Counts since the loader was made.
 
+    A loaded state with other lanes or of another version begins the counts of fetching anew.
+
     Attributes:
         batches: yielded.
         samples: yielded.

@@ -105,7 +105,7 @@ def plan_slots(
             f"{format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}) or a smaller window"
         )
     epoch_items = -(-len(manifest) // partition.world_size) + partition.lanes_touched()
-    hedge_slots = max(1, min(slots, needed + epoch_items) // _HEDGE_SHARE)
+    hedge_slots = max(1, min(min(slots, needed + epoch_items) // _HEDGE_SHARE, slots - needed - 1))
     return SlotPlan(
         slots=min(slots, needed + epoch_items + hedge_slots),
         slot_bytes=slot_bytes,

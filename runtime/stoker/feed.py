@@ -220,7 +220,8 @@ class Feed:
     @property
     def place(self) -> tuple[int, int] | None:
         """The epoch and position that the walk under way would deliver next, None if there is none."""
-        return self._place if self._walk is not None and self._pid == os.getpid() else None
+        walk = self._walk
+        return self._place if walk is not None and not walk.is_closed and self._pid == os.getpid() else None
 
     def start(self, epoch: int, position: int = 0) -> None:
         """Go to a position of an epoch, over all ranks; fetching begins. A walk that is under way is ended.
@@ -255,6 +256,7 @@ class Feed:
                 statistics=self._waits,
             )
         )
+        self._walk.start()
 
     def next(self) -> Batch | None:
         """Return the next batch, or None where the run ends.
@@ -299,9 +301,9 @@ class Feed:
 
     def stop(self) -> None:
         """End the walk that is under way, if any: nothing is fetched any more. Idempotent."""
-        walk, self._walk = self._walk, None
-        if walk is not None and self._pid == os.getpid():
-            walk.close()
+        if self._walk is not None and self._pid == os.getpid():
+            self._walk.close()
+        self._walk = None  # only now: a close that was interrupted is repeated by the next start or stop
 
     def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
         """Return the number of each sample of a batch in the packed order, ``int64 [samples]``."""

@@ -103,7 +103,11 @@ class _Batch:
 
 
 class Walk(Generic[Ref]):
-    """Fetches from the moment it is made, until :meth:`close`."""
+    """Fetches from :meth:`start` until :meth:`close`.
+
+    Made, started and closed apart, so that an interrupt (Ctrl-C) between any two instructions leaves nothing that its
+    owner does not know of.
+    """
 
     def __init__(self, parts: WalkParts[Ref]) -> None:
         self._parts = parts
@@ -115,7 +119,12 @@ class Walk(Generic[Ref]):
         self._prefetcher = Prefetcher(
             parts.reading, parts.ring, parts.schedule, self._next_item, hedge_slots=parts.hedge_slots
         )
-        self._running = parts.thread.run(self._started())
+        self._running: asyncio.Task[None] | None = None
+        self.is_closed = False
+
+    def start(self) -> None:
+        """Begin to fetch; does not wait."""
+        self._parts.thread.call(self._run())
 
     def next(self) -> Gathered | None:
         """Return the samples of the next step, or None where the run ends.
@@ -157,15 +166,18 @@ class Walk(Generic[Ref]):
             return True
 
     def close(self) -> None:
-        """End the fetching, wait until nothing writes to the ring, and free all its slots."""
-        self._parts.thread.run(self._ended())
+        """End the fetching, wait until nothing writes to the ring, and free its slots. If interrupted, call again."""
+        self.is_closed = True
+        self._parts.thread.run(self._end())
 
-    async def _started(self) -> asyncio.Task[None]:
-        return asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher")
+    async def _run(self) -> None:
+        if not self.is_closed:
+            self._running = asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher")
 
-    async def _ended(self) -> None:
-        self._running.cancel()
-        await asyncio.gather(self._running, return_exceptions=True)  # an error of its own reached the consumer
+    async def _end(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)  # an error of its own reached the consumer
         self._prefetcher.release_all()
 
     def _next_item(self) -> Item[Ref] | None:

@@ -236,3 +236,35 @@ after = used()
 print((after[0] - before[0]) * unit_bytes < 8_000_000, after[1:] == before[1:])
 """
     assert quiet(body, url, tmp_path) == "True True\n"
+
+
+def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing(url: str, tmp_path: Path) -> None:
+    body = """
+    import random
+    loader = Loader(URL, batch_size=7, memory="12KB", window=2, seed=3)
+    want = [batch["x"].tolist() for _ in range(3) for batch in loader]
+    loader.set_epoch(0)
+    got, moments, interrupts = [], random.Random(1), 0
+    while len(got) < len(want):
+        timer = threading.Timer(moments.random() * 0.03, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            try:
+                timer.start()
+                while len(got) < len(want):
+                    for batch in loader:
+                        got.append(batch["x"].tolist())
+            finally:
+                timer.join()
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            interrupts += 1
+        state = loader.state_dict()
+        done = state["epoch"] * len(loader) + -(-state["position"] // 7)
+        got += want[len(got) : done]  # a batch may be yielded, and the interrupt come before it is kept
+        assert len(got) == done
+        loader.load_state_dict(state)
+    assert got == want and interrupts
+    loader.close()
+    assert threading.enumerate() == [threading.main_thread()]
+    """
+    run(body, url, tmp_path)

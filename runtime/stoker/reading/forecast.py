@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,16 +35,33 @@ class Forecast:
 def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Partition) -> int:
     """Return how many super-samples a rank is expected to read in an epoch.
 
-    Of ``full`` those with one of the rank's samples at least, ``n (1 - (1 - share)**rows)``; else its share of them,
-    and one more for each lane, where that is cut.
+    Of ``full`` those with one of the rank's samples at least, ``n (1 - (1 - share)**rows)``; else those that its lanes
+    come to, and one more for each lane, where that is cut.
     """
     count = len(manifest)
+    fraction = partition.samples / manifest.samples
     if order.shuffle == "full":
-        share = min(1.0, partition.samples / partition.world_size / manifest.samples)
+        share = min(1.0, fraction / partition.world_size)
         return round(count * (1.0 - float((1.0 - share) ** (manifest.samples / count))))
+    pieces = count / partition.lanes
     touched = partition.lanes_touched()
-    share = touched / partition.lanes * partition.samples / max(1, manifest.samples)
-    return min(count, round(count * share) + (touched if partition.lanes > 1 else 0))
+    begun = min(pieces, _pieces_begun(order, pieces, pieces * fraction))
+    return min(count, round(touched * begun) + (touched if partition.lanes > 1 else 0))
+
+
+def _pieces_begun(order: OrderConfig, pieces: float, delivered: float) -> float:
+    """Return how many pieces of a lane have begun when the samples of ``delivered`` pieces have been delivered.
+
+    ``window`` deals a piece to ``G`` blocks, so its first blocks are small: ``m`` of them hold ``m (m + 1) / 2 G``
+    pieces up to ``m = G``, and one more each from there on.
+    """
+    if order.shuffle == "block":
+        return math.ceil(delivered / order.window) * order.window
+    parts = min(order.window, max(1, int(pieces) // 2)) if order.shuffle == "window" else 1
+    ramp = (parts + 1) / 2
+    if delivered <= ramp:
+        return math.ceil((math.sqrt(1 + 8 * parts * delivered) - 1) / 2)
+    return math.ceil(delivered - ramp) + parts
 
 
 def forecast_groups(

@@ -1,0 +1,45 @@
+"""What an epoch is expected to take, against what walking it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.manifest import Manifest, PackRun, Rows
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.reading.forecast import super_samples_read
+from stoker.schema import Array, Schema
+from stoker.steps import Steps, Stretch
+
+
+def manifest(super_samples: int, samples_each: int) -> Manifest:
+    column = np.full(super_samples, 1000, "<u4")
+    rows = Rows(
+        size_bytes=column,
+        samples=np.full(super_samples, samples_each, "<u4"),
+        head_bytes=column // 10,
+        head_crc32c=column,
+        crc32c=column,
+        tags=np.zeros((super_samples, 16), np.uint8),
+    )
+    schema = Schema({"x": Array("int64")})
+    return Manifest(
+        dataset="d", version=1, schema=schema, rows=rows, runs=(PackRun("0123456789abcdef", 0, super_samples),)
+    )
+
+
+@pytest.mark.parametrize("shuffle", ["none", "block", "window"])
+@pytest.mark.parametrize("limit", [40, 200, 552, 1400])  # whole steps: a short last one reads some again
+@pytest.mark.parametrize(("lanes", "world_size"), [(1, 1), (4, 2), (4, 4)])
+def test_the_super_samples_of_an_epoch_are_foreseen(shuffle: Any, limit: int, lanes: int, world_size: int) -> None:
+    index = manifest(super_samples=56, samples_each=25)
+    order = OrderConfig(seed=1, shuffle=shuffle, window=6, lanes=lanes)
+    partition = Partition(samples=limit, lanes=lanes, batch_size=4, rank=0, world_size=world_size)
+    steps = Steps(index.rows.samples, Stretch(order=order, partition=partition, epoch=0, position=0, end_epoch=1))
+    walked = 0
+    while (step := steps.next()) is not None:
+        walked += len(step.first_uses)
+    assert super_samples_read(index, order, partition) == pytest.approx(walked, abs=2 * lanes / world_size + 1)
