@@ -126,6 +126,13 @@ def test_a_pure_module_waits_for_nothing(name: str) -> None:
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)]
 
 
+@pytest.mark.parametrize("name", sorted(set(EVERY_MODULE) - {"stoker.task_group"}))
+def test_no_module_makes_a_task_group_that_hides_the_type_of_its_failure(name: str) -> None:
+    calls = (node for node in ast.walk(ast.parse(EVERY_MODULE[name].read_text())) if isinstance(node, ast.Call))
+    plain = [call.lineno for call in calls if ast.unparse(call.func).rpartition(".")[2] == "TaskGroup"]
+    assert not plain, f"{name}: use stoker.task_group; asyncio's own raises an ExceptionGroup"
+
+
 def test_importing_the_runtime_loads_no_torch_no_cloud_sdk_and_no_image_codec() -> None:
     program = (
         f"import importlib, sys\nfor name in {sorted(set(modules('stoker')) - ADAPTERS)!r}:\n"
