@@ -34,7 +34,7 @@ FLOORS = {
     "pure": """budget checksum feistel gather images manifest meter order partition philox prices ring schedule sizes
         steps supersample tensorfile tier
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
-        pack.cutter pack.record
+        pack.cutter pack.difference pack.record
         reading.forecast reading.group_plan reading.group_steps""",
     "waiting": "bounded clock loop_thread progress task_group fetch.gate",
     "stores": "store retry",

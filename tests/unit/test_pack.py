@@ -338,7 +338,10 @@ def test_append_needs_a_data_set_of_the_same_schema() -> None:
         with pytest.raises(NotFoundError, match="mode='create'"):
             await pack(store, numbered(5), mode="append")
         await pack(store, numbered(5))
-        with pytest.raises(SchemaError, match="own columns"):
+        with pytest.raises(
+            SchemaError,
+            match="in the order label, data, not data, label; append samples with the data set's own columns",
+        ):
             await pack(store, [], mode="append", schema=Schema({name: SCHEMA[name] for name in reversed(list(SCHEMA))}))
 
     run(main())

@@ -12,6 +12,7 @@ from typing import Literal
 from stoker import catalog
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 from stoker.manifest import Manifest
+from stoker.pack.difference import schema_difference
 from stoker.pack.log import list_records
 from stoker.pack.record import MODES, PackRecord, record_key, run_id, run_prefix
 from stoker.retry import RetryingReader, RetryPolicy
@@ -125,7 +126,8 @@ def _check_can_append(store: Readable, config: PackConfig, base: Manifest | None
         raise NotFoundError(f"there is no data set at {store.url} to append to; use mode='create'")
     if base.schema != config.schema:
         raise SchemaError(
-            f"the data set at {store.url} has schema {base.schema.to_json()}, not {config.schema.to_json()}; "
+            f"the samples are not as those of the data set at {store.url}: they have "
+            f"{schema_difference(base.schema, config.schema)}; "
             "append samples with the data set's own columns, in their order"
         )
 
