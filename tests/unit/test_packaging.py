@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,27 @@ PACKAGES = [ROOT / folder for folder in PROJECT["tool"]["hatch"]["build"]["targe
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?", re.ASCII)
 
 
-def requirements() -> Iterator[Requirement]:
-    """Yield everything that pyproject.toml asks for, but for the project itself."""
+def requirements(*, of_users: bool = False) -> Iterator[Requirement]:
+    """Yield all that pyproject.toml asks for but the project itself; of users only, what its extras bring."""
     project = PROJECT["project"]
     asked = [
-        *PROJECT["build-system"]["requires"],
         *project["dependencies"],
         *(each for extra in project["optional-dependencies"].values() for each in extra),
-        *(each for group in PROJECT["dependency-groups"].values() for each in group),
     ]
+    if not of_users:
+        asked += PROJECT["build-system"]["requires"]
+        asked += (each for group in PROJECT["dependency-groups"].values() for each in group)
     yield from (requirement for requirement in map(Requirement, asked) if requirement.name != project["name"])
+
+
+def imported(node: ast.AST, *, types_too: bool) -> Iterator[str]:
+    """Yield the top-level modules that a program imports, wherever in it."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+        yield from (name.partition(".")[0] for name in names)
+    for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    for child in [] if for_types and not types_too else ast.iter_child_nodes(node):
+        yield from imported(child, types_too=types_too)
 
 
 def pins() -> dict[str, Version]:
@@ -105,6 +118,22 @@ def test_the_version_of_the_wheel_is_that_of_the_package(wheel: Path) -> None:
 def test_a_requirement_has_a_lower_bound_and_a_pin_that_satisfies_it(requirement: Requirement) -> None:
     assert any(bound.operator in (">=", "==", "~=") for bound in requirement.specifier)
     assert pins()[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+@pytest.mark.parametrize(
+    ("folders", "of_users"),
+    [(PACKAGES, True), ([*PACKAGES, *(ROOT / name for name in ("tests", "benchmarks", "examples"))], False)],
+    ids=["users", "developers"],
+)
+def test_what_is_imported_is_asked_for(folders: list[Path], of_users: bool) -> None:
+    ours = {package.name for package in PACKAGES} | {"benchmarks"} | {path.name for path in (ROOT / "tests").iterdir()}
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    modules = {name for file in files for name in imported(ast.parse(file.read_text()), types_too=not of_users)}
+    asked = {canonicalize_name(requirement.name) for requirement in requirements(of_users=of_users)}
+    brought_by = packages_distributions()
+    foreign = sorted(modules - sys.stdlib_module_names - ours)
+    assert len(foreign) > 10
+    assert [name for name in foreign if asked.isdisjoint(map(canonicalize_name, brought_by.get(name, ())))] == []
 
 
 def test_constraints_are_plain_pins_with_no_local_version_path_or_repetition() -> None:
