@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from stoker.errors import ConfigError
+from stoker.manifest import POINTER_KEY
 from stoker.sources.arrays import open_npy
 from stoker.sources.folders import is_image, open_files, open_image_folder
 from stoker.sources.listing import ARCHIVES, Listing, list_source
@@ -48,7 +49,8 @@ async def _opened(listing: Listing, kind: str) -> Source:
     if kind in ("npy", "npz"):
         if len(listing.objects) != 1 or listing.is_folder:
             raise ConfigError(
-                f"--kind {kind} is for one file, not for {listing.url}; pack one after the other, --append"
+                f"--kind {kind} is for one file, not for {listing.url}; pack its files one by one, "
+                "with --append from the second"
             )
         return await (open_npy if kind == "npy" else open_npz)(listing)
     if kind == "webdataset":
@@ -66,11 +68,13 @@ def detect_kind(listing: Listing) -> str:
     neither tars, arrays nor images in sub-folders.
 
     Raises:
-        ConfigError: none of this is so.
+        ConfigError: none of this is so, or the folder is a data set.
     """
     keys = [item.key for item in listing.objects]
     if not listing.is_folder:
         return _BY_SUFFIX[keys[0][-4:].lower()]
+    if POINTER_KEY in keys:
+        raise _unclear(listing, "it is a data set already", "copy it with the store's own tools")
     if all(key.lower().endswith(".tar") for key in keys):
         return "webdataset"
     nested = [key for key in keys if "/" in key]

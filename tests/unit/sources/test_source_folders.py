@@ -94,6 +94,7 @@ def test_the_kind_of_a_folder_is_told_by_its_names(keys: list[str], kind: str) -
         (["a/1.jpg", "a/notes.txt"], "--kind image-folder"),
         (["0.tar", "index.json"], "--kind webdataset"),
         (["0.npy", "1.npy"], "--append"),
+        (["manifest.safetensors", "data/1.safetensors"], "the store's own tools"),
     ],
 )
 def test_an_unclear_folder_is_an_error_that_says_what_to_say(keys: list[str], remedy: str) -> None:
