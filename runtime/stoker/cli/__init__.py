@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser(_commands(arguments))
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.is_broken:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -68,7 +68,7 @@ def _parser(commands: Iterable[Command]) -> ArgumentParser:
     for command in commands:
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help="show the traceback of an error")
-        subparser.set_defaults(run=command.run, when_interrupted="interrupted", is_broken=False)
+        subparser.set_defaults(run=command.run, parser=subparser, when_interrupted="interrupted", is_broken=False)
         command.configure(subparser)
     return parser
 

@@ -95,6 +95,13 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
     assert left.value.code == 2
 
 
+def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["info", "somewhere", "--jsn"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: stoker info ")
+
+
 def test_a_wrong_setting_is_2_and_an_error_is_1_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info", "ftp://x/y"]) == 2
     assert cli.main(["info", "memory://nothing-at-all"]) == 1
