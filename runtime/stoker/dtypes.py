@@ -33,6 +33,9 @@ class DType:
     holder: np.dtype[np.generic]
     is_bits: bool = False
 
+    def __repr__(self) -> str:
+        return repr(self.name)
+
     @property
     def size_bytes(self) -> int:
         """Bytes of one element."""

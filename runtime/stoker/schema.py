@@ -319,8 +319,12 @@ class Schema(Mapping[str, Column]):
             where: how to name the sample in an error.
 
         Raises:
-            SchemaError: a column is missing, unknown or does not fit; names the sample, the column and the remedy.
+            SchemaError: it is no mapping, or a column is missing, unknown or does not fit; names the
+                sample, the column and the remedy.
         """
+        if not isinstance(sample, Mapping):
+            kind, names = type(sample).__name__, ", ".join(self._columns)
+            raise SchemaError(f"{where} is of type {kind}, not a mapping; give exactly the columns {names}")
         if len(sample) != len(self._columns) or sample.keys() != self._columns.keys():
             missing = [name for name in self._columns if name not in sample]
             unknown = [name for name in sample if name not in self._columns]

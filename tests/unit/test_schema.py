@@ -203,6 +203,10 @@ def test_a_sample_is_encoded_in_the_schema_s_order() -> None:
     assert schema.encode({"b": b"2", "a": "1"}) == [b"1", b"2"]
 
 
+def test_a_column_is_shown_as_it_is_written() -> None:
+    assert repr(Array("float32", 3)) == "Array(dtype='float32', shape=(3,), classes=None)"
+
+
 def test_a_bad_sample_names_itself_the_column_and_the_remedy() -> None:
     schema = Schema({"image": Array("uint8", 2), "label": Array("int64")})
     with pytest.raises(SchemaError, match=r"^x\.png, column 'image': dtype is float64, expected uint8; convert"):
@@ -211,6 +215,10 @@ def test_a_bad_sample_names_itself_the_column_and_the_remedy() -> None:
         schema.encode({"image": [1, 2]})
     with pytest.raises(SchemaError, match=r"^sample has no column 'label' and unknown column 'lable'; give"):
         schema.encode({"image": [1, 2], "lable": 1})
+    with pytest.raises(
+        SchemaError, match=r"^sample is of type list, not a mapping; give exactly the columns image, label$"
+    ):
+        schema.encode([1, 2])  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match=r"unknown column 'more'"):
         schema.encode({"image": [1, 2], "label": 1, "more": 2})
 
