@@ -43,7 +43,7 @@ _BY_CODE: dict[str, Rule] = {
     "required": _REJECTED,
     "userProjectMissing": (
         PermissionDeniedError,
-        "the requester pays for this bucket; open it with GcsOptions(user_project=...)",
+        "the requester pays for this bucket; use GcsOptions(user_project=...) or --user-project",
     ),
     "userRateLimitExceeded": _SLOW,
 }

@@ -30,8 +30,8 @@ _TOKEN_TIMEOUT_SECONDS = 10
 _TOKEN_MARGIN_SECONDS = 60  # a token is renewed so long before its end
 _NO_CREDENTIALS = (
     "no Google credentials were found: run 'gcloud auth application-default login', set "
-    "GOOGLE_APPLICATION_CREDENTIALS, run where a service account is attached, or open the store with "
-    "GcsOptions(anonymous=True)"
+    "GOOGLE_APPLICATION_CREDENTIALS, run where a service account is attached, or send none with "
+    "GcsOptions(anonymous=True) or --anonymous"
 )
 
 

@@ -55,12 +55,15 @@ _DENIED: Rule = (
     PermissionDeniedError,
     (
         "these credentials may not do this (or, without s3:ListBucket, it does not exist); "
-        "if the bucket asks requesters to pay, open it with S3Options(requester_pays=True)"
+        "if the bucket asks requesters to pay, use S3Options(requester_pays=True) or --requester-pays"
     ),
 )
 _EXPIRED: Rule = (ExpiredCredentialsError, "the credentials have expired; log in again or renew the session token")
 _PRECONDITION: Rule = (ObjectChangedError, "the object was overwritten since the manifest pinned it")
-_REGION: Rule = (WrongRegionError, "the bucket lives in region {region}; set AWS_REGION or S3Options(region=...)")
+_REGION: Rule = (
+    WrongRegionError,
+    "the bucket lives in region {region}; set AWS_REGION, S3Options(region=...) or --region",
+)
 _SLOW: Rule = (ThrottledError, "S3 asks to slow down; send fewer requests at once")
 
 _BY_CODE: dict[str, Rule] = {

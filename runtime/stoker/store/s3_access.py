@@ -39,7 +39,7 @@ __all__ = ["S3Access"]
 
 _NO_CREDENTIALS = (
     "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
-    "run where a role is attached, or open the store with S3Options(anonymous=True)"
+    "run where a role is attached, or send none with S3Options(anonymous=True) or --anonymous"
 )
 
 
