@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,8 @@ from stoker.store import GcsOptions, Store, open_store
 from stoker.store.gcs_access import GcsAccess
 from stoker_local.gcs import GcsConfig, LocalGcs
 from stoker_local.host import running_gcs
-from support.stores import keys_of, read_range, run_with
+from support.stores import run_with
+from support.uses import USES, Use, error_of, every_use
 
 TOKEN = "the-right-token"
 
@@ -33,30 +34,6 @@ def gcs() -> Iterator[LocalGcs]:
     config = GcsConfig(buckets=("ours", "closed"), token=TOKEN, forbidden=("closed",))
     with running_gcs(config) as server:
         yield server
-
-
-Use = Callable[[Store], Awaitable[object]]
-USES: dict[str, Use] = {
-    "get": lambda store: store.get("x"),
-    "range": lambda store: read_range(store, "x", 0, 4),
-    "head": lambda store: store.head("x"),
-    "list": keys_of,
-    "put": lambda store: store.put("x", b"0123456789"),
-    "delete": lambda store: store.delete("y"),
-}
-every_use = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
-
-
-def error_of(url: str, settings: GcsOptions, use: Use) -> StoreError:
-    caught: list[StoreError] = []
-
-    async def check(store: Store) -> None:
-        with pytest.raises(StoreError) as info:
-            await use(store)
-        caught.append(info.value)
-
-    run_with(open_store(url, options=settings), check)
-    return caught[0]
 
 
 def test_a_token_opens_every_use(gcs: LocalGcs) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -14,23 +14,14 @@ import pytest
 
 from stoker.errors import PermissionDeniedError, ServerError, StokerError, StoreError, ThrottledError, TruncatedError
 from stoker.store import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
-from support.stores import keys_of, read_range
+from support.stores import read_range
+from support.uses import USES, Use, every_use
 
 SECRETS = {"secret_access_key": "MARKER-secret-key", "session_token": "MARKER-session/token+=="}
 TOKEN = "MARKER-bearer.token=="
 STARTS = ("/storage/v1/", "/upload/storage/v1/", "/download/storage/v1/")
 
 Answer = Callable[[bytes], bytes]
-Use = Callable[[Store], Awaitable[object]]
-USES: dict[str, Use] = {
-    "get": lambda store: store.get("x"),
-    "range": lambda store: read_range(store, "x", 0, 4),
-    "head": lambda store: store.head("x"),
-    "list": keys_of,
-    "put": lambda store: store.put("y", b"1"),
-    "delete": lambda store: store.delete("y"),
-}
-every_use = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 every_store = pytest.mark.parametrize("scheme", ["s3", "gs"])
 
 

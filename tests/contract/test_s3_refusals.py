@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,7 @@ from stoker_local.host import running_bucket
 from stoker_local.s3.model import BucketSpec
 from stoker_local.s3.signature import KeyPair
 from support.stores import eventually, keys_of, read_range, run_with
+from support.uses import USES, Use, error_of, every_use
 
 FIRST = KeyPair(access_key="first", secret_key="first-secret", session_token="first-token")
 SECOND = KeyPair(access_key="second", secret_key="second-secret", session_token="second-token")
@@ -65,31 +67,6 @@ def options(bucket: LocalBucket, key: KeyPair = FIRST, region: str = "us-east-1"
         secret_access_key=key.secret_key,
         session_token=key.session_token,
     )
-
-
-Use = Callable[[Store], Awaitable[object]]
-USES: dict[str, Use] = {
-    "get": lambda store: store.get("x"),
-    "range": lambda store: read_range(store, "x", 0, 4),
-    "head": lambda store: store.head("x"),
-    "list": keys_of,
-    "put": lambda store: store.put("y", b"1"),
-    "delete": lambda store: store.delete("y"),
-}
-every_use = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
-
-
-def error_of(url: str, settings: S3Options, use: Use) -> StoreError:
-    """The error that ``use`` meets; that there is one is part of every test."""
-    caught: list[StoreError] = []
-
-    async def check(store: Store) -> None:
-        with pytest.raises(StoreError) as info:
-            await use(store)
-        caught.append(info.value)
-
-    run_with(open_store(url, options=settings), check)
-    return caught[0]
 
 
 @every_use
@@ -189,14 +166,7 @@ def test_requester_pays_opens_every_use_of_such_a_bucket(bucket: LocalBucket) ->
         for use in USES.values():
             await use(store)
 
-    settings = S3Options(
-        endpoint_url=bucket.url,
-        region="us-east-1",
-        access_key_id=FIRST.access_key,
-        secret_access_key=FIRST.secret_key,
-        session_token=FIRST.session_token,
-        requester_pays=True,
-    )
+    settings = replace(options(bucket), requester_pays=True)
     run_with(open_store("s3://costly", options=settings), check)
 
 
@@ -240,14 +210,7 @@ def test_a_fault_in_the_control_plane_is_transient_and_not_retried_here(bucket: 
 def test_a_stalled_read_is_a_deadline_error(bucket: LocalBucket) -> None:
     stall = Fault(kind=FaultKind.STALL, stall_seconds=30)
     bucket.inject(FaultPlan(script=(stall,)))
-    settings = S3Options(
-        endpoint_url=bucket.url,
-        region="us-east-1",
-        access_key_id=FIRST.access_key,
-        secret_access_key=FIRST.secret_key,
-        session_token=FIRST.session_token,
-        http=HttpOptions(read_timeout_seconds=0.1),
-    )
+    settings = replace(options(bucket), http=HttpOptions(read_timeout_seconds=0.1))
     assert isinstance(error_of("s3://ours", settings, USES["range"]), DeadlineError)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from stoker.store import Store, StoreOptions, open_store
@@ -36,14 +36,7 @@ class Place:
 
     def fresh(self) -> Place:
         """Return the same place with a prefix that nobody has used."""
-        url = f"{self.url}/{os.getpid()}-{next(_serial)}"
-        return Place(
-            name=self.name,
-            url=url,
-            missing_url=self.missing_url,
-            options=self.options,
-            deviations=self.deviations,
-        )
+        return replace(self, url=f"{self.url}/{os.getpid()}-{next(_serial)}")
 
     def open(self) -> Store:
         return open_store(self.url, options=self.options)

@@ -1,0 +1,37 @@
+"""One use of each operation of a store, for what must hold whatever is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from stoker.errors import StoreError
+from stoker.store import Store, StoreOptions, open_store
+from support.stores import keys_of, read_range, run_with
+
+__all__ = ["USES", "Use", "error_of", "every_use"]
+
+Use = Callable[[Store], Awaitable[object]]
+USES: dict[str, Use] = {
+    "get": lambda store: store.get("x"),
+    "range": lambda store: read_range(store, "x", 0, 4),
+    "head": lambda store: store.head("x"),
+    "list": keys_of,
+    "put": lambda store: store.put("x", b"0123456789"),
+    "delete": lambda store: store.delete("y"),
+}
+every_use = pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+
+
+def error_of(url: str, options: StoreOptions, use: Use) -> StoreError:
+    """The error that ``use`` meets; that there is one is part of every test."""
+    caught: list[StoreError] = []
+
+    async def check(store: Store) -> None:
+        with pytest.raises(StoreError) as info:
+            await use(store)
+        caught.append(info.value)
+
+    run_with(open_store(url, options=options), check)
+    return caught[0]
