@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.order import Order, OrderConfig, Shuffle
+from stoker.order import Lane, Order, OrderConfig, Shuffle
 
 SUPER_SAMPLES = 64
 SAMPLES_EACH = 256
@@ -55,6 +55,11 @@ def borders(super_samples: NDArray[np.int64]) -> int:
     return int(np.count_nonzero(begun == ended))
 
 
+def most_pieces(lane: Lane) -> int:
+    """Return how many super-samples the samples of one block come from, at most."""
+    return max(len(lane.pieces_of(block)) for block in range(len(lane.block_ends)))
+
+
 def quality(shuffle: Shuffle, window: int = 1, seeds: Iterable[int] = SEEDS) -> Quality:
     """Return the quality of a shuffle on ``SUPER_SAMPLES`` super-samples of ``SAMPLES_EACH`` samples."""
     counts = np.full(SUPER_SAMPLES, SAMPLES_EACH)
@@ -78,7 +83,7 @@ def quality(shuffle: Shuffle, window: int = 1, seeds: Iterable[int] = SEEDS) -> 
         neighbours_in_batch=float(within),
         distance=float(distance),
         borders=float(closed),
-        super_samples_in_memory=SUPER_SAMPLES if shuffle == "full" else order.lane(0).most_pieces,
+        super_samples_in_memory=SUPER_SAMPLES if shuffle == "full" else most_pieces(order.lane(0)),
     )
 
 

@@ -199,11 +199,6 @@ class Lane:
         """Return how many pieces the lane has."""
         return len(self.super_samples)
 
-    @property
-    def most_pieces(self) -> int:
-        """How many pieces a block has at most: what must be in memory at a time."""
-        return min(max(self._parts, self._group), len(self.super_samples))
-
     def block_of(self, place: int) -> int:
         """Return the block that holds a place of the lane."""
         return int(np.searchsorted(self.block_ends, place, "right"))

@@ -18,7 +18,6 @@ _BAR_SECONDS, _LINE_SECONDS = 0.2, 5.0
 _WINDOW_SECONDS = 20.0
 _MAX_BAR_COLUMNS = 40
 _ECHO_COLUMNS = 3  # the terminal's echo of ^C must not wrap, or the line could not be erased
-_MAX_BAR = 40
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
