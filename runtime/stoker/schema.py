@@ -323,8 +323,10 @@ class Schema(Mapping[str, Column]):
                 sample, the column and the remedy.
         """
         if not isinstance(sample, Mapping):
-            kind, names = type(sample).__name__, ", ".join(self._columns)
-            raise SchemaError(f"{where} is of type {kind}, not a mapping; give exactly the columns {names}")
+            raise SchemaError(
+                f"{where} is of type {type(sample).__name__}, not a mapping; "
+                f"give exactly the columns {', '.join(self._columns)}"
+            )
         if len(sample) != len(self._columns) or sample.keys() != self._columns.keys():
             missing = [name for name in self._columns if name not in sample]
             unknown = [name for name in sample if name not in self._columns]
