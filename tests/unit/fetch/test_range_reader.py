@@ -1,0 +1,246 @@
+"""Attempts, their deadline, and hedges: in virtual time, against a store with scripted faults."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import (
+    ChecksumError,
+    ConnectionLostError,
+    CredentialsError,
+    FetchError,
+    NotFoundError,
+    StoreError,
+)
+from stoker.fetch.fetcher import FetchConfig, RangePart
+from support.faulty_store import Weather
+from support.fetching import BODY, Bench, seconds
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("throttle", "ThrottledError"),
+        ("error", "ServerError"),
+        ("reset", "ConnectionLostError"),
+        ("truncate", "TruncatedError"),
+        ("corrupt", "ChecksumError"),
+        ("stall", "DeadlineError"),
+    ],
+)
+def test_every_transient_fault_is_tried_again_and_counted_by_type(fault: str, error: str) -> None:
+    async def main() -> None:
+        bench = Bench(fault, fault, config=FetchConfig(hedge=False))
+        assert await bench.fetch() == BODY
+        stats = bench.fetcher.stats
+        assert dict(stats.retries) == dict(stats.failures) == {error: 2}
+        assert (stats.requests, stats.objects, stats.failed) == (3, 1, 0)
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_an_object_spoilt_at_rest_is_a_fetch_error_that_names_it() -> None:
+    async def main() -> None:
+        bench = Bench(*["corrupt"] * 100)
+        await bench.fails(FetchError, r"faulty://bucket/x .* checksum always differs")
+        assert bench.requests == 3
+        assert isinstance(bench.error.__cause__, ChecksumError)
+        assert bench.fetcher.stats.checksum_failures == 3
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_attempts_are_bounded_and_the_last_cause_is_chained() -> None:
+    async def main() -> None:
+        bench = Bench(*["reset"] * 100, config=FetchConfig(attempts=5))
+        await bench.fails(FetchError, r"x was not fetched with 5 requests.*reset by peer")
+        assert isinstance(bench.error.__cause__, ConnectionLostError)
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("fault", ["stall", "reset", "drip"])
+def test_the_deadline_ends_whatever_does_not_end_itself(fault: str) -> None:
+    async def main() -> None:
+        bench = Bench(*[fault] * 10_000, config=FetchConfig(attempts=10_000, deadline_seconds=30.0), body=BODY * 40)
+        assert 20.0 <= await bench.fails(FetchError, "deadline") <= 30.0
+        assert bench.error.__cause__ is not None
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_waiting_in_line_does_not_count_against_the_deadline() -> None:
+    async def main() -> None:
+        config = FetchConfig(
+            concurrency_start=1, concurrency_least=1, concurrency_most=1, deadline_seconds=1.0, hedge=False
+        )
+        bench = Bench(config=config, slots=10, weather=Weather(first_byte_seconds=0.9, tail_sigma=0.0))
+        slots = await asyncio.gather(*(bench.fetcher.fetch(bench.ref) for _ in range(10)))
+        assert seconds() > 9.0
+        assert len(set(slots)) == 10
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("fault_key", "error"), [("missing", NotFoundError), ("expired", CredentialsError)])
+def test_what_cannot_succeed_is_raised_at_once_and_unchanged(fault_key: str, error: type[StoreError]) -> None:
+    async def main() -> None:
+        bench = Bench(weather=Weather(credentials_expire_at=0.0 if fault_key == "expired" else 1e9))
+        if fault_key == "missing":
+            del bench.store.objects["x"]
+        await bench.fails(error)
+        assert bench.requests == 1
+        assert bench.fetcher.stats.failed == 1
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_what_the_store_asks_to_wait_is_waited() -> None:
+    async def main() -> None:
+        bench = Bench("throttle", weather=Weather(retry_after_seconds=7.0))
+        assert await bench.fetch() == BODY
+        assert 7.0 <= bench.store.sent_seconds[1] - bench.store.sent_seconds[0] <= 7.2
+
+    run_virtual(main())
+
+
+def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
+    async def main() -> None:
+        bench = Bench("throttle", weather=Weather(retry_after_seconds=3600.0))
+        assert await bench.fails(FetchError, "deadline would pass before the next try") < 1.0
+
+    run_virtual(main())
+
+
+async def warm_up(bench: Bench, fetches: int = 16) -> None:
+    for _ in range(fetches):
+        assert await bench.fetch() == BODY
+
+
+def scripted_after_warm_up(bench: Bench, *faults: str | None) -> None:
+    begin = bench.requests
+    bench.store.script = lambda number, key: faults[number - begin] if begin <= number < begin + len(faults) else None
+
+
+def test_a_late_request_is_hedged_after_twice_the_expected_time() -> None:
+    async def main() -> None:
+        bench = Bench()
+        await warm_up(bench)
+        scripted_after_warm_up(bench, "stall")
+        expected_seconds = 0.02 + len(BODY) / 90e6
+        begun = seconds()
+        assert await bench.fetch() == BODY
+        assert bench.store.sent_seconds[-1] - begun == pytest.approx(2 * expected_seconds, rel=0.01)
+        assert seconds() - begun == pytest.approx(3 * expected_seconds, rel=0.01)
+        stats = bench.fetcher.stats
+        assert (stats.hedges, stats.hedge_wins, stats.hedged_bytes) == (1, 1, len(BODY))
+        assert not stats.retries
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_a_loser_that_still_writes_while_it_closes_does_no_harm() -> None:
+    async def main() -> None:
+        bench = Bench(weather=Weather(tail_sigma=0.0, closing_seconds=2.0))
+        await warm_up(bench)
+        for _ in range(2):
+            scripted_after_warm_up(bench, "drip")  # the first one loses
+            assert await bench.fetch() == BODY
+            await warm_up(bench)
+            scripted_after_warm_up(bench, "drip", "stall")  # neither is quick, the first one wins
+            assert await bench.fetch() == BODY
+            await warm_up(bench)
+        stats = bench.fetcher.stats
+        assert (stats.hedges, stats.hedge_wins) == (4, 2)
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("faults", "hedge_wins", "retries"),
+    [
+        (("drip", "error"), 0, 0),  # the hedge fails, the late one arrives
+        (("drip", "corrupt"), 1, 1),  # the hedge brings wrong bytes: read again
+    ],
+)
+def test_a_hedge_that_fails_leaves_the_late_request_its_chance(
+    faults: tuple[str, ...], hedge_wins: int, retries: int
+) -> None:
+    async def main() -> None:
+        bench = Bench()
+        await warm_up(bench)
+        scripted_after_warm_up(bench, *faults)
+        assert await bench.fetch() == BODY
+        stats = bench.fetcher.stats
+        assert (stats.hedges, stats.hedge_wins, sum(stats.retries.values())) == (1, hedge_wins, retries)
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_no_hedge_without_a_spare_slot_or_when_switched_off() -> None:
+    async def main() -> None:
+        for bench in (Bench(slots=1), Bench(config=FetchConfig(hedge=False))):
+            await warm_up(bench)
+            scripted_after_warm_up(bench, "stall")
+            assert await bench.fetch() == BODY
+            stats = bench.fetcher.stats
+            assert (stats.hedges, dict(stats.retries)) == (0, {"DeadlineError": 1})
+
+    run_virtual(main())
+
+
+def test_small_ranges_are_hedged_in_a_few_buffers_when_no_slot_is_spare() -> None:
+    async def main() -> None:
+        bench = Bench(config=FetchConfig(hedge_burst=2, hedge_fraction=1.0), small_hedge_bytes=100)
+        await warm_up(bench)
+        while bench.ring.free:
+            bench.ring.acquire()
+        into = memoryview(bytearray(600))
+
+        async def read(number: int, size_bytes: int = 100) -> int:
+            part = RangePart(100 * number, 100 * number + size_bytes, 100 * number)
+            await bench.fetcher.fetch_ranges(bench.ref, [part], into=into, verify=lambda data: None)
+            return bench.fetcher.stats.hedges
+
+        scripted_after_warm_up(bench, "stall")
+        assert await read(0) == 1
+        scripted_after_warm_up(bench, "stall")
+        assert await read(1, 101) == 1, "larger than a buffer, and no slot is free"
+        scripted_after_warm_up(bench, *["stall"] * 4)
+        async with asyncio.TaskGroup() as tasks:
+            for number in (2, 3):
+                tasks.create_task(read(number))
+            await asyncio.sleep(1.0)
+            assert bench.fetcher.stats.hedges == 3
+            scripted_after_warm_up(bench, None, None, "stall")
+            assert [await read(number) for number in (4, 5, 0)] == [3, 3, 3], "both buffers are in use"
+        assert bytes(into) == BODY[:600]
+        assert bench.fetcher.stats.in_flight == 0
+
+    run_virtual(main())
+
+
+def test_when_everything_is_late_hedges_stay_within_their_budget() -> None:
+    async def main() -> None:
+        bench = Bench(config=FetchConfig(hedge_fraction=0.1, hedge_burst=2))
+        await warm_up(bench, 20)
+        bench.store.weather.bytes_per_second /= 1000
+        await warm_up(bench, 8)  # slower and slower until it is what is expected
+        bench.store.script = lambda number, key: "stall" if number % 2 else None
+        for _ in range(100):
+            assert await bench.fetch() == BODY
+        stats = bench.fetcher.stats
+        assert 2 <= stats.hedges <= 2 + 0.1 * stats.requests
+
+    run_virtual(main())
