@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -15,10 +14,6 @@ from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.retry import RetryingReader, RetryingStore, RetryPolicy
 from stoker.store.protocol import Buffer, ObjectInfo, Store
 from support.packing import NO_WAIT, DyingStore, FlakyStore, WatchedStore, fresh_store, labels, numbered, pack, stored
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(main)
 
 
 async def two_versions() -> Store:
@@ -34,7 +29,7 @@ def test_a_manifest_is_read_with_one_request() -> None:
         assert (await catalog.read_manifest(store)).version == 2
         assert store.calls == [f"get {POINTER_KEY}"]
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_an_older_version_can_be_read_and_one_that_is_not_there_is_named() -> None:
@@ -44,7 +39,7 @@ def test_an_older_version_can_be_read_and_one_that_is_not_there_is_named() -> No
         with pytest.raises(NotFoundError, match=r"no version 7; its newest is 2"):
             await catalog.read_manifest(store, 7)
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_where_there_is_no_data_set_the_error_says_how_to_make_one() -> None:
@@ -56,7 +51,7 @@ def test_where_there_is_no_data_set_the_error_says_how_to_make_one() -> None:
         assert await catalog.newest_manifest(store) is None
         assert await catalog.list_versions(store) == []
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_without_a_pointer_the_newest_version_is_found_also_if_older_ones_are_gone() -> None:
@@ -66,7 +61,7 @@ def test_without_a_pointer_the_newest_version_is_found_also_if_older_ones_are_go
         await store.delete(version_key(1))
         assert (await catalog.read_manifest(store)).version == 2
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_the_next_commit_moves_a_pointer_that_stayed_behind() -> None:
@@ -81,7 +76,7 @@ def test_the_next_commit_moves_a_pointer_that_stayed_behind() -> None:
         assert (await catalog.read_manifest(store)).version == 2
         assert await labels(store) == list(range(6))
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_the_pointer_never_goes_back() -> None:
@@ -90,7 +85,7 @@ def test_the_pointer_never_goes_back() -> None:
         await catalog.advance(store, await catalog.read_manifest(store, 1))
         assert (await catalog.read_manifest(store)).version == 2
 
-    run(main())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("key", [POINTER_KEY, version_key(2)])
@@ -106,7 +101,7 @@ def test_a_damaged_manifest_is_named_with_the_remedy(key: str) -> None:
         with pytest.raises(FormatError, match=rf"{key} is not a manifest.*stoker rebuild-manifest"):
             await catalog.read_manifest(store, None if key == POINTER_KEY else 2)
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_version_under_the_number_of_another_is_refused() -> None:
@@ -116,7 +111,7 @@ def test_a_version_under_the_number_of_another_is_refused() -> None:
         with pytest.raises(FormatError, match="says that it is version 1"):
             await catalog.newest_manifest(store)
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_build_that_does_not_follow_the_newest_version_is_refused() -> None:
@@ -126,7 +121,7 @@ def test_a_build_that_does_not_follow_the_newest_version_is_refused() -> None:
         with pytest.raises(StoreError, match=r"version 1 .* cannot follow"):
             await catalog.commit(store, lambda base: first)
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_store_that_contradicts_itself_ends_a_commit_instead_of_looping() -> None:
@@ -141,7 +136,7 @@ def test_a_store_that_contradicts_itself_ends_a_commit_instead_of_looping() -> N
         with pytest.raises(StoreError, match="cannot follow"):
             await catalog.commit(store, lambda base: manifest)
 
-    run(main())
+    asyncio.run(main())
 
 
 class _SlowWholeReads(WatchedStore):
@@ -245,7 +240,7 @@ def test_a_listing_that_breaks_goes_on_behind_the_last_key() -> None:
         reader = RetryingReader(Breaking(store), RetryPolicy(attempts=2, first_seconds=0.0))
         assert [info.key async for info in reader.list("k/")] == [f"k/{i:02d}" for i in range(20)]
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_conditional_write_whose_answer_was_lost_is_known_by_its_bytes() -> None:
@@ -256,7 +251,7 @@ def test_a_conditional_write_whose_answer_was_lost_is_known_by_its_bytes() -> No
         with pytest.raises(PreconditionFailedError):
             await RetryingStore(store, NO_WAIT).put("k", b"mine", if_absent=True)
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_conditional_write_that_failed_while_another_won_is_lost() -> None:
@@ -274,7 +269,7 @@ def test_a_conditional_write_that_failed_while_another_won_is_lost() -> None:
         with pytest.raises(PreconditionFailedError):
             await RetryingStore(Overtaken(fresh_store()), NO_WAIT).put("k", b"mine", if_absent=True)
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_errors_that_will_not_go_away_are_not_tried_again() -> None:
@@ -284,7 +279,7 @@ def test_errors_that_will_not_go_away_are_not_tried_again() -> None:
             await RetryingReader(store, NO_WAIT).get("x")
         assert len(store.calls) == 1
 
-    run(main())
+    asyncio.run(main())
 
 
 def test_a_manifest_survives_its_own_bytes() -> None:
@@ -292,4 +287,4 @@ def test_a_manifest_survives_its_own_bytes() -> None:
         manifest = await catalog.read_manifest(await two_versions())
         assert Manifest.from_bytes(manifest.to_bytes()).to_bytes() == manifest.to_bytes()
 
-    run(main())
+    asyncio.run(main())
