@@ -81,6 +81,7 @@ def test_pack_tells_what_it_does_on_stderr_and_leaves_stdout_alone(tmp_path: Pat
     more = stoker("pack", source, tmp_path / "out", "--append")
     assert ", version 2" in more.stderr
     assert json.loads(stoker("info", tmp_path / "out", "--json").stdout)["samples"] == 80
+    assert "version        2 (there are 1, 2)" in stoker("info", tmp_path / "out").stdout
 
 
 def test_info_shows_what_the_data_set_is(packed: Path) -> None:
@@ -170,10 +171,10 @@ def test_gc_lists_and_deletes_what_nothing_covers(copied: Path) -> None:
     lines = stoker("gc", copied).stdout.splitlines()
     assert lines == [
         "data/0123456789abcdef/00000000  2.00 KiB",
-        "1 objects could be deleted with --delete, 2.00 KiB of super-samples",
+        "1 object could be deleted with --delete, 2.00 KiB of super-samples",
     ]
     assert orphan.exists()
-    assert "1 objects deleted" in stoker("gc", copied, "--delete").stdout
+    assert "1 object deleted" in stoker("gc", copied, "--delete").stdout
     assert not orphan.exists()
     stoker("verify", copied)
 

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, opened, positive
-from stoker.cli.output import printable
+from stoker.cli.output import counted, printable
 from stoker.maintenance import GarbageReport, gc
 from stoker.manifest import version_key
 from stoker.sizes import format_bytes
@@ -38,9 +38,15 @@ def _run(args: Namespace) -> int:
         print(printable(key))
     count = len(report.objects) + len(report.records) + len(report.versions)
     verb = "deleted" if report.is_deleted else "could be deleted with --delete"
-    print(f"{count:,} objects {verb}, {format_bytes(report.size_bytes)} of super-samples" if count else "no garbage")
+    print(
+        f"{counted(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
+        if count
+        else "no garbage"
+    )
     for run, objects in report.unfinished.items():
-        print(f"left alone: the unfinished pack {run}, {objects:,} super-samples; resume it, or say --abandoned")
+        print(
+            f"left alone: the unfinished pack {run}, {counted(objects, 'super-sample')}; resume it, or say --abandoned"
+        )
     return 0
 
 

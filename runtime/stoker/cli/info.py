@@ -10,7 +10,7 @@ from typing import Any
 from stoker.catalog import list_versions, read_manifest
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened
-from stoker.cli.output import describe, printable, table
+from stoker.cli.output import counted, describe, printable, table
 from stoker.manifest import Manifest
 from stoker.sizes import format_bytes
 
@@ -71,7 +71,12 @@ def _as_text(url: str, manifest: Manifest, versions: list[int]) -> str:
     largest = format_bytes(manifest.largest_bytes)
     facts = [
         ("data set", printable(manifest.dataset)),
-        ("version", f"{manifest.version} of {', '.join(map(str, versions))}"),
+        (
+            "version",
+            f"{manifest.version} (there are {', '.join(map(str, versions))})"
+            if len(versions) > 1
+            else str(manifest.version),
+        ),
         ("samples", f"{manifest.samples:,}"),
         ("super-samples", f"{len(manifest):,}: {average} on average, {largest} the largest"),
         ("size", format_bytes(manifest.size_bytes)),
@@ -80,8 +85,8 @@ def _as_text(url: str, manifest: Manifest, versions: list[int]) -> str:
     runs = [
         (
             run["run"],
-            f"{run['super_samples']:,} super-samples",
-            f"{run['samples']:,} samples",
+            counted(run["super_samples"], "super-sample"),
+            counted(run["samples"], "sample"),
             format_bytes(run["size_bytes"]),
         )
         for run in _runs(manifest)

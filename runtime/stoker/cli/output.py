@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from stoker.maintenance import BadObject
 from stoker.schema import Array, Bytes, Column, Text
 
-__all__ = ["describe", "preview", "printable", "table"]
+__all__ = ["bad_object", "counted", "describe", "preview", "printable", "table"]
 
 _TEXT_CHARACTERS = 60
 _SHOWN_BYTES = 16
@@ -34,6 +35,16 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
     return "\n".join(
         indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def bad_object(bad: BadObject) -> str:
+    """Return an object and what is wrong with it, its key only once."""
+    return f"{bad.key}: {bad.problem.removeprefix(f'{bad.key} ')}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def describe(column: Column) -> str:

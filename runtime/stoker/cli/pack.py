@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, positive, size, store_options
-from stoker.cli.output import printable
+from stoker.cli.output import counted, printable
 from stoker.errors import ConfigError
 from stoker.manifest import Manifest
 from stoker.pack.packer import AsyncPacker, PackConfig, PackProgress
@@ -104,9 +104,10 @@ def _amount(done: PackProgress) -> Amount:
 def _summary(url: str, manifest: Manifest, done: PackProgress, durable: int, seconds: float) -> str:
     fresh = done.samples - durable
     rest = f" ({durable:,} samples were there already)" if durable else ""
+    what = f"{counted(done.samples, 'sample')} into {counted(done.objects, 'super-sample')}"
     return (
-        f"packed {done.samples:,} samples into {done.objects:,} super-samples, {format_bytes(done.size_bytes)}, in "
-        f"{seconds:.1f} s ({fresh / max(seconds, 1e-3):,.0f} samples/s): {url}, version {manifest.version}{rest}"
+        f"packed {what}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s "
+        f"({fresh / max(seconds, 1e-3):,.0f} samples/s): {url}, version {manifest.version}{rest}"
     )
 
 

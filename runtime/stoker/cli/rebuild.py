@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, opened
-from stoker.cli.output import printable
+from stoker.cli.output import bad_object, counted, printable
 from stoker.maintenance import BadObject, RebuildReport, rebuild_manifest
 
 __all__ = ["command"]
@@ -26,7 +26,8 @@ def _run(args: Namespace) -> int:
     report = asyncio.run(_rebuild(args))
     manifest = report.manifest
     what = "made" if report.is_new else "nothing is missing from"
-    print(f"{what} version {manifest.version}: {len(manifest):,} super-samples, {manifest.samples:,} samples")
+    found = f"{counted(len(manifest), 'super-sample')}, {counted(manifest.samples, 'sample')}"
+    print(f"{what} version {manifest.version}: {found}")
     _list("lost", _problems(report.lost))
     _list("adopted", report.adopted)
     _list("not adopted", _problems(report.refused))
@@ -41,7 +42,7 @@ async def _rebuild(args: Namespace) -> RebuildReport:
 
 
 def _problems(objects: Iterable[BadObject]) -> list[str]:
-    return [f"{item.key}: {item.problem}" for item in objects]
+    return [bad_object(item) for item in objects]
 
 
 def _list(title: str, lines: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from stoker.catalog import read_manifest
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, positive
-from stoker.cli.output import printable
+from stoker.cli.output import bad_object, counted, printable
 from stoker.maintenance import BadObject, verify
 from stoker.manifest import Manifest
 from stoker.progress import Amount, Progress
@@ -38,12 +38,13 @@ async def _verify(args: Namespace) -> int:
         manifest = await read_manifest(store, args.at)
         bad = await _read(args, store, manifest)
     for item in bad:
-        print(printable(f"{item.key}: {item.problem}"))
+        print(printable(bad_object(item)))
     if not args.quiet:
         found = f"{len(bad):,} of them bad" if bad else "all of them good"
         size = format_bytes(manifest.size_bytes)
         print(
-            f"verified {len(manifest):,} super-samples of version {manifest.version}, {size}: {found}", file=sys.stderr
+            f"verified {counted(len(manifest), 'super-sample')} of version {manifest.version}, {size}: {found}",
+            file=sys.stderr,
         )
     return 1 if bad else 0
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.cli.output import describe, preview, printable, table
+from stoker.cli.output import bad_object, counted, describe, preview, printable, table
+from stoker.maintenance import BadObject
 from stoker.schema import Array, Bytes, Column, Ragged, Text
 
 
@@ -55,3 +56,12 @@ def test_control_characters_never_reach_a_terminal() -> None:
 
 def test_tables_are_aligned_without_trailing_spaces() -> None:
     assert table([("a", "1"), ("long", "")]) == "  a     1\n  long"
+
+
+def test_a_bad_object_is_named_once() -> None:
+    assert bad_object(BadObject("data/1", "data/1 has 0 bytes, not 9")) == "data/1: has 0 bytes, not 9"
+    assert bad_object(BadObject("data/1", "its header lies")) == "data/1: its header lies"
+
+
+def test_one_is_singular_and_a_thousand_has_a_comma() -> None:
+    assert [counted(count, "object") for count in (0, 1, 1000)] == ["0 objects", "1 object", "1,000 objects"]
