@@ -122,7 +122,9 @@ def _check_manifest_is_there(url: str, newest: Manifest | None, logged: Sequence
             f"it is restored with: stoker rebuild-manifest {url}"
         )
     if newest is None and not abandoned:
-        raise NotFoundError(f"there is no data set at {url}; unfinished packs are deleted with: stoker gc --abandoned")
+        raise NotFoundError(
+            f"there is no data set at {url}; unfinished packs are deleted with: stoker gc --abandoned --delete {url}"
+        )
 
 
 def _is_unfinished(item: Logged) -> bool:

@@ -50,12 +50,17 @@ class PackConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"mode must be 'create' or 'append', not {self.mode!r}")
-        if not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
+        if not _is_integer(self.super_sample_bytes) or not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
             raise ConfigError(
-                f"super_sample_bytes must be from 1 to {MAX_SUPER_SAMPLE_BYTES}, not {self.super_sample_bytes}"
+                f"super_sample_bytes must be an integer from 1 to {MAX_SUPER_SAMPLE_BYTES} (32 MiB), "
+                f"not {self.super_sample_bytes!r}"
             )
-        if self.concurrency < 1:
-            raise ConfigError(f"concurrency must be at least 1, not {self.concurrency}")
+        if not _is_integer(self.concurrency) or self.concurrency < 1:
+            raise ConfigError(f"concurrency must be an integer of at least 1, not {self.concurrency!r}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +128,9 @@ def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str
 
 def _check_can_append(store: Readable, config: PackConfig, base: Manifest | None) -> None:
     if base is None:
-        raise NotFoundError(f"there is no data set at {store.url} to append to; use mode='create'")
+        raise NotFoundError(
+            f"there is no data set at {store.url} to append to; use mode='create' (stoker pack without --append)"
+        )
     if base.schema != config.schema:
         raise SchemaError(
             f"the samples are not as those of the data set at {store.url}: they have "
@@ -141,8 +148,8 @@ def _check_can_create(store: Readable, base: Manifest | None, records: list[Pack
         )
     for record in records:
         _log.warning(
-            "%s has %d super-samples of an unfinished pack of another source (%.80s); "
-            "resume it, or delete it with: stoker gc --abandoned %s",
+            "%s has %d super-samples of an unfinished pack of another source, or of another size or schema (%.80s); "
+            "resume it, or delete it with: stoker gc --abandoned --delete %s",
             store.url,
             len(record),
             record.source,

@@ -93,5 +93,5 @@ def source_changed(what: str) -> PackError:
     """Return the error that says how a source differs from the one that a resumed pack began with."""
     return PackError(
         f"the source is not the one that the unfinished pack began with: {what}; pack the original again to resume, "
-        "or give this one its own name with source=, or delete the unfinished pack with: stoker gc --abandoned"
+        "or give this one its own name with source=, or delete the unfinished pack with: stoker gc --abandoned --delete"
     )

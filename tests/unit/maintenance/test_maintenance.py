@@ -600,7 +600,7 @@ def test_without_a_data_set_only_what_is_abandoned_is_garbage() -> None:
     async def main() -> None:
         store = fresh_store()
         await leave_unfinished(store, "only", mode="create")
-        with pytest.raises(NotFoundError, match="gc --abandoned"):
+        with pytest.raises(NotFoundError, match="gc --abandoned --delete"):
             await gc(store, delete=True)
         await gc(store, delete=True, abandoned=True)
         assert await stored(store) == {}

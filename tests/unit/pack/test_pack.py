@@ -243,7 +243,15 @@ def test_an_empty_source_makes_no_data_set_and_leaves_nothing() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"mode": "replace"}, {"super_sample_bytes": 0}, {"super_sample_bytes": (32 << 20) + 1}, {"concurrency": 0}],
+    [
+        {"mode": "replace"},
+        {"super_sample_bytes": 0},
+        {"super_sample_bytes": (32 << 20) + 1},
+        {"super_sample_bytes": 1e6},
+        {"super_sample_bytes": "8MiB"},
+        {"concurrency": 0},
+        {"concurrency": True},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=str(next(iter(changes.values())))):
@@ -303,7 +311,7 @@ def test_create_goes_on_beside_an_unfinished_pack_of_another_source_with_a_warni
         await interrupted(store, numbered(40), source="first")
         with caplog.at_level(logging.WARNING):
             await pack(store, numbered(7), source="second")
-        assert "unfinished pack of another source (first)" in caplog.text
+        assert "unfinished pack of another source, or of another size or schema (first)" in caplog.text
         assert await labels(store) == list(range(7))
 
     run(main())
@@ -446,7 +454,7 @@ def test_a_source_that_changed_is_refused_and_the_original_still_resumes(
     async def main() -> None:
         store = fresh_store()
         await interrupted(store, numbered(62))
-        with pytest.raises(PackError, match=rf"not the one .*({message}).*source=.*gc --abandoned"):
+        with pytest.raises(PackError, match=rf"not the one .*({message}).*source=.*gc --abandoned --delete"):
             await pack(store, changed)
         await pack(store, numbered(70))
         assert await labels(store) == list(range(70))
