@@ -202,6 +202,8 @@ class LocalStore:
 
     def _check_root(self) -> None:
         if not self._root.is_dir():
+            if self._root.exists():
+                raise BucketNotFoundError(f"{self.url} is a file, not a folder; choose another path")
             raise BucketNotFoundError(
                 f"the folder {self.url} does not exist; check the path (the first write makes it, reading does not)"
             )

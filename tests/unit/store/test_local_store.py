@@ -150,6 +150,16 @@ def test_a_name_that_is_not_utf8_is_an_error_that_shows_it(tmp_path: Path) -> No
     run_with(folder_store(tmp_path), check)
 
 
+def test_a_root_that_is_a_file_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "root").write_bytes(b"")
+
+    async def check(store: Store) -> None:
+        with pytest.raises(BucketNotFoundError, match="root is a file, not a folder"):
+            await store.get("x")
+
+    run_with(folder_store(tmp_path), check)
+
+
 def test_a_missing_root_is_not_made_by_reading_and_made_by_writing(tmp_path: Path) -> None:
     async def check(store: Store) -> None:
         for use in (store.get("x"), store.head("x"), keys_of(store), store.delete("x")):
