@@ -33,6 +33,8 @@ _INTEGERS = {
 }
 """The integer settings, and the least that each may be."""
 
+_FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderConfig:
@@ -112,6 +114,7 @@ class LoaderConfig:
             if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"{name} {value!r} is not an integer of at least {least}")
             object.__setattr__(self, name, int(value))  # numpy's would not go into a state as JSON
+        self._check_flags_and_functions()
         if isinstance(self.columns, str):
             raise ConfigError(f"columns is a sequence of names: write columns=[{self.columns!r}]")
         if self.columns is not None and not self.columns:
@@ -120,6 +123,22 @@ class LoaderConfig:
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
         self.memory_bytes()
+
+    def _check_flags_and_functions(self) -> None:
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ConfigError(f"{name} is True or False, not {getattr(self, name)!r}")
+        if not isinstance(self.decode, Mapping):
+            raise ConfigError(f"decode is a dictionary of column and function, not {self.decode!r}")
+        functions: dict[str, Any] = {f"decode[{name!r}]": function for name, function in self.decode.items()}
+        for name in ("transform", "collate", "batch_transform"):
+            if getattr(self, name) is not None:
+                functions[name] = getattr(self, name)
+        for name, function in functions.items():
+            if not callable(function):
+                raise ConfigError(f"{name} is a function, not {function!r}")
+        if not callable(getattr(self.schedule, "admit", None)):
+            raise ConfigError(f"schedule is one of stoker.schedule, such as Continuous(), not {self.schedule!r}")
 
     def memory_bytes(self) -> int:
         """Return the budget of one rank in bytes.

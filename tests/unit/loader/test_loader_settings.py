@@ -37,6 +37,26 @@ def test_numpy_integers_become_pythons() -> None:
     assert [type(value) for value in (config.batch_size, config.seed, config.limit)] == [int] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("drop_last", "no"),
+        ("evaluation", None),
+        ("with_ids", 1),
+        ("decode", [int]),
+        ("decode", {"x": "int"}),
+        ("decode", {"x": None}),
+        ("transform", 3),
+        ("collate", "list"),
+        ("batch_transform", {}),
+        ("schedule", "continuous"),
+    ],
+)
+def test_a_switch_is_a_boolean_and_what_is_called_can_be(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}.* is .*not "):
+        LoaderConfig(**{"batch_size": 1, name: value})
+
+
 @pytest.mark.parametrize("columns", ["x", [], ()])
 def test_columns_are_a_sequence_of_at_least_one_name(columns: Any) -> None:
     with pytest.raises(ConfigError, match="columns"):
