@@ -211,6 +211,8 @@ class SamplePool:
             with self._lock:
                 self.bad_samples += len(bad)
                 too_many = self.bad_samples > self._allowed
+            if too_many and self._allowed:
+                bad[0].add_note(f"max_bad_samples={self._allowed} is used up: {self.bad_samples} samples have failed")
             if too_many or not good:
                 raise bad[0]
         spare = cycle(good)

@@ -149,8 +149,9 @@ def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools:
     assert batch["x"].tolist() == [1, 1, 3, 3, 5, 5]
     assert batch["y"].tolist() == [2, 2, 6, 6, 10, 10]
     assert pool.bad_samples == 3
-    with pytest.raises(SampleError, match="sample 0"):
+    with pytest.raises(SampleError, match="sample 0") as caught:
         pool.submit(columns(2), name_of).result()
+    assert caught.value.__notes__ == ["max_bad_samples=3 is used up: 4 samples have failed"]
     assert pool.bad_samples == 4
 
 
