@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 import stoker
 from stoker.schema import Column
 
-__all__ = ["SCHEMA", "pack_numbers", "sample_of"]
+__all__ = ["SCHEMA", "numbers", "pack_numbers", "sample_of"]
 
 SCHEMA: dict[str, Column] = {
     "x": stoker.Array("int64"),
@@ -38,3 +38,8 @@ def pack_numbers(samples: int, *, super_sample_bytes: int = 2000, schema: Mappin
     with stoker.Packer(url, schema=schema, super_sample_bytes=super_sample_bytes) as packer:
         packer.extend({name: sample_of(index)[name] for name in schema} for index in range(samples))
     return url
+
+
+def numbers(batches: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return which samples the batches have, in order."""
+    return [number for batch in batches for number in batch["x"].tolist()]

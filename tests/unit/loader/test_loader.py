@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
-import os
-import threading
 import time
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -17,30 +12,16 @@ import pytest
 import torch
 
 import stoker
-from stoker.errors import BudgetError, ConfigError, FormatError, NotFoundError, SampleError, StateError, StokerError
+from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
 from stoker.order import Order, OrderConfig
 from stoker_torch import Loader, LoaderConfig, RaggedColumn
 from stoker_torch.config import Settings
-from support.datasets import pack_numbers, sample_of
+from support.datasets import numbers, pack_numbers, sample_of
 
 
 @pytest.fixture(scope="module")
 def url() -> str:
     return pack_numbers(500)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    deadline = time.monotonic() + 5
-    while set(threading.enumerate()) - before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not set(threading.enumerate()) - before
-
-
-def numbers(loader: Loader) -> list[int]:
-    return [number for batch in loader for number in batch["x"].tolist()]
 
 
 @pytest.mark.parametrize("shuffle", ["none", "block", "window", "full"])
@@ -172,33 +153,6 @@ def test_a_state_goes_on_with_the_rest_on_any_world_size(
         assert sorted(seen + rest) == list(range(500))
 
 
-def test_break_abandons_the_epoch_and_the_next_loop_is_the_next_epoch(url: str) -> None:
-    with Loader(url, batch_size=50) as whole:
-        epochs = [numbers(whole) for _ in range(3)]
-    with Loader(url, batch_size=50) as loader:
-        for batch in loader:
-            assert batch["x"].tolist() == epochs[0][:50]
-            break
-        assert loader.state_dict()["position"] == 50
-        assert numbers(loader) == epochs[1]
-        assert numbers(loader) == epochs[2]
-
-
-def test_a_new_iteration_ends_an_older_one(url: str) -> None:
-    with Loader(url, batch_size=50) as loader:
-        old = iter(loader)
-        next(old)
-        next(iter(loader))
-        with pytest.raises(StopIteration):
-            next(old)
-
-
-def test_two_loops_over_one_loader_do_not_share_a_place(url: str) -> None:
-    with Loader(url, batch_size=50) as one, Loader(url, batch_size=50) as two:
-        for left, right in zip(one, two, strict=True):
-            assert left["x"].tolist() == right["x"].tolist()
-
-
 def test_columns_are_delivered_as_asked(url: str) -> None:
     with Loader(url, batch_size=50, columns=["text", "x"]) as loader:
         batch = next(iter(loader))
@@ -302,76 +256,6 @@ def test_the_least_memory_delivers_the_same_sequence(url: str, shuffle: Any, wor
                 with Loader(url, memory=memory, **settings) as loader:
                     sequences.append(numbers(loader) + numbers(loader))
     assert sequences[:world_size] == sequences[world_size:]
-
-
-def test_a_missing_data_set_says_so_and_leaves_no_thread(threads: None) -> None:
-    with pytest.raises(NotFoundError, match="memory://nothing/here"):
-        Loader("memory://nothing/here", batch_size=1)
-
-
-def test_leaving_early_leaves_no_thread(url: str, threads: None) -> None:
-    with Loader(url, batch_size=8, decode={"text": len}) as loader:
-        for _ in loader:
-            break
-
-
-@pytest.mark.parametrize("settings", [{}, {"decode": {"text": len}}], ids=["plain", "pool"])
-def test_a_forgotten_loader_leaves_no_thread(url: str, threads: None, settings: Any) -> None:
-    loader = Loader(url, batch_size=8, **settings)
-    next(iter(loader))
-    del loader
-    gc.collect()
-
-
-def test_a_loader_that_is_collected_on_its_own_thread_leaves_no_thread(url: str, threads: None) -> None:
-    loader = Loader(url, batch_size=8)
-    next(iter(loader))
-
-    async def collect() -> None:
-        loader._finalizer()
-
-    loader._thread.run(collect())
-
-
-def test_a_closed_loader_iterates_again(url: str) -> None:
-    loader = Loader(url, batch_size=50)
-    first = numbers(loader)
-    loader.close()
-    loader.close()
-    loader.set_epoch(0)
-    assert numbers(loader) == first
-    loader.close()
-
-
-def test_it_works_inside_a_running_event_loop(url: str) -> None:
-    async def notebook() -> list[int]:
-        with Loader(url, batch_size=50) as loader:
-            return numbers(loader)
-
-    assert sorted(asyncio.run(notebook())) == list(range(500))
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_goes_on_by_itself(url: str) -> None:
-    with Loader(url, batch_size=50, decode={"text": len}) as loader:
-        batches = iter(loader)
-        next(batches)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            try:
-                with os.fdopen(writer, "w") as out:
-                    json.dump([batch["x"].tolist() for batch in iter(loader)], out)
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with os.fdopen(reader) as answer:
-            theirs = json.load(answer)
-        os.waitpid(child, 0)
-        mine = [batch["x"].tolist() for batch in batches]
-        assert len(mine) == 9
-        assert sorted(chain.from_iterable(theirs)) == list(range(500))
 
 
 def test_nothing_is_fetched_beyond_the_last_epoch(url: str) -> None:

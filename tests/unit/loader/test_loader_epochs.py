@@ -18,7 +18,7 @@ import torch
 import stoker
 from stoker.errors import ConfigError, SampleError, StateError
 from stoker_torch import Loader
-from support.datasets import pack_numbers
+from support.datasets import numbers, pack_numbers
 
 SAMPLES = 100
 
@@ -26,10 +26,6 @@ SAMPLES = 100
 @pytest.fixture(scope="module")
 def url() -> str:
     return pack_numbers(SAMPLES)
-
-
-def numbers(loader: Loader) -> list[int]:
-    return [number for batch in loader for number in batch["x"].tolist()]
 
 
 def keep_x(sample: dict[str, Any]) -> dict[str, Any]:
