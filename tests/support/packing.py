@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
+
+import pytest
 
 from stoker import catalog
 from stoker.errors import ServerError, StoreError
@@ -48,6 +50,23 @@ async def pack(store: Store, samples: Iterable[Mapping[str, object]], **changes:
             await packer.write(sample)
     assert packer.manifest is not None
     return packer.manifest
+
+
+def breaking(samples: list[dict[str, object]]) -> Iterator[dict[str, object]]:
+    """Yield the samples, then fail as a source would."""
+    yield from samples
+    raise ZeroDivisionError
+
+
+async def interrupted(store: Store, samples: list[dict[str, object]], **changes: Any) -> None:
+    """Pack samples of a source that fails behind them."""
+    with pytest.raises(ZeroDivisionError):
+        await pack(store, breaking(samples), **changes)
+
+
+def puts(store: WatchedStore, prefix: str = "data/") -> list[str]:
+    """Return the writes below a prefix, in order."""
+    return [call for call in store.calls if call.startswith(f"put {prefix}")]
 
 
 async def contents(store: Store, manifest: Manifest | None = None) -> list[dict[str, Any]]:

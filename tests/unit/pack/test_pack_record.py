@@ -1,0 +1,81 @@
+"""The record of how far a pack has come."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stoker.errors import (
+    ChecksumError,
+    StokerError,
+)
+from stoker.pack.record import PackRecord
+from support.packing import (
+    WatchedStore,
+    fresh_store,
+    interrupted,
+    numbered,
+    pack,
+    puts,
+    stored,
+)
+
+
+def _record() -> PackRecord:
+    async def main() -> bytes:
+        store = fresh_store()
+        await interrupted(store, numbered(50))
+        (data,) = (await stored(store, "packs/")).values()
+        return data
+
+    return PackRecord.from_bytes(asyncio.run(main()))
+
+
+def test_a_record_comes_back_from_its_bytes() -> None:
+    record = _record()
+    again = PackRecord.from_bytes(record.to_bytes())
+    assert (again.to_bytes(), len(again), again.samples, again.state) == (record.to_bytes(), 16, 48, "packing")
+    assert PackRecord.from_bytes(replace(record, prefix=None).to_bytes()).samples == 0
+
+
+def test_a_record_that_is_damaged_anywhere_is_refused() -> None:
+    data = _record().to_bytes()
+    for position in range(0, len(data), 3):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 8
+        with pytest.raises((ChecksumError, StokerError)):
+            PackRecord.from_bytes(damaged)
+    for end in range(0, len(data), 7):
+        with pytest.raises(StokerError):
+            PackRecord.from_bytes(data[:end])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "0" * 16},
+        {"run": "../../../../etc/"},
+        {"identity": "x"},
+        {"mode": "replace"},
+        {"state": "done"},
+        {"state": "committed"},
+        {"version": 3},
+        {"state": "complete", "prefix": None},
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(StokerError, match="pack record"):
+        PackRecord.from_bytes(replace(_record(), **changes).to_bytes())
+
+
+def test_the_records_bytes_stay_proportional_to_the_manifest() -> None:
+    async def main() -> None:
+        store = WatchedStore(fresh_store())
+        await pack(store, [{"data": bytes(300), "label": i} for i in range(1000)])
+        assert len(puts(store)) == 1000
+        assert len(puts(store, "packs/")) < 100
+
+    asyncio.run(main())

@@ -1,0 +1,286 @@
+"""Packing on a store in memory: what is packed, and what cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import (
+    ConfigError,
+    DatasetExistsError,
+    PackError,
+    SchemaError,
+)
+from stoker.manifest import POINTER_KEY
+from stoker.pack.packer import AsyncPacker, Packer, PackProgress
+from stoker.pack.plan import PackConfig
+from stoker.pack.record import record_key
+from stoker.schema import Array, Schema
+from stoker.supersample import SuperSample
+from support.packing import (
+    SCHEMA,
+    SlowStore,
+    WatchedStore,
+    breaking,
+    config,
+    contents,
+    fresh_store,
+    labels,
+    numbered,
+    pack,
+    stored,
+)
+from support.supersamples import EVERY_KIND, samples_of
+
+# What is packed
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(0, 2**32), st.integers(800, 5000))
+def test_every_value_of_every_kind_of_column_comes_back_in_order(count: int, seed: int, limit: int) -> None:
+    async def main() -> None:
+        store, samples = fresh_store(), samples_of(EVERY_KIND, count, seed)
+        await pack(store, samples, schema=EVERY_KIND, super_sample_bytes=limit)
+        found = await contents(store)
+        assert len(found) == count
+        for wanted, sample in zip(samples, found, strict=True):
+            assert EVERY_KIND.encode(sample) == EVERY_KIND.encode(wanted)
+
+    asyncio.run(main())
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(400, 1500))
+def test_a_super_sample_ends_exactly_where_the_next_sample_would_exceed_it(sizes: list[int], limit: int) -> None:
+    async def main() -> None:
+        store = fresh_store()
+        manifest = await pack(
+            store, [{"data": bytes(n), "label": i} for i, n in enumerate(sizes)], super_sample_bytes=limit
+        )
+        # By the format: 8 bytes of offset, 8 of label and 8 of checksums a sample, and 8 for the last offset.
+        expected, used = [0], 8
+        for size in sizes:
+            if used + size + 24 > limit:
+                expected.append(0)
+                used = 8
+            expected[-1] += 1
+            used += size + 24
+        assert manifest.rows.samples.tolist() == expected
+
+    asyncio.run(main())
+
+
+def test_the_same_samples_give_the_same_objects_whatever_the_concurrency() -> None:
+    async def main() -> None:
+        found = []
+        for concurrency in (1, 2, 16):
+            store = fresh_store()
+            await pack(store, numbered(50), concurrency=concurrency)
+            found.append(await stored(store, "data/"))
+        assert found[0] == found[1] == found[2]
+        assert len(found[0]) == 17
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": "other"},
+        {"super_sample_bytes": 500},
+        {"schema": Schema({"data": SCHEMA["data"], "label": Array("int64", classes=("a",))})},
+    ],
+)
+def test_anything_else_that_is_packed_has_another_run(changes: dict[str, Any]) -> None:
+    async def main() -> None:
+        first = await pack(fresh_store(), numbered(5))
+        assert (await pack(fresh_store(), numbered(5))).runs == first.runs
+        assert (await pack(fresh_store(), numbered(5), **changes)).runs[0].run != first.runs[0].run
+
+    asyncio.run(main())
+
+
+def test_the_manifest_is_written_behind_everything_that_it_names() -> None:
+    async def main() -> None:
+        store = WatchedStore(fresh_store())
+        manifest = await pack(store, numbered(50))
+        written = [call.removeprefix("put ") for call in store.calls if call.startswith("put ")]
+        first = written.index("manifests/00000001.safetensors")
+        assert {manifest.key(row) for row in range(len(manifest))} <= set(written[:first])
+        assert written[first + 1] == POINTER_KEY
+        assert written[0] == record_key(manifest.runs[0].run)
+
+    asyncio.run(main())
+
+
+def test_at_most_the_configured_number_of_uploads_run_and_writes_wait_for_them() -> None:
+    async def main() -> None:
+        store = SlowStore(fresh_store())
+        taken = 0
+
+        async def feed() -> None:
+            nonlocal taken
+            async with AsyncPacker(store, config(concurrency=2)) as packer:
+                for sample in numbered(60):
+                    await packer.write(sample)
+                    taken += 1
+
+        feeding = asyncio.create_task(feed())
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        # Two uploads run and a third super-sample waits: the sample that ended it is not yet acknowledged.
+        assert (store.most_uploading, taken) == (2, 9)
+        store.gate.set()
+        await feeding
+        assert store.most_uploading == 2
+        assert await labels(store) == list(range(60))
+
+    asyncio.run(main())
+
+
+def test_progress_rises_to_the_whole() -> None:
+    async def main() -> None:
+        seen: list[PackProgress] = []
+        async with AsyncPacker(fresh_store(), config(), on_progress=seen.append) as packer:
+            for sample in numbered(50):
+                await packer.write(sample)
+        manifest = packer.manifest
+        assert manifest is not None
+        assert seen[-1] == PackProgress(samples=50, size_bytes=manifest.size_bytes, objects=len(manifest))
+        assert [p.samples for p in seen] == sorted(p.samples for p in seen)
+
+    asyncio.run(main())
+
+
+# What cannot be packed
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"data": b"x"}, r"sample 4 \(b\.tar\) has no column 'label'"),
+        ({"data": b"x", "label": 1, "extra": 2}, r"sample 4 \(b\.tar\) has unknown column 'extra'"),
+        ({"data": "text", "label": 1}, r"sample 4 \(b\.tar\), column 'data'"),
+        ({"data": b"x", "label": np.float32(1)}, r"sample 4 \(b\.tar\), column 'label'.*astype"),
+        ({"data": b"x", "label": [1, 2]}, r"sample 4 \(b\.tar\), column 'label'.*shape"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_named_and_the_pack_can_go_on_without_it(
+    sample: dict[str, object], message: str
+) -> None:
+    async def main() -> None:
+        store = fresh_store()
+        async with AsyncPacker(store, config()) as packer:
+            for good in numbered(4):
+                await packer.write(good)
+            with pytest.raises(SchemaError, match=message):
+                await packer.write(sample, where="b.tar")
+            await packer.write(numbered(1, 4)[0])
+        assert await labels(store) == list(range(5))
+
+    asyncio.run(main())
+
+
+def test_a_sample_larger_than_a_super_sample_is_refused_with_the_sizes_and_the_remedy() -> None:
+    async def main() -> None:
+        async with AsyncPacker(fresh_store(), config()) as packer:
+            await packer.write(numbered(1)[0])
+            with pytest.raises(PackError, match=r"sample 1 needs 532 .*500 .* 'data'.* 400; raise super_sample"):
+                await packer.write({"data": bytes(500), "label": 1})
+            with pytest.raises(PackError, match="sample 1 needs"):
+                await packer.write({"data": bytes(369), "label": 1})
+            await packer.write({"data": bytes(368), "label": 1})
+
+    asyncio.run(main())
+
+
+def test_an_empty_source_makes_no_data_set_and_leaves_nothing() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        with pytest.raises(PackError, match="nothing was packed"):
+            await pack(store, [])
+        assert await stored(store) == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mode": "replace"},
+        {"super_sample_bytes": 0},
+        {"super_sample_bytes": (32 << 20) + 1},
+        {"super_sample_bytes": 1e6},
+        {"super_sample_bytes": "8MiB"},
+        {"concurrency": 0},
+        {"concurrency": True},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=str(next(iter(changes.values())))):
+        config(**changes)
+
+
+def test_a_packer_outside_its_with_block_or_after_its_commit_takes_no_sample() -> None:
+    async def main() -> None:
+        packer = AsyncPacker(fresh_store(), config())
+        with pytest.raises(ConfigError, match="with"):
+            await packer.write(numbered(1)[0])
+        async with packer:
+            await packer.write(numbered(1)[0])
+            assert await packer.commit() is await packer.commit()
+            with pytest.raises(ConfigError, match="committed"):
+                await packer.write(numbered(1)[0])
+        packer.manifest = None
+        with pytest.raises(ConfigError, match="with"):
+            await packer.write(numbered(1)[0])
+
+    asyncio.run(main())
+
+
+# The face without an event loop
+
+
+def test_the_packer_packs_from_ordinary_code(tmp_path: Any) -> None:
+    with Packer(tmp_path / "set", schema={**SCHEMA}, super_sample_bytes=400) as packer:
+        packer.write(numbered(1)[0], where="a file")
+        packer.extend(numbered(19, 1))
+    assert packer.manifest is not None
+    assert packer.manifest.samples == 20
+    data = (tmp_path / "set" / packer.manifest.key(0)).read_bytes()
+    assert [int(n) for n in SuperSample(data).column("label")] == [0, 1, 2]
+
+
+def test_an_exception_in_the_block_commits_nothing_and_the_next_packer_resumes(tmp_path: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), Packer(tmp_path, schema=SCHEMA, super_sample_bytes=400) as packer:
+            packer.extend(breaking(numbered(31)))
+    assert not (tmp_path / POINTER_KEY).exists()
+    with Packer(tmp_path, schema=SCHEMA, super_sample_bytes=400) as packer:
+        assert packer.durable_samples == 30
+        packer.skip(30)
+        packer.extend(numbered(5, 30))
+        assert packer.commit().samples == 35
+    with pytest.raises(DatasetExistsError), Packer(tmp_path, schema=SCHEMA):
+        pass
+
+
+def test_the_packer_works_inside_a_running_event_loop(tmp_path: Any) -> None:
+    async def main() -> None:
+        with Packer(tmp_path, schema=SCHEMA) as packer:
+            packer.extend(numbered(5))
+
+    asyncio.run(main())
+
+
+def test_a_config_is_checked_when_the_packer_is_made() -> None:
+    with pytest.raises(SchemaError, match="__x"):
+        Packer("memory://unused", schema={"__x": Array("int64")})
+    with pytest.raises(ConfigError, match="super_sample_bytes"):
+        Packer("memory://unused", schema=SCHEMA, super_sample_bytes=1 << 30)
+    assert PackConfig(schema=SCHEMA).super_sample_bytes == 8 << 20
