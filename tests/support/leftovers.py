@@ -1,0 +1,54 @@
+"""Data sets, and what packs that did not finish leave beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.errors import StoreError
+from stoker.pack.record import PackRecord
+from stoker.store.protocol import Store
+from support.packing import DyingStore, WatchedStore, fresh_store, interrupted, numbered, pack, stored
+
+
+async def data_set() -> Store:
+    """Two versions: samples 0 to 29 and 30 to 44, in 15 super-samples of three."""
+    store = fresh_store()
+    await pack(store, numbered(30))
+    await pack(store, numbered(15, 30), mode="append")
+    return store
+
+
+async def leave_unfinished(store: Store, source: str, *, mode: str = "append") -> str:
+    """Let a pack of 20 samples die in its commit; return its run."""
+    before = set(await stored(store, "packs/"))
+    rehearsal = fresh_store()
+    if mode == "append":
+        rehearsal = await _copied(store)
+    watched = WatchedStore(rehearsal)
+    await pack(watched, numbered(20, 100), source=source, mode=mode)
+    death = next(i for i, call in enumerate(watched.calls) if call.startswith("put manifests/"))
+    with pytest.raises(StoreError, match="dead"):
+        await pack(DyingStore(store, death, late=False), numbered(20, 100), source=source, mode=mode)
+    (key,) = set(await stored(store, "packs/")) - before
+    assert PackRecord.from_bytes((await store.get(key))[0]).state == "complete"
+    return key.removeprefix("packs/").removesuffix(".safetensors")
+
+
+async def leave_half(store: Store, source: str) -> str:
+    """Let an append break off after 30 of its samples; return its run."""
+    before = set(await stored(store, "packs/"))
+    await interrupted(store, numbered(31, 200), source=source, mode="append")
+    (key,) = set(await stored(store, "packs/")) - before
+    return key.removeprefix("packs/").removesuffix(".safetensors")
+
+
+async def _copied(store: Store) -> Store:
+    other = fresh_store()
+    for key, data in (await stored(store)).items():
+        await other.put(key, data)
+    return other
+
+
+def flipped(data: bytes) -> bytes:
+    """Return the data with one bit of its last byte turned."""
+    return data[:-1] + bytes([data[-1] ^ 1])

@@ -1,0 +1,172 @@
+"""Collecting garbage, and nothing that somebody still needs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stoker import catalog
+from stoker.errors import ChecksumError, ConfigError, NotFoundError, PackError
+from stoker.maintenance import gc, rebuild_manifest, verify
+from stoker.manifest import POINTER_KEY, object_key, version_key
+from stoker.pack.record import record_key
+from stoker.store.protocol import Store
+from support.leftovers import data_set, flipped, leave_half, leave_unfinished
+from support.packing import WatchedStore, fresh_store, labels, numbered, pack, stored
+
+
+def test_nothing_of_a_finished_data_set_is_garbage() -> None:
+    async def main() -> None:
+        store = await data_set()
+        before = await stored(store)
+        report = await gc(store, delete=True)
+        assert (report.objects, report.records, report.versions, report.unfinished) == ((), (), (), {})
+        assert await stored(store) == before
+
+    asyncio.run(main())
+
+
+def test_orphans_are_listed_first_and_deleted_when_told() -> None:
+    async def main() -> None:
+        store = await data_set()
+        for number in range(3):
+            await store.put(object_key("e" * 16, number), bytes(100))
+        await store.put("data/notes.txt", b"of the user's")
+        listed = await gc(store)
+        assert [info.key for info in listed.objects] == [object_key("e" * 16, n) for n in range(3)]
+        assert (listed.size_bytes, listed.is_deleted) == (300, False)
+        assert len(await stored(store, "data/e")) == 3
+        deleted = await gc(store, delete=True)
+        assert (deleted.objects, deleted.is_deleted) == (listed.objects, True)
+        assert not await stored(store, "data/e")
+        assert "data/notes.txt" in await stored(store)
+        assert await verify(store, await catalog.read_manifest(store)) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("leave", [leave_half, leave_unfinished])
+def test_an_unfinished_pack_is_protected_until_it_is_called_abandoned(leave: Any) -> None:
+    async def main() -> None:
+        store = await data_set()
+        run_id = await leave(store, "unfinished")
+        before = await stored(store)
+        report = await gc(store, delete=True)
+        assert set(report.unfinished) == {run_id}
+        assert report.unfinished[run_id] == len(await stored(store, f"data/{run_id}/")) > 0
+        assert await stored(store) == before
+        report = await gc(store, delete=True, abandoned=True)
+        assert report.records == (record_key(run_id),)
+        assert not await stored(store, f"data/{run_id}/")
+        assert await labels(store) == list(range(45))
+        assert await verify(store, await catalog.read_manifest(store)) == []
+
+    asyncio.run(main())
+
+
+def test_the_run_of_a_damaged_record_is_protected_too() -> None:
+    async def main() -> None:
+        store = await data_set()
+        run_id = await leave_half(store, "half")
+        await store.put(record_key(run_id), b"damaged")
+        report = await gc(store, delete=True)
+        assert report.unfinished == {run_id: 10}
+        assert len(await stored(store, f"data/{run_id}/")) == 10
+
+    asyncio.run(main())
+
+
+def test_old_versions_go_when_told_with_what_only_they_cover() -> None:
+    async def main() -> None:
+        store = await data_set()
+        manifest = await catalog.read_manifest(store)
+        await store.put(manifest.key(4), b"damaged")
+        await rebuild_manifest(store)
+        assert (await gc(store)).objects == ()
+        report = await gc(store, keep_versions=1, delete=True)
+        assert report.versions == (1, 2)
+        assert [info.key for info in report.objects] == [manifest.key(4)]
+        assert await catalog.list_versions(store) == [3]
+        assert await verify(store, await catalog.read_manifest(store)) == []
+        await pack(store, numbered(3, 45), mode="append", source="later")
+        assert (await catalog.read_manifest(store)).version == 4
+        with pytest.raises(ConfigError, match="at least 1"):
+            await gc(store, keep_versions=0)
+
+    asyncio.run(main())
+
+
+def test_a_pointer_that_stayed_behind_is_moved_before_versions_are_deleted() -> None:
+    async def main() -> None:
+        store = await data_set()
+        await pack(store, numbered(3, 45), mode="append", source="third")
+        await store.put(POINTER_KEY, (await store.get(version_key(1)))[0])
+        await gc(store, keep_versions=1, delete=True)
+        assert (await catalog.read_manifest(store)).version == 3
+        await pack(store, numbered(3, 48), mode="append", source="fourth")
+        assert await labels(store) == list(range(51))
+
+    asyncio.run(main())
+
+
+def test_nothing_is_deleted_where_a_manifest_was_lost() -> None:
+    async def main() -> None:
+        store = await data_set()
+        for key in (version_key(2), POINTER_KEY):
+            await store.delete(key)
+        before = await stored(store)
+        for abandoned in (False, True):
+            with pytest.raises(PackError, match="rebuild-manifest"):
+                await gc(store, delete=True, abandoned=abandoned)
+        assert await stored(store) == before
+
+    asyncio.run(main())
+
+
+def test_without_a_data_set_only_what_is_abandoned_is_garbage() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        await leave_unfinished(store, "only", mode="create")
+        with pytest.raises(NotFoundError, match="gc --abandoned --delete"):
+            await gc(store, delete=True)
+        await gc(store, delete=True, abandoned=True)
+        assert await stored(store) == {}
+
+    asyncio.run(main())
+
+
+def test_a_version_that_cannot_be_read_stops_the_collection() -> None:
+    async def main() -> None:
+        store = await data_set()
+        await store.put(version_key(1), flipped((await store.get(version_key(1)))[0]))
+        before = await stored(store)
+        with pytest.raises(ChecksumError, match="damaged"):
+            await gc(store, delete=True)
+        assert await stored(store) == before
+
+    asyncio.run(main())
+
+
+def test_a_packer_that_starts_while_garbage_is_collected_loses_nothing() -> None:
+    class Meanwhile(WatchedStore):
+        """Packs and commits something between any two operations of the collector."""
+
+        def __init__(self, store: Store, at: int) -> None:
+            super().__init__(store)
+            self.at = at
+
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if number == self.at:
+                await pack(self.store, numbered(6, 100), source="meanwhile", mode="append")
+
+    async def main() -> None:
+        rehearsal = WatchedStore(await data_set())
+        await gc(rehearsal, delete=True)
+        for at in range(len(rehearsal.calls)):
+            store = await data_set()
+            await gc(Meanwhile(store, at), delete=True)
+            assert await labels(store) == [*range(45), *range(100, 106)]
+
+    asyncio.run(main())

@@ -1,0 +1,241 @@
+"""Rebuilding the manifest of a data set that lost or gained what it should not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stoker import catalog
+from stoker.errors import DatasetExistsError, NotFoundError, PackError
+from stoker.maintenance import gc, rebuild_manifest, verify
+from stoker.manifest import POINTER_KEY, object_key, version_key
+from stoker.schema import Array, Bytes, Schema
+from stoker.store import open_store
+from stoker.supersample import Origin
+from support.leftovers import data_set, flipped, leave_half, leave_unfinished
+from support.packing import SCHEMA, WatchedStore, fresh_store, labels, numbered, pack, stored
+from support.supersamples import built
+
+
+def test_rebuilding_a_whole_data_set_changes_nothing() -> None:
+    async def main() -> None:
+        store = await data_set()
+        before = await stored(store)
+        report = await rebuild_manifest(store)
+        assert not report.is_new
+        assert (report.manifest.version, report.lost, report.orphans) == (2, (), ())
+        assert await stored(store) == before
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        [POINTER_KEY],
+        [POINTER_KEY, version_key(2)],
+        [POINTER_KEY, version_key(1), version_key(2)],
+    ],
+)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_lost_or_damaged_manifest_is_rebuilt_as_it_was(lost: list[str], damaged: bool) -> None:
+    async def main() -> None:
+        store = await data_set()
+        before = await catalog.read_manifest(store)
+        for key in lost:
+            if damaged:
+                await store.put(key, flipped((await store.get(key))[0]))
+            else:
+                await store.delete(key)
+        report = await rebuild_manifest(store)
+        after = await catalog.read_manifest(store)
+        assert report.manifest.version == after.version
+        assert (after.runs, after.dataset, after.schema) == (before.runs, before.dataset, before.schema)
+        assert await labels(store) == list(range(45))
+        assert await verify(store, after) == []
+        await pack(store, numbered(3, 45), mode="append", source="later")
+        assert await labels(store) == list(range(48))
+
+    asyncio.run(main())
+
+
+def test_the_number_of_a_lost_version_is_not_given_again() -> None:
+    async def main() -> None:
+        store = await data_set()
+        for key in (POINTER_KEY, version_key(1), version_key(2)):
+            await store.delete(key)
+        assert (await rebuild_manifest(store)).manifest.version == 3
+        assert (await gc(store)).objects == ()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("records_too", [False, True])
+def test_the_pointer_alone_is_enough_to_restore_its_version(records_too: bool) -> None:
+    async def main() -> None:
+        store = await data_set()
+        before = await stored(store)
+        for key in before:
+            if key.startswith("manifests/") or (records_too and key.startswith("packs/")):
+                await store.delete(key)
+        report = await rebuild_manifest(store)
+        assert (report.is_new, report.manifest.version, report.orphans) == (False, 2, ())
+        assert (await store.get(version_key(2)))[0] == before[version_key(2)]
+
+    asyncio.run(main())
+
+
+def test_a_rebuilt_manifest_is_without_objects_that_are_lost_and_names_them() -> None:
+    async def main() -> None:
+        store = await data_set()
+        manifest = await catalog.read_manifest(store)
+        await store.delete(manifest.key(0))
+        await store.put(manifest.key(4), b"short")
+        data, _ = await store.get(manifest.key(12))
+        await store.put(manifest.key(12), data[:50] + b"?" + data[51:])
+        report = await rebuild_manifest(store)
+        assert [bad.key for bad in report.lost] == [manifest.key(row) for row in (0, 4, 12)]
+        assert "does not exist" in report.lost[0].problem
+        gone = {0, 1, 2, 12, 13, 14, 36, 37, 38}
+        assert await labels(store) == [i for i in range(45) if i not in gone]
+        assert (report.is_new, report.manifest.version) == (True, 3)
+        assert await verify(store, report.manifest) == []
+        assert not (await rebuild_manifest(store)).is_new
+
+    asyncio.run(main())
+
+
+def test_a_pack_that_had_come_to_its_end_is_taken_in_and_resuming_it_adds_nothing() -> None:
+    async def main() -> None:
+        store = await data_set()
+        await leave_unfinished(store, "late")
+        report = await rebuild_manifest(store)
+        assert report.is_new
+        assert await labels(store) == [*range(45), *range(100, 120)]
+        await pack(store, numbered(20, 100), source="late", mode="append")
+        assert len(await labels(store)) == 65
+        await pack(store, numbered(20, 100), source="late", mode="append")
+        assert len(await labels(store)) == 85
+
+    asyncio.run(main())
+
+
+def test_a_first_pack_that_had_come_to_its_end_makes_the_data_set() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        await leave_unfinished(store, "only", mode="create")
+        await rebuild_manifest(store)
+        assert await labels(store) == list(range(100, 120))
+        with pytest.raises(DatasetExistsError):
+            await pack(store, numbered(5), source="other")
+
+    asyncio.run(main())
+
+
+def test_a_create_that_was_refused_is_not_taken_in() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        refused = await leave_unfinished(store, "refused", mode="create")
+        await pack(store, numbered(6), source="winner")
+        for keys in ([], [POINTER_KEY, version_key(1)]):
+            for key in keys:
+                await store.delete(key)
+            report = await rebuild_manifest(store)
+            assert await labels(store) == list(range(6))
+            assert {key.split("/")[1] for key in report.orphans} == {refused}
+
+    asyncio.run(main())
+
+
+def test_of_two_creates_that_came_to_their_end_none_is_taken() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        await leave_unfinished(store, "a", mode="create")
+        await leave_unfinished(store, "b", mode="create")
+        with pytest.raises(NotFoundError, match="no super-sample"):
+            await rebuild_manifest(store)
+
+    asyncio.run(main())
+
+
+def test_orphans_are_listed_and_adopted_only_when_told() -> None:
+    async def main() -> None:
+        store = await data_set()
+        half = await leave_half(store, "half")
+        report = await rebuild_manifest(store)
+        assert not report.is_new
+        assert report.orphans == tuple(object_key(half, i) for i in range(10))
+        report = await rebuild_manifest(store, adopt=True)
+        assert report.adopted == tuple(object_key(half, i) for i in range(10))
+        assert await labels(store) == [*range(45), *range(200, 230)]
+        with pytest.raises(PackError, match="adopted"):
+            await pack(store, numbered(40, 200), source="half", mode="append")
+
+    asyncio.run(main())
+
+
+def test_an_orphan_that_is_damaged_or_foreign_is_refused() -> None:
+    async def main() -> None:
+        store = await data_set()
+        half = await leave_half(store, "half")
+        manifest = await catalog.read_manifest(store)
+        await store.put(object_key(half, 1), flipped((await store.get(object_key(half, 1)))[0]))
+        sample = [{"data": b"x", "label": 1}]
+        foreign = Origin(dataset="other", run="1" * 16, ordinal=0)
+        misplaced = Origin(dataset=manifest.dataset, run="2" * 16, ordinal=5)
+        other = Schema({"label": Array("int64"), "data": Bytes()})
+        reordered = Origin(dataset=manifest.dataset, run="3" * 16, ordinal=0)
+        await store.put(object_key("1" * 16, 0), built(SCHEMA, sample, foreign)[0])
+        await store.put(object_key("2" * 16, 0), built(SCHEMA, sample, misplaced)[0])
+        await store.put(object_key("3" * 16, 0), built(other, sample, reordered)[0])
+        await store.put(object_key("4" * 16, 0), b"not one")
+        await store.put("data/notes.txt", b"of the user's")
+        report = await rebuild_manifest(store, adopt=True)
+        refused = {bad.key: bad.problem for bad in report.refused}
+        assert "crc32c" in refused[object_key(half, 1)]
+        assert "another data set" in refused[object_key("1" * 16, 0)]
+        assert "says that it is" in refused[object_key("2" * 16, 0)]
+        assert "another schema" in refused[object_key("3" * 16, 0)]
+        assert len(refused) == 5
+        assert set(report.orphans) == set(refused)
+        assert await labels(store) == [*range(45), *(i for i in range(200, 230) if not 203 <= i < 206)]
+        assert await verify(store, report.manifest) == []
+
+    asyncio.run(main())
+
+
+def test_super_samples_alone_can_be_adopted_without_any_record() -> None:
+    async def main() -> None:
+        store = await data_set()
+        for key in await stored(store):
+            if not key.startswith("data/"):
+                await store.delete(key)
+        with pytest.raises(NotFoundError):
+            await rebuild_manifest(store)
+        await rebuild_manifest(store, adopt=True)
+        assert sorted(await labels(store)) == list(range(45))
+
+    asyncio.run(main())
+
+
+def test_there_is_nothing_to_rebuild_in_an_empty_place() -> None:
+    for url in ("memory://nothing-was-ever-here", fresh_store().url):
+        with pytest.raises(NotFoundError, match="no super-sample"):
+            asyncio.run(rebuild_manifest(open_store(url), adopt=True))
+
+
+def test_a_rebuild_that_another_writer_overtakes_says_so() -> None:
+    class Overtaken(WatchedStore):
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if operation == "put" and key == version_key(3):
+                await pack(self.store, numbered(3, 60), source="winner", mode="append")
+
+    async def main() -> None:
+        store = await data_set()
+        await leave_unfinished(store, "late")
+        with pytest.raises(PackError, match="another writer"):
+            await rebuild_manifest(Overtaken(store))
+        assert await labels(store) == [*range(45), 60, 61, 62]
+
+    asyncio.run(main())
