@@ -12,14 +12,7 @@ import pytest
 
 from stoker.checksum import crc32c
 from stoker.clock import run_virtual
-from stoker.errors import (
-    BudgetError,
-    ChecksumError,
-    ConfigError,
-    ConnectionLostError,
-    FetchError,
-    ObjectChangedError,
-)
+from stoker.errors import BudgetError, ChecksumError, ConfigError, ConnectionLostError, FetchError, ObjectChangedError
 from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, RangePart
 from stoker.ring import RingStateError
 from stoker.tier import ObjectRef

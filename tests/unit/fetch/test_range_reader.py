@@ -7,14 +7,7 @@ import asyncio
 import pytest
 
 from stoker.clock import run_virtual
-from stoker.errors import (
-    ChecksumError,
-    ConnectionLostError,
-    CredentialsError,
-    FetchError,
-    NotFoundError,
-    StoreError,
-)
+from stoker.errors import ChecksumError, ConnectionLostError, CredentialsError, FetchError, NotFoundError, StoreError
 from stoker.fetch.fetcher import FetchConfig, RangePart
 from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds

@@ -7,10 +7,7 @@ import asyncio
 import pytest
 
 from stoker import catalog
-from stoker.errors import (
-    NotFoundError,
-    StoreError,
-)
+from stoker.errors import NotFoundError, StoreError
 from stoker.pack.packer import AsyncPacker
 from stoker.store.protocol import Store
 from support.packing import (

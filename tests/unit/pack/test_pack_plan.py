@@ -8,14 +8,7 @@ import logging
 import pytest
 
 from stoker import catalog
-from stoker.errors import (
-    ConfigError,
-    DatasetExistsError,
-    NotFoundError,
-    PackError,
-    SchemaError,
-    StoreError,
-)
+from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError, StoreError
 from stoker.manifest import POINTER_KEY
 from stoker.pack.packer import AsyncPacker
 from stoker.pack.record import record_key

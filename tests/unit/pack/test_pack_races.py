@@ -9,23 +9,12 @@ from typing import Any
 import pytest
 
 from stoker import catalog
-from stoker.errors import (
-    DatasetExistsError,
-    PackError,
-)
+from stoker.errors import DatasetExistsError, PackError
 from stoker.maintenance import gc
 from stoker.manifest import Manifest
 from stoker.pack.packer import AsyncPacker
 from stoker.store.protocol import Store
-from support.packing import (
-    WatchedStore,
-    config,
-    fresh_store,
-    labels,
-    numbered,
-    pack,
-    stored,
-)
+from support.packing import WatchedStore, config, fresh_store, labels, numbered, pack, stored
 
 
 class _Shuffled(WatchedStore):

@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import (
-    ChecksumError,
-    StokerError,
-)
+from stoker.errors import ChecksumError, StokerError
 from stoker.pack.record import PackRecord
-from support.packing import (
-    WatchedStore,
-    fresh_store,
-    interrupted,
-    numbered,
-    pack,
-    puts,
-    stored,
-)
+from support.packing import WatchedStore, fresh_store, interrupted, numbered, pack, puts, stored
 
 
 def _record() -> PackRecord:

@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import (
-    ConfigError,
-    DatasetExistsError,
-    PackError,
-    SchemaError,
-)
+from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError
 from stoker.manifest import POINTER_KEY
 from stoker.pack.packer import AsyncPacker, Packer, PackProgress
 from stoker.pack.plan import PackConfig
