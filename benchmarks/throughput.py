@@ -3,13 +3,16 @@
 50,000 samples of uint8[32, 32, 3] and an int64 label, packed into super-samples of 8 MiB in a local bucket, a process
 of its own on the same machine. Every round measures, one after the other, what plain aiohttp pulls (the same objects,
 read whole and thrown away, 8 connections), what `Loader` delivers (batches of 256, steady state), and what a gather
-from memory delivers, so the ratios of a round hold where the figures drift. Medians of the rounds.
+from memory delivers, so the ratios of a round hold where the figures drift. Two more rows take the loader apart: its
+fetcher alone, verified objects into the ring and nothing else; and the loader on the same objects in this process's
+memory, so without a network. Medians of the rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +25,9 @@ import numpy as np
 import torch
 
 import stoker
+from stoker.catalog import read_manifest
+from stoker.fetch.fetcher import Fetcher
+from stoker.ring import Ring
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
 from stoker_torch import Loader
 
@@ -32,6 +38,15 @@ ROUNDS = 5
 CONNECTIONS = 8
 SAMPLE_BYTES = 32 * 32 * 3 + 8
 URL = "s3://stoker/images"
+MEMORY_URL = "memory://benchmark/images"
+TITLES = {
+    "aiohttp": "plain aiohttp, objects thrown away",
+    "Loader": f"`Loader`, steady state ({EPOCHS} epochs)",
+    "cold": "`Loader`, first epoch, cold",
+    "fetcher": "its fetcher alone",
+    "memory": "`Loader` on objects in memory",
+    "gather": "gather from memory, one thread",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +74,9 @@ def stopwatch(found: list[Figure], samples: int) -> Iterator[None]:
     found.append(Figure(samples / wall, cpu / samples * 1e6))
 
 
-def pack(images: np.ndarray) -> list[str]:
+def pack(images: np.ndarray, url: str) -> list[str]:
     schema = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int64")}
-    with stoker.Packer(URL, schema=schema) as packer:
+    with stoker.Packer(url, schema=schema) as packer:
         for label, image in enumerate(images):
             packer.write({"image": image, "label": label})
     assert packer.manifest is not None
@@ -86,6 +101,24 @@ async def pull(endpoint: str, keys: list[str], epochs: int) -> None:
             group.create_task(work(session))
 
 
+async def fetch(epochs: int) -> None:
+    """Fetch every object of so many epochs into a ring, verified, and do nothing with it."""
+    store = stoker.open_store(URL)
+    manifest = await read_manifest(store)
+    ring = Ring(2 * CONNECTIONS, manifest.largest_bytes)
+    fetcher = Fetcher(store, ring=ring, rng=random.Random(0))
+    rows = iter(list(range(len(manifest))) * epochs)
+
+    async def work() -> None:
+        for row in rows:
+            ring.release(await fetcher.fetch(manifest.ref(row)))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONNECTIONS):
+            group.create_task(work())
+    await store.close()
+
+
 def deliver(loader: Loader, epochs: int) -> None:
     for _ in range(epochs):
         for _ in loader:
@@ -102,12 +135,12 @@ def gather(images: np.ndarray, epochs: int) -> None:
 
 
 def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
-    found: dict[str, list[Figure]] = {"aiohttp": [], "cold": [], "Loader": [], "gather": []}
+    found: dict[str, list[Figure]] = {name: [] for name in TITLES}
     first_batch = []
     config = BucketConfig(shape=PROFILES[profile], buckets=(BucketSpec(name="stoker", anonymous=True),))
     with bucket_process(config) as bucket:
         os.environ.update(bucket.environment())
-        keys = pack(images)
+        keys = pack(images, URL)
         for _ in range(ROUNDS):
             with stopwatch(found["aiohttp"], SAMPLES * EPOCHS):
                 asyncio.run(pull(bucket.url, keys, EPOCHS))
@@ -117,6 +150,12 @@ def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
                 with stopwatch(found["Loader"], SAMPLES * EPOCHS):
                     deliver(loader, EPOCHS)
                 first_batch.append(loader.stats().first_batch_seconds or 0.0)
+            with stopwatch(found["fetcher"], SAMPLES * EPOCHS):
+                asyncio.run(fetch(EPOCHS))
+            with Loader(MEMORY_URL, batch_size=BATCH, epochs=EPOCHS + 1) as loader:
+                deliver(loader, 1)
+                with stopwatch(found["memory"], SAMPLES * EPOCHS):
+                    deliver(loader, EPOCHS)
             with stopwatch(found["gather"], SAMPLES * EPOCHS):
                 gather(images, EPOCHS)
     print(f"\nprofile `{profile}`: time to first batch {median(first_batch) * 1000:.0f} ms\n")
@@ -124,14 +163,8 @@ def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
 
 
 def table(found: dict[str, list[Figure]]) -> str:
-    names = {
-        "aiohttp": "plain aiohttp, objects thrown away",
-        "Loader": f"`Loader`, steady state ({EPOCHS} epochs)",
-        "cold": "`Loader`, first epoch, cold",
-        "gather": "gather from memory, one thread",
-    }
     lines = ["| what | samples/s | MB/s | CPU µs/sample | of aiohttp |", "| --- | ---: | ---: | ---: | ---: |"]
-    for name, title in names.items():
+    for name, title in TITLES.items():
         figures = found[name]
         ratios = [
             ours.samples_per_second / theirs.samples_per_second
@@ -149,6 +182,7 @@ def main(profiles: list[str]) -> None:
     torch.set_num_threads(1)
     images = np.random.default_rng(0).integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
     print(f"{SAMPLES:,} samples of {SAMPLE_BYTES} bytes, medians of {ROUNDS} rounds, {os.cpu_count()} cores for all")
+    pack(images, MEMORY_URL)
     for profile in profiles:
         print(table(measured(profile, images)))
 
