@@ -19,12 +19,14 @@ COMMAND = [sys.executable, "-m", "stoker_local", "bucket"]
 
 
 class Served:
-    """A program started by hand: its URL is the first word that it prints."""
+    """A program started by hand: it prints the command that leads a shell to it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        self.line = process.stdout.readline()
-        self.url = self.line.partition(" ")[0]
+        command, *words = process.stdout.readline().split()
+        assert command == "export"
+        self.variables = dict(word.split("=", 1) for word in words)
+        self.url = self.variables["AWS_ENDPOINT_URL"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -32,9 +34,7 @@ def test_the_program_says_where_it_is_and_ends_cleanly_on_a_signal(number: signa
     command = [*COMMAND, "--profile", "cloud", "--bucket", "one", "--bucket", "two"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         served = Served(process)
-        words = dict(word.split("=", 1) for word in served.line.split()[1:])
-        assert words["AWS_ENDPOINT_URL"] == served.url
-        with s3_client(served, aws_access_key_id=words["AWS_ACCESS_KEY_ID"]) as client:
+        with s3_client(served, aws_access_key_id=served.variables["AWS_ACCESS_KEY_ID"]) as client:
             assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["one", "two"]
         process.send_signal(number)
         assert process.communicate(timeout=20) == ("", "")
@@ -105,7 +105,8 @@ def test_a_bucket_process_outlives_its_parent_by_nothing() -> None:
             time.sleep(600)
     """
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
-        address = urlsplit(Served(parent).url.strip())
+        assert parent.stdout is not None
+        address = urlsplit(parent.stdout.readline().strip())
         socket.create_connection((address.hostname, address.port)).close()
         parent.kill()
     for _ in range(1000):

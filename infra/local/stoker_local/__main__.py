@@ -18,6 +18,7 @@ from stoker_local.s3.signature import KeyPair
 from stoker_local.shape import PROFILES
 
 _MEMORY = "memory"
+_HELP = "serve S3 from memory until it is interrupted"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m stoker_local", description="A cloud on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    bucket = commands.add_parser("bucket", help="serve S3 from memory")
+    bucket = commands.add_parser(
+        "bucket", help=_HELP, description=f"{_HELP}; the line that it prints leads a shell to it"
+    )
     bucket.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     bucket.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
     bucket.add_argument(
@@ -81,7 +84,7 @@ async def _serve(config: BucketConfig, *, root: str, watch_stdin: bool) -> None:
         if watch_stdin:
             loop.add_reader(sys.stdin.fileno(), _watch, stop)
         variables = " ".join(f"{name}={value}" for name, value in bucket.environment().items())
-        print(f"{bucket.url} {variables}", flush=True)
+        print(f"export {variables}", flush=True)
         await stop.wait()
 
 

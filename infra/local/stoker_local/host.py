@@ -21,6 +21,7 @@ from stoker_local.gcs import GcsConfig, LocalGcs
 __all__ = ["BucketProcess", "bucket_process", "running", "running_bucket", "running_gcs"]
 
 _EXIT_SECONDS = 10.0
+_URL = "AWS_ENDPOINT_URL="
 
 T = TypeVar("T")
 
@@ -122,9 +123,10 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
         try:
             process.stdin.write(config.to_json() + "\n")
             process.stdin.flush()
-            url = process.stdout.readline().partition(" ")[0].strip()
-            if not url:
+            words = process.stdout.readline().split()
+            if not words:
                 raise RuntimeError(f"the local bucket did not start (exit code {process.wait(_EXIT_SECONDS)})")
+            url = next(word.removeprefix(_URL) for word in words if word.startswith(_URL))
             yield BucketProcess(config=config, url=url, pid=process.pid)
         finally:
             process.terminate()
