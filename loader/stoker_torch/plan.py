@@ -89,7 +89,7 @@ class LoaderPlan:
             raise BudgetError(
                 f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.world_size:,} GETs and "
                 f"{format_bytes(self.read_bytes * self.world_size)} over all ranks, for ${dollars:.2f}: more than "
-                f"max_dollars_per_epoch={most_dollars:g}. Raise it, give more memory, or use shuffle 'window'"
+                f"max_dollars_per_epoch={most_dollars:g}. Raise it, or use another shuffle or more memory"
             )
 
     def __str__(self) -> str:

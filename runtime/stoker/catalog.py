@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from stoker.bounded import for_each
 from stoker.errors import (
+    BucketNotFoundError,
     ChecksumError,
     FormatError,
     NotFoundError,
@@ -158,6 +159,8 @@ async def _read_newest(reader: RetryingReader[Readable]) -> _Stored:
     """Return what the pointer holds; without one, the newest version that a crash left behind."""
     try:
         return await _read(reader, POINTER_KEY)
+    except BucketNotFoundError as error:
+        raise BucketNotFoundError(f"there is no data set at {reader.url}: {error}") from error
     except NotFoundError:
         found = await _newest_listed(reader)
     if found is None:

@@ -1,1 +1,0 @@
-"""Reserved for what runs inside a cloud function; empty in this version."""
