@@ -28,6 +28,19 @@ class Authority:
     server: ssl.SSLContext
 
 
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    crl_sign=True,
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 def _signed(subject: str, key: ec.EllipticCurvePrivateKey, issuer: str) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     name, by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)]) for text in (subject, issuer))
@@ -39,6 +52,7 @@ def make_authority(folder: Path, *hosts: str) -> Authority:
     """Make an authority in ``folder`` and a certificate for ``hosts`` and 127.0.0.1."""
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca = _signed("ca", ca_key, "ca").add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    ca = ca.add_extension(_SIGNS_CERTIFICATES, critical=True)
     ca = ca.add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
     names = [*map(x509.DNSName, hosts), x509.IPAddress(ip_address("127.0.0.1"))]
     leaf = _signed("server", key, "ca").add_extension(x509.SubjectAlternativeName(names), critical=False)
