@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,11 @@ _QUIET = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], p
 settings.register_profile("repeatable", _QUIET, derandomize=True)
 settings.register_profile("explore", _QUIET, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+# A shell starts what it runs in the background with interrupts ignored, and so would be every program that a test
+# starts to interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
