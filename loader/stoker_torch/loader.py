@@ -78,7 +78,8 @@ class Loader:
         try:
             self._manifest = self._thread.run(read_manifest(self._store, self.config.version))
             self._feed = self._made_feed(self._manifest, self._lanes)
-            self.plan.check_dollars(self.config.max_dollars_per_epoch)
+            plan = self.plan
+            plan.check_dollars(self.config.max_dollars_per_epoch)
         except BaseException:
             self._resources.close()
             raise
@@ -88,7 +89,7 @@ class Loader:
         self._is_fresh = True
         self._batches = self._samples = 0
         self._iteration: weakref.ref[Iteration] | None = None
-        _log.info("%s, rank %d of %d: %s", self.url, self.rank, self.world_size, self.plan)
+        _log.info("%s, rank %d of %d: %s", self.url, self.rank, self.world_size, plan)
 
     # What is being read, and how.
 

@@ -182,7 +182,7 @@ class Feed:
     def _planned_slots(self) -> SlotPlan:
         """Return how the memory is spent; ``full`` is read in groups where not everything fits."""
         manifest, config = self.manifest, self.config
-        manifest_bytes = len(manifest.to_bytes())
+        manifest_bytes = manifest.file_bytes
         try:
             return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes)
         except BudgetError:

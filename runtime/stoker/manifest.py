@@ -187,9 +187,33 @@ class Manifest:
         runs = (*self.runs, run)
         return replace(self, version=self.version + 1, rows=self.rows.followed_by(rows), runs=runs)
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of what :meth:`to_bytes` returns, without making it."""
+        arrays = self._arrays()
+        header = tensorfile.encode_header({**self._metadata(), "crc32c": "0" * 8}, _tensors(arrays))
+        return len(header) + sum(array.nbytes for _, array in arrays.values())
+
     def to_bytes(self) -> bytes:
         """Return the manifest as a safetensors file; the same manifest gives the same bytes everywhere."""
-        arrays: dict[str, tuple[DType, NDArray[Any]]] = {
+        arrays, metadata = self._arrays(), self._metadata()
+        data = b"".join(array.tobytes() for _, array in arrays.values())
+        tensors = _tensors(arrays)
+        metadata["crc32c"] = _checksum(metadata, tensors, data)
+        return tensorfile.encode_header(metadata, tensors) + data
+
+    def _metadata(self) -> dict[str, str]:
+        """Return what the header says besides the checksum."""
+        return {
+            "stoker_manifest": FORMAT,
+            "dataset": self.dataset,
+            "version": str(self.version),
+            "schema": self.schema.to_json(),
+        }
+
+    def _arrays(self) -> _Arrays:
+        """Return the file's tensors, in order."""
+        arrays: _Arrays = {
             "run_id": (DTYPES["uint64"], np.array([int(run.run, 16) for run in self.runs], "<u8")),
             "run_first_number": (DTYPES["uint32"], np.array([run.first_number for run in self.runs], "<u4")),
             "run_rows": (DTYPES["uint32"], np.array([run.rows for run in self.runs], "<u4")),
@@ -203,16 +227,7 @@ class Manifest:
             arrays["tag"] = (DTYPES["uint8" if tags.ndim == 2 else "int64"], tags)
         for name in _ROW_FIELDS:
             arrays[name] = (DTYPES["uint32"], getattr(self.rows, name))
-        data = b"".join(array.tobytes() for _, array in arrays.values())
-        metadata = {
-            "stoker_manifest": FORMAT,
-            "dataset": self.dataset,
-            "version": str(self.version),
-            "schema": self.schema.to_json(),
-        }
-        tensors = tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in arrays.items())
-        metadata["crc32c"] = _checksum(metadata, tensors, data)
-        return tensorfile.encode_header(metadata, tensors) + data
+        return arrays
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
@@ -258,6 +273,13 @@ class Manifest:
         if (manifest.rows.samples * (4.0 * len(manifest.schema)) > manifest.rows.head_bytes).any():
             raise FormatError("the manifest has a super-sample with more samples than its head can describe")
         return manifest
+
+
+_Arrays = dict[str, tuple[DType, NDArray[Any]]]
+
+
+def _tensors(arrays: _Arrays) -> tuple[tensorfile.Tensor, ...]:
+    return tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in arrays.items())
 
 
 def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor], data: bytes | memoryview) -> str:

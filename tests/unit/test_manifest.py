@@ -60,6 +60,11 @@ def test_safetensors_reads_a_manifest_with_equal_columns(tags: list[str]) -> Non
     assert (arrays["run_first_number"].tolist(), arrays["run_rows"].tolist()) == ([5], [len(tags)])
 
 
+@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS)
+def test_the_size_of_the_file_is_known_without_making_it(tags: list[str]) -> None:
+    assert manifest_of(tags).file_bytes == len(manifest_of(tags).to_bytes())
+
+
 def test_a_thousand_rows_take_less_than_64_kb() -> None:
     assert len(manifest_of(["f" * 32] * 1000).to_bytes()) < 40_000
 
