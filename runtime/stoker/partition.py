@@ -9,6 +9,7 @@ position: what was delivered is a prefix of the epoch, whoever delivered it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +105,14 @@ class Partition:
         first = self.rank % count
         repeated = 0 if self.evaluation else self.world_size - count
         return Step(end, self._slices(position, end, first, first + 1), repeated)
+
+    def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
+        """Yield this rank's steps from a position to the end of the epoch, each with whether it is the last."""
+        for left in range(self.steps_from(position) - 1, -1, -1):
+            step = self.step(position)
+            assert step is not None  # noqa: S101 - steps_from counts what step gives
+            yield step, not left
+            position = step.end
 
     def _slices(self, position: int, end: int, first: int, last: int) -> tuple[LaneSlice, ...]:
         """Return places ``[first, last)`` of the positions ``[position, end)`` once these are grouped by lane."""

@@ -154,22 +154,20 @@ class Steps:
 
     def _walk_lanes(self, order: Order, position: int) -> Iterator[PlannedStep[int]]:
         lanes: dict[int, _LaneItems] = {}
-        steps = self._partition.steps_from(position)
-        for left in range(steps - 1, -1, -1):
-            step = self._partition.step(position)
-            assert step is not None  # noqa: S101 - steps_from counts what step gives
+        for step, is_last in self._partition.walk(position):
             is_short = step.end - position < self._partition.global_batch
             segments: list[Segment] = []
             for part in step.slices:
                 held = lanes.setdefault(part.lane, _LaneItems(order.lane(part.lane)))
-                passed = _drop_others(lanes, part.lane) if is_short else []
+                others = _drop_others(lanes, part.lane) if is_short else []
                 found = list(self._segments(held, part, segments[-1].end if segments else 0))
-                found[0] = replace(found[0], passed=(*passed, *found[0].passed))
+                if others:
+                    found[0] = replace(found[0], passed=(*others, *found[0].passed))
                 segments.extend(found)
-            if not left:
+            if is_last:
                 segments[-1] = replace(segments[-1], done=(*segments[-1].done, *_drop_others(lanes)))
             yield PlannedStep(
-                0, order.epoch, step.end, not left, tuple(segments), step.repeated, self._take_first_uses()
+                0, order.epoch, step.end, is_last, tuple(segments), step.repeated, self._take_first_uses()
             )
             position = step.end
 
@@ -202,10 +200,7 @@ class Steps:
         """Walk ``full`` with every super-sample held to the end of the epoch."""
         permuted = order.feistel()
         held: dict[int, int] = {}
-        steps = self._partition.steps_from(position)
-        for left in range(steps - 1, -1, -1):
-            step = self._partition.step(position)
-            assert step is not None  # noqa: S101 - steps_from counts what step gives
+        for step, is_last in self._partition.walk(position):
             (part,) = step.slices
             super_samples, rows = order.locate(permuted(np.arange(part.start, part.end)))
             found, first, which = np.unique(super_samples, return_index=True, return_inverse=True)
@@ -218,10 +213,9 @@ class Steps:
                 items=tuple(held[super_sample] for super_sample in found.tolist()),
                 picks=partial(_known, (which, rows)),
                 passed=(),
-                done=() if left else tuple(held.values()),
+                done=tuple(held.values()) if is_last else (),
             )
-            yield PlannedStep(0, order.epoch, step.end, not left, (segment,), step.repeated, self._take_first_uses())
-            position = step.end
+            yield PlannedStep(0, order.epoch, step.end, is_last, (segment,), step.repeated, self._take_first_uses())
 
 
 def _drop_others(lanes: dict[int, _LaneItems], kept: int | None = None) -> list[int]:

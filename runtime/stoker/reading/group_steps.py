@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,26 +84,16 @@ class GroupSteps:
     def _batches(self, order: Order, position: int) -> Iterator[_Batch]:
         """Look up the samples of the steps, those of several at once: a call of numpy takes as long as 100 samples."""
         permuted = order.feistel()
-        left = self._partition.steps_from(position)
-        while left:
-            steps = self._next_steps(position, min(left, max(1, _LOOKED_UP_SAMPLES // self._partition.batch_size)))
-            places = [np.arange(part.start, part.end) for step in steps for part in step.slices]
+        walk = self._partition.walk(position)
+        while steps := list(islice(walk, max(1, _LOOKED_UP_SAMPLES // self._partition.batch_size))):
+            places = [np.arange(part.start, part.end) for step, _ in steps for part in step.slices]
             samples = Group(*order.locate(permuted(np.concatenate(places))))
             sizes = self._sizes_of(samples)
             start = 0
-            for step in steps:
-                left, these = left - 1, slice(start, start + step.samples)
-                yield _Batch(step, not left, Group(samples.super_samples[these], samples.rows[these]), sizes[these])
+            for step, is_last in steps:
+                these = slice(start, start + step.samples)
+                yield _Batch(step, is_last, Group(samples.super_samples[these], samples.rows[these]), sizes[these])
                 start = these.stop
-            position = steps[-1].end
-
-    def _next_steps(self, position: int, count: int) -> list[Step]:
-        steps: list[Step] = []
-        while len(steps) < count:
-            step = self._partition.step(steps[-1].end if steps else position)
-            assert step is not None  # noqa: S101 - steps_from counts what step gives
-            steps.append(step)
-        return steps
 
     def _runs(self, batches: Iterator[_Batch]) -> Iterator[list[_Batch]]:
         """Put batches together as long as they fit in one group; one that does not is alone."""
