@@ -7,12 +7,13 @@ import struct
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from stoker_local import BucketConfig, BucketSpec, KeyPair, bucket_process
+from stoker_local import BucketConfig, BucketSpec, KeyPair, Shape, bucket_process
 from support.local_bucket import s3_client, signed_request
 
 COMMAND = [sys.executable, "-m", "stoker_local", "bucket"]
@@ -94,6 +95,28 @@ def test_a_bucket_process_serves_counts_and_ends_with_its_block() -> None:
         assert bucket.counts()["bytes_in"] == 0
     with pytest.raises(ProcessLookupError):
         os.kill(bucket.pid, 0)
+
+
+def test_a_bucket_process_is_reshaped_while_it_serves() -> None:
+    with bucket_process() as bucket, s3_client(bucket) as client:
+        client.put_object(Bucket="stoker", Key="k", Body=b"abc")
+        for shape, tails in ((Shape(tail_fraction=1.0, tail_seconds=0.001), 1), (Shape(), 0)):
+            bucket.reset()
+            bucket.reshape(shape)
+            assert client.get_object(Bucket="stoker", Key="k")["Body"].read() == b"abc"
+            assert bucket.counts()["faults"].get("tail", 0) == tails
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xff", b"[]", b'{"warp": 9}', b'{"tail_fraction": "x"}', b'{"tail_fraction": 2}']
+)
+def test_what_is_no_shape_is_refused_and_changes_nothing(body: bytes) -> None:
+    with bucket_process() as bucket:
+        connection = HTTPConnection(urlsplit(bucket.url).netloc, timeout=20)
+        connection.request("POST", "/-/shape", body)
+        assert connection.getresponse().status == 400
+        connection.close()
+        assert bucket.counts()["faults"] == {}
 
 
 def test_a_bucket_process_outlives_its_parent_by_nothing() -> None:

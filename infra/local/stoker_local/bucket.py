@@ -144,7 +144,9 @@ class LocalBucket:
                     request = parse_head(await wire.read_until(b"\r\n\r\n"))
                     body = await self._read_body(wire, request)
                 admin = request.path.startswith(_ADMIN)
-                again = await (self._administer(wire, request) if admin else self._answer(wire, request, body, pacers))
+                again = await (
+                    self._administer(wire, request, body) if admin else self._answer(wire, request, body, pacers)
+                )
                 if not again or not request.keep_alive:
                     return
         except TimeoutError:
@@ -231,8 +233,8 @@ class LocalBucket:
                 await asyncio.sleep(wait)
             await wire.write(part)
 
-    async def _administer(self, wire: Wire, request: Request) -> bool:
-        """Answer ``GET /-/counts`` and ``POST /-/reset``, to this machine only."""
+    async def _administer(self, wire: Wire, request: Request, body: Body) -> bool:
+        """Answer ``GET /-/counts``, ``POST /-/reset`` and ``POST /-/shape``, to this machine only."""
         match request.method, request.path.removeprefix(_ADMIN):
             case _ if not ipaddress.ip_address(wire.peer_address).is_loopback:
                 response = Response(status=403)
@@ -242,6 +244,12 @@ class LocalBucket:
             case "POST", "reset":
                 self.counts.reset()
                 response = Response(status=204)
+            case "POST", "shape":
+                try:
+                    self.reshape(Shape(**json.loads(bytes(body))))
+                    response = Response(status=204)
+                except (TypeError, ValueError) as error:
+                    response = Response(status=400, body=str(error).encode())
             case _:
                 response = Response(status=404)
         await wire.write(compose_head(response, keep_alive=request.keep_alive) + bytes(response.body))

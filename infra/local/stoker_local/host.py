@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from stoker_local.bucket import LocalBucket, environment_of
 from stoker_local.config import BucketConfig
 from stoker_local.gcs import GcsConfig, LocalGcs
+from stoker_local.shape import Shape
 
 __all__ = ["BucketProcess", "bucket_process", "running", "running_bucket", "running_gcs"]
 
@@ -91,10 +92,14 @@ class BucketProcess:
         """Set its counters to zero."""
         self._ask("POST", "/-/reset")
 
-    def _ask(self, method: str, path: str) -> bytes:
+    def reshape(self, shape: Shape) -> None:
+        """Replace the shape: its delays from the next request on, its rates for new connections."""
+        self._ask("POST", "/-/shape", json.dumps(asdict(shape)))
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> bytes:
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=30.0)
         try:
-            connection.request(method, path)
+            connection.request(method, path, body)
             return connection.getresponse().read()
         finally:
             connection.close()
