@@ -2,153 +2,115 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 
-from stoker import catalog
-from stoker.maintenance import verify
-from stoker.manifest import Manifest
-from stoker.store import open_store
-from support.packing import stored
+from stoker.maintenance import gc, verify
+from stoker.manifest import POINTER_KEY, Manifest
+from stoker.pack.log import list_records
+from stoker.store.protocol import Store
+from support.killed_packing import MOMENTS, Death, Moment, PackTask, pack_and_die
+from support.packing import WatchedStore, fresh_store, numbered, pack, puts, stored
+from support.processes import ended, exit_code, running
+from support.stores import Place
 
-# Packs 300 samples into the folder argv[1], in super-samples of three, and kills itself at the moment that argv[2]
-# describes: "at N" before its N-th write, "behind N" after it, "at KEY" or "behind KEY" likewise; "never".
-PROGRAM = """
-import os, signal, sys
-from stoker.pack.packer import Packer
-from stoker.schema import Array, Bytes
-from stoker.store.local import LocalStore
-
-folder, mode, when, what = sys.argv[1:]
-puts = 0
-original = LocalStore.put
-
-async def put(self, key, data, **conditions):
-    global puts
-    puts += 1
-    is_now = what in (key, str(puts))
-    if is_now and when == "at":
-        os.kill(os.getpid(), signal.SIGKILL)
-    info = await original(self, key, data, **conditions)
-    if is_now and when == "behind":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return info
-
-LocalStore.put = put
-schema = {"data": Bytes(), "label": Array("int64")}
-with Packer(folder, schema=schema, super_sample_bytes=400, mode=mode, source="numbers") as packer:
-    print(packer.durable_samples, flush=True)
-    for i in range(300):
-        packer.write({"data": f"sample {i:3d} ".encode() * 9, "label": i})
-        if i % 50 == 0:
-            print(i, flush=True)
-"""
+SAMPLES_EACH = 3  # of the super-samples that support.packing makes
+FEW, MANY = 30, 480
+KILLS = 12  # so few that they never get through the many
+both_stores = pytest.mark.parametrize("place", ["folder", "local-bucket"], indirect=True)
+both_modes = pytest.mark.parametrize("mode", ["create", "append"])
 
 
-def packing(folder: Path, mode: str = "create", when: str = "never", what: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM, str(folder), mode, when, what],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+async def prepare(store: Store, mode: str) -> None:
+    """Have a data set there for what is to be appended."""
+    if mode == "append":
+        await pack(store, numbered(10), source="base")
 
 
-def pack(folder: Path, mode: str = "create", when: str = "never", what: str = "") -> tuple[int, list[str]]:
-    """Run the program to its end; return its exit status and what it printed."""
-    with packing(folder, mode, when, what) as process:
-        printed, _ = process.communicate(timeout=60)
-    return process.returncode, printed.splitlines()
+async def contents(store: Store) -> dict[str, Any]:
+    """Return everything that a store holds, but for the tags, which differ between stores, and between equal files."""
+    found: dict[str, Any] = await stored(store)
+    for key in [key for key in found if key.startswith("manifest")]:
+        manifest = Manifest.from_bytes(found[key])
+        rows = replace(manifest.rows, tags=np.zeros((len(manifest), 16), np.uint8))
+        found[key] = replace(manifest, rows=rows).to_bytes()
+    records = {logged.key: logged.record for logged in await list_records(store)}
+    return found | {key: record and (record.state, record.version, len(record)) for key, record in records.items()}
 
 
-def objects(folder: Path) -> dict[str, bytes]:
-    return asyncio.run(stored(open_store(folder), "data/"))
+async def recorded(store: Store) -> int:
+    """Return how many super-samples the record of the pack that is under way has, 0 if there is none."""
+    return sum(len(item.record) for item in await list_records(store) if item.record and not item.record.is_committed)
 
 
-def checked(folder: Path) -> Manifest:
-    """Return the newest manifest, whose every object is what it says."""
-
-    async def main() -> Manifest:
-        store = open_store(folder)
-        manifest = await catalog.read_manifest(store)
-        assert await verify(store, manifest, deep=True) == []
-        return manifest
-
-    return asyncio.run(main())
+async def finish(store: Store, mode: str, samples: int) -> None:
+    """Pack to the end, and see that this does only what is left, and leaves what a pack that nobody killed does."""
+    durable, watched = await recorded(store), WatchedStore(store)
+    manifest = await pack(watched, numbered(samples), mode=mode)
+    assert len(puts(watched)) == samples // SAMPLES_EACH - durable
+    await check_same(store, mode, samples)
+    assert await verify(store, manifest, deep=True) == []
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    assert pack(folder)[0] == 0
-    return folder
+async def check_same(store: Store, mode: str, samples: int) -> None:
+    """See that a store holds what a pack that nobody killed leaves, and nothing else."""
+    undisturbed = fresh_store()
+    await prepare(undisturbed, mode)
+    await pack(undisturbed, numbered(samples), mode=mode)
+    assert await contents(store) == await contents(undisturbed)
+    garbage = await gc(store)
+    assert (garbage.objects, garbage.records, garbage.unfinished) == ((), (), {})
 
 
-def check_same(folder: Path, undisturbed: Path) -> None:
-    assert objects(folder) == objects(undisturbed)
-    found, expected = checked(folder), checked(undisturbed)
-    assert (found.version, found.runs, found.samples) == (1, expected.runs, 300)
+def kill_and_finish(place: Place, mode: str, samples: int, deaths: Sequence[Death]) -> None:
+    """Pack once for each death, each going on where the last was killed, and once to the end."""
+    place.run(lambda store: prepare(store, mode))
+    for death in deaths:
+        task = PackTask(place=place, samples=samples, mode=mode, death=death)
+        assert exit_code(pack_and_die, task) == -signal.SIGKILL, f"{death} of {deaths}"
+    place.run(lambda store: finish(store, mode, samples))
 
 
-@pytest.mark.parametrize(
-    ("when", "what"),
-    [
-        ("at", "1"),
-        ("behind", "1"),
-        ("behind", "2"),
-        ("at", "40"),
-        ("behind", "90"),
-        ("at", "manifests/00000001.safetensors"),
-        ("behind", "manifests/00000001.safetensors"),
-        ("at", "manifest.safetensors"),
-        ("behind", "manifest.safetensors"),
-    ],
-)
-def test_a_pack_that_was_killed_is_resumed_to_the_same_bytes(
-    tmp_path: Path, undisturbed: Path, when: str, what: str
+@both_stores
+@both_modes
+@pytest.mark.parametrize("seed", [1])
+def test_a_pack_killed_at_random_operations_again_and_again_ends_in_the_same_bytes(
+    place: Place, mode: str, seed: int
 ) -> None:
-    status, _ = pack(tmp_path, "create", when, what)
-    assert status == -signal.SIGKILL
-    status, printed = pack(tmp_path)
-    assert status == 0
-    if what.startswith("manifest"):
-        assert printed[0] == "300"
-    elif int(what) >= 40:
-        assert int(printed[0]) >= 24
-    check_same(tmp_path, undisturbed)
+    random = Random(f"{seed} {place.name} {mode}")
+    kill_and_finish(place, mode, MANY, [Death.drawn(random, calls=40) for _ in range(KILLS)])
 
 
-def test_a_pack_that_is_killed_from_outside_again_and_again_gets_there(tmp_path: Path, undisturbed: Path) -> None:
-    for printed_lines in (2, 4, 6):
-        with packing(tmp_path) as process:
-            assert process.stdout is not None
-            for _ in range(printed_lines):
-                process.stdout.readline()
-            process.kill()
-    pack(tmp_path)
-    check_same(tmp_path, undisturbed)
-
-
-@pytest.mark.parametrize("key", ["manifests/00000002.safetensors", "manifest.safetensors"])
-def test_an_append_killed_between_version_and_pointer_is_not_appended_twice(
-    tmp_path: Path, undisturbed: Path, key: str
+@both_stores
+@both_modes
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("key", ["packs/", "data/", "manifests/", POINTER_KEY])
+def test_a_pack_killed_around_the_write_of_each_kind_of_object_ends_in_the_same_bytes(
+    place: Place, mode: str, moment: Moment, key: str
 ) -> None:
-    assert pack(tmp_path)[0] == 0
-    assert pack(tmp_path, "append", "behind", key)[0] == -signal.SIGKILL
-    assert pack(tmp_path, "append")[0] == 0
-    manifest = checked(tmp_path)
-    assert (manifest.version, manifest.samples) == (2, 600)
+    kill_and_finish(place, mode, FEW, [Death(moment=moment, key=key, delay_seconds=0.001)])
 
 
-def test_two_processes_that_pack_the_same_at_once_do_no_harm(tmp_path: Path, undisturbed: Path) -> None:
-    with packing(tmp_path) as first, packing(tmp_path) as second:
-        first.communicate(timeout=60)
-        second.communicate(timeout=60)
-    assert 0 in (first.returncode, second.returncode)
-    check_same(tmp_path, undisturbed)
+@both_stores
+def test_two_processes_that_pack_the_same_at_once_do_no_harm(place: Place) -> None:
+    task = PackTask(place=place, samples=MANY, mode="create")
+    with running(pack_and_die, task) as first, running(pack_and_die, task) as second:
+        codes = [ended(process) for process in (first, second)]
+    assert 0 in codes
+    place.run(lambda store: check_same(store, "create", MANY))
+
+
+def test_the_command_finds_nothing_wrong_with_what_was_killed_and_resumed(tmp_path: Path) -> None:
+    place = Place(name="folder", url=str(tmp_path / "ds"), missing_url="")
+    kill_and_finish(place, "create", FEW, [Death(moment="during", key="data/")])
+    command = [sys.executable, "-m", "stoker.cli", "verify", "--deep", place.url]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
