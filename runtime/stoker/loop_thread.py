@@ -29,10 +29,19 @@ class _Running:
 
 
 class LoopThread:
-    """Runs coroutines on a daemon thread that starts at the first call. Thread-safe."""
+    """Runs coroutines on a daemon thread that starts at the first call. Thread-safe.
 
-    def __init__(self, name: str = "stoker-loop") -> None:
+    Args:
+        name: of the thread.
+        last: awaited on the thread, behind everything else, before it ends, however it ends: to close what belongs to
+            its loop. Must not refer to the LoopThread, or to what owns it: these would never be garbage.
+    """
+
+    def __init__(
+        self, name: str = "stoker-loop", *, last: Callable[[], Coroutine[Any, Any, object]] | None = None
+    ) -> None:
         self._name = name
+        self._last = last
         self._lock = threading.Lock()
         self._running: _Running | None = None
         _instances.add(self)
@@ -87,7 +96,7 @@ class LoopThread:
     def _start(self) -> _Running:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
         started = concurrent.futures.Future()
-        thread = threading.Thread(target=_serve, args=(started,), name=self._name, daemon=True)
+        thread = threading.Thread(target=_serve, args=(started, self._last), name=self._name, daemon=True)
         thread.start()
         loop, stop = started.result()
         # Also runs when the LoopThread is garbage or the interpreter exits, while the thread can still be joined.
@@ -108,11 +117,20 @@ _inherited: list[tuple[_Running, set[asyncio.Task[Any]]]] = []
 a task that waits there would run its clean-up, and complain."""
 
 
-def _serve(started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+def _serve(
+    started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]],
+    last: Callable[[], Coroutine[Any, Any, object]] | None,
+) -> None:
     async def until_stopped() -> None:
         stop = asyncio.Event()
         started.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()
+        if last is not None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await last()
 
     try:
         with asyncio.Runner() as runner:  # on leaving, it cancels and awaits every task that is left

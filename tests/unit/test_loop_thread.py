@@ -77,6 +77,37 @@ def test_close_cancels_what_runs_and_waits_for_it_to_end() -> None:
         future.result(timeout=0)
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_what_comes_last_is_awaited_on_the_thread_when_everything_else_has_ended(is_forgotten: bool) -> None:
+    ended: list[str] = []
+
+    async def last() -> None:
+        ended.append(f"last on {await thread_name()}")
+
+    async def long(started: threading.Event) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("call")
+
+    loop_thread = LoopThread("stoker-test", last=last)
+    loop_thread.close()
+    assert ended == [], "a thread that never ran has nothing to close"
+    for _ in range(2):
+        started = threading.Event()
+        loop_thread.call(long(started))
+        started.wait()
+        if not is_forgotten:
+            loop_thread.close()
+    del loop_thread
+    gc.collect()
+    wanted = ["call", "call", "last on stoker-test"] if is_forgotten else ["call", "last on stoker-test"] * 2
+    assert ended == wanted
+    assert stoker_threads() == []
+
+
 def test_errors_reach_the_caller() -> None:
     loop_thread = LoopThread("stoker-test")
 
