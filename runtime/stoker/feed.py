@@ -21,10 +21,11 @@ from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_sl
 from stoker.errors import BudgetError, ConfigError
 from stoker.fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker.gather import Columns, GatherRows, gather_rows
+from stoker.lane_share import LaneShare
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
-from stoker.partition import Partition
+from stoker.partition import Dealing, Partition
 from stoker.reading.forecast import Forecast
 from stoker.reading.group_plan import ReadLimits
 from stoker.reading.groups import GroupReading
@@ -33,7 +34,6 @@ from stoker.reading.protocol import Reading, ReadingParts
 from stoker.reading.super_samples import SuperSampleReading
 from stoker.ring import Ring
 from stoker.schedule import Continuous, Schedule
-from stoker.schema import Column
 from stoker.steps import Stretch
 from stoker.store.protocol import Readable
 from stoker.walk import Walk, WalkParts, WalkStatistics
@@ -50,6 +50,9 @@ class FeedConfig:
         batch_size: samples a batch and rank.
         rank: this rank.
         world_size: how many ranks there are.
+        worker: this worker process of the rank, where whole lanes are dealt to workers.
+        workers: how many there are, which divide the memory; None where steps are dealt to ranks.
+        chunks: whether a worker's batches are only how samples are read.
         drop_last: leave out the last global batch if it is not full.
         evaluation: deliver every sample once, with no repeats and no drops; ranks may differ by one batch.
         limit: deliver only the first so many positions of every epoch.
@@ -64,6 +67,9 @@ class FeedConfig:
     batch_size: int
     rank: int = 0
     world_size: int = 1
+    worker: int = 0
+    workers: int | None = None
+    chunks: bool = False
     drop_last: bool = False
     evaluation: bool = False
     limit: int | None = None
@@ -77,8 +83,27 @@ class FeedConfig:
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit {self.limit} is not at least 1 sample")
 
+    def dealing(self, samples: int) -> Dealing:
+        """Return how an epoch of a data set of so many samples is dealt to this rank, or this worker of it."""
+        return self.partition(samples) if self.workers is None else self.lane_share(samples)
+
+    def lane_share(self, samples: int) -> LaneShare:
+        """Return what this worker has of an epoch."""
+        return LaneShare(
+            samples=samples if self.limit is None else min(samples, self.limit),
+            lanes=self.order.lanes,
+            batch_size=self.batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            worker=self.worker,
+            workers=self.workers or 1,
+            drop_last=self.drop_last,
+            evaluation=self.evaluation,
+            chunks=self.chunks,
+        )
+
     def partition(self, samples: int) -> Partition:
-        """Return how an epoch of a data set of so many samples is dealt to this rank."""
+        """Return what this rank has of an epoch."""
         return Partition(
             samples=samples if self.limit is None else min(samples, self.limit),
             lanes=1 if self.order.shuffle == "full" else self.order.lanes,
@@ -97,7 +122,7 @@ class Batch:
     Attributes:
         columns: the values.
         epoch: it belongs to.
-        end: position of the epoch behind it, over all ranks.
+        end: the position behind it, as the dealing counts: of the epoch over all ranks, or of a worker's share.
         is_last: whether this rank's epoch ends with it.
         super_samples: ``int64 [samples]``, the manifest row that each sample comes from.
         rows: ``int64 [samples]``, its row in that super-sample.
@@ -168,8 +193,8 @@ class Feed:
         rows: GatherRows = gather_rows,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
-        self.partition = config.partition(manifest.samples)
-        self.columns = _chosen(manifest, config.columns)
+        self.partition = config.dealing(manifest.samples)
+        self.columns = manifest.schema.chosen(config.columns)
         self.slots: SlotPlan = self._planned_slots()
         self._thread, self._rows = thread, rows
         self._waits = WalkStatistics()
@@ -182,9 +207,9 @@ class Feed:
     def _planned_slots(self) -> SlotPlan:
         """Return how the memory is spent; ``full`` is read in groups where not everything fits."""
         manifest, config = self.manifest, self.config
-        manifest_bytes = manifest.file_bytes
+        manifest_bytes, sharers = manifest.file_bytes, config.workers or 1
         try:
-            return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes)
+            return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
         except BudgetError:
             if config.order.shuffle != "full":
                 raise
@@ -194,6 +219,7 @@ class Feed:
             sample_bytes=most_sample_bytes(manifest, self.columns),
             hedge_buffers=config.fetch.hedge_burst,
             memory_bytes=config.memory_bytes,
+            sharers=sharers,
         )
 
     def _begin(self) -> None:
@@ -223,8 +249,16 @@ class Feed:
         walk = self._walk
         return self._place if walk is not None and not walk.is_closed and self._pid == os.getpid() else None
 
-    def start(self, epoch: int, position: int = 0) -> None:
-        """Go to a position of an epoch, over all ranks; fetching begins. A walk that is under way is ended.
+    def start(
+        self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
+    ) -> None:
+        """Go to a position of an epoch; fetching begins. A walk that is under way is ended.
+
+        Args:
+            epoch: the first.
+            position: in it, as the partition counts.
+            partition: how the first epoch is dealt, if not as all are.
+            end_epoch: do not look ahead into this epoch or beyond; default the config's.
 
         Raises:
             StokerError: what must be read before anything else could not be had.
@@ -238,10 +272,10 @@ class Feed:
         self._waits.wait_seconds += time.perf_counter() - started
         stretch = Stretch(
             order=self.config.order,
-            partition=self.partition,
+            partition=self.partition if partition is None else partition,
             epoch=epoch,
             position=position,
-            end_epoch=self.config.end_epoch,
+            end_epoch=self.config.end_epoch if end_epoch is None else end_epoch,
         )
         self._walk = Walk(
             WalkParts(
@@ -322,12 +356,3 @@ class Feed:
             first_batch_seconds=self._first_batch_seconds,
             fetch=self._fetcher.stats,
         )
-
-
-def _chosen(manifest: Manifest, names: tuple[str, ...] | None) -> dict[str, Column]:
-    if names is None:
-        return dict(manifest.schema)
-    unknown = [name for name in names if name not in manifest.schema]
-    if unknown or not names:
-        raise ConfigError(f"columns {', '.join(unknown) or '()'} are not in the data set: {', '.join(manifest.schema)}")
-    return {name: manifest.schema[name] for name in names}

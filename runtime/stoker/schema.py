@@ -10,14 +10,14 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stoker.dtypes import DType, dtype_of
-from stoker.errors import FormatError, SchemaError
+from stoker.errors import ConfigError, FormatError, SchemaError
 
 __all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]
 
@@ -310,6 +310,21 @@ class Schema(Mapping[str, Column]):
 
     def __repr__(self) -> str:
         return f"Schema({self._columns!r})"
+
+    def chosen(self, names: Sequence[str] | None) -> dict[str, Column]:
+        """Return the columns of these names, in this order; all if None.
+
+        Raises:
+            ConfigError: there is no such column, or none is named.
+        """
+        if names is None:
+            return dict(self._columns)
+        if isinstance(names, str):
+            raise ConfigError(f"columns is a sequence of names: write columns=[{names!r}]")
+        unknown = [str(name) for name in names if name not in self._columns]
+        if unknown or not names:
+            raise ConfigError(f"columns {', '.join(unknown) or '()'} are not in the data set: {', '.join(self)}")
+        return {name: self._columns[name] for name in names}
 
     def encode(self, sample: Mapping[str, object], where: str = "sample") -> list[bytes]:
         """Return the bytes of each column of ``sample``, in the schema's order.

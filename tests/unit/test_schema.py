@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stoker.dtypes import DTYPES
-from stoker.errors import FormatError, SchemaError
+from stoker.errors import ConfigError, FormatError, SchemaError
 from stoker.schema import MAX_COLUMNS, MAX_DIMENSIONS, Array, Bytes, Column, Ragged, Schema, Text
 from support.supersamples import EVERY_KIND, every_dtype, value_of
 
@@ -196,6 +196,21 @@ def test_schemas_are_equal_if_names_order_and_types_are() -> None:
     assert hash(first) == hash(Schema({"a": Text(), "b": Bytes()}))
     for other in ({"b": Bytes(), "a": Text()}, {"a": Bytes(), "b": Bytes()}, {"a": Text(), "c": Bytes()}):
         assert first != Schema(other)
+
+
+def test_columns_are_chosen_by_name_in_the_order_asked() -> None:
+    schema = Schema({"a": Text(), "b": Bytes(), "c": Array("int64")})
+    assert list(schema.chosen(None)) == ["a", "b", "c"]
+    assert schema.chosen(["c", "a"]) == {"c": Array("int64"), "a": Text()}
+    assert list(schema.chosen(("c", "a"))) == ["c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"), [("abc", r"columns=\['abc'\]"), ([], r"columns \(\)"), (["a", "x"], "x are not.*: a, b$")]
+)
+def test_columns_that_cannot_be_chosen_are_named(names: Sequence[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Schema({"a": Text(), "b": Bytes()}).chosen(names)
 
 
 def test_a_sample_is_encoded_in_the_schema_s_order() -> None:
