@@ -85,19 +85,29 @@ class Fetcher:
         if slot is None:
             raise RingStateError(f"no free slot for {ref.key}: {self._ring!r}")
         try:
-            into = self._ring.view(slot, ref.size_bytes)
-            if not await self.read_tiers(ref, into):
-                parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
-                await self.fetch_ranges(
-                    ref, parts, into=into, verify=lambda data: _verify_whole(ref, data), urgent=urgent
-                )
-                for tier in self._tiers:
-                    tier.offer(ref, into)
+            await self.fetch_whole(ref, self._ring.view(slot, ref.size_bytes), urgent=urgent)
         except BaseException:
             self._ring.abort(slot)
             raise
         self._ring.commit(slot)
         return slot
+
+    async def fetch_whole(self, ref: ObjectRef, into: memoryview, *, urgent: bool = False) -> None:
+        """Read an object, verified by checksum, into memory of its size that is the caller's in every case.
+
+        When the call ends, however it ends, no transport writes to the memory. The rest is as for :meth:`fetch`.
+
+        Raises:
+            FetchError: not fetched by the deadline or the last attempt, or its checksum always differs.
+            ObjectChangedError: the object is another than the one pinned.
+            StoreError: what the store raised, if trying again cannot help.
+        """
+        if await self.read_tiers(ref, into):
+            return
+        parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
+        await self.fetch_ranges(ref, parts, into=into, verify=lambda data: _verify_whole(ref, data), urgent=urgent)
+        for tier in self._tiers:
+            tier.offer(ref, into)
 
     async def fetch_ranges(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stoker.checksum import crc32c
 from stoker.errors import ChecksumError, FormatError
 from stoker.fetch.fetcher import Fetcher, RangePart
@@ -24,7 +26,7 @@ def open_head(manifest: Manifest, row: int, data: memoryview) -> Head:
     rows = manifest.rows
     if head.schema != manifest.schema or (head.samples, head.head_bytes) != (rows.samples[row], rows.head_bytes[row]):
         raise FormatError(f"{manifest.key(row)} does not have the schema, samples or head that the manifest says")
-    return head
+    return replace(head, schema=manifest.schema)  # the same object for all heads
 
 
 async def fetch_head(fetcher: Fetcher, manifest: Manifest, row: int, into: memoryview, *, urgent: bool) -> Head:
