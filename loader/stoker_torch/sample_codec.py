@@ -1,0 +1,253 @@
+"""Samples as bytes and back, without pickle: what is decoded is data, whoever wrote it.
+
+``magic · version · structure length · total length · structure · values``. The structure is JSON: null, booleans,
+numbers and strings stand for themselves, and everything else is a list that starts with a tag: ``["list", …]``,
+``["tuple", …]``, ``["dict", {…}]``, ``["bytes", length]``, ``["tensor" | "array" | "scalar", dtype, shape]``. The
+values of the last four follow in the order of the structure, each at a multiple of 8 bytes, so nothing says where a
+value lies and no two can overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.errors import FormatError, SampleError
+
+__all__ = ["decode_sample", "encode_sample"]
+
+MAX_DEPTH = 32
+_MAX_DIMENSIONS = 32
+_MAX_SIZE = 1 << 48
+_PREFIX = struct.Struct("<4sHxxIxxxxQ")
+_MAGIC = b"SKSM"
+_VERSION = 1
+_ALIGNMENT_BYTES = 8
+
+_TENSOR_NAMES = """bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16
+    float8_e4m3fn float8_e5m2 complex64 complex128"""
+_TENSOR_DTYPES = {name: getattr(torch, name) for name in _TENSOR_NAMES.split()}
+_TENSOR_CODES = {dtype: name for name, dtype in _TENSOR_DTYPES.items()}
+_ARRAY_DTYPE = re.compile(r"[<>|](?:[biufc]\d{1,2}|[SU]\d{1,9}|[mM]8(?:\[\d{0,9}[a-zA-Z]{1,2}\])?)", re.ASCII)
+"""numpy's spelling of booleans, numbers, fixed-size text and dates; nothing with fields or objects."""
+
+Buffer = bytes | memoryview
+
+
+def encode_sample(sample: Any) -> bytearray:
+    """Return a sample as bytes.
+
+    Args:
+        sample: tensors (dense, on the CPU, without gradient), numpy arrays and scalars, bytes, str, int, float, bool
+            and None, and tuples, lists and dicts with str keys of these, nested at most 32 deep. Exactly these types:
+            what derives from one of them (a named tuple, a parameter) would come back as something else. Only a
+            ``np.memmap``, which slices of files are, is an array like others. The bits of arrays and tensors are kept.
+
+    Raises:
+        SampleError: there is something else in it; names the type and where it is.
+    """
+    values: list[Buffer] = []
+    try:
+        structure = json.dumps(_described(sample, values, "sample", MAX_DEPTH), separators=(",", ":")).encode()
+    except ValueError as error:  # an int of thousands of digits
+        raise SampleError(f"the sample cannot be stored: {error}") from error
+    if len(structure) >= 1 << 32:
+        raise SampleError(f"the sample's {len(structure)} bytes of text and numbers are too many; use arrays for them")
+    parts: list[Buffer] = [structure, bytes(_padding(len(structure)))]
+    for value in values:
+        parts += value, bytes(_padding(len(value)))
+    total_bytes = _PREFIX.size + sum(map(len, parts))
+    return bytearray().join([_PREFIX.pack(_MAGIC, _VERSION, len(structure), total_bytes), *parts])
+
+
+def decode_sample(data: bytearray | bytes) -> Any:
+    """Return the sample that :func:`encode_sample` made ``data`` of.
+
+    Tensors and arrays are views of ``data`` if it is a ``bytearray``, and of a copy if it is not.
+
+    Raises:
+        FormatError: it is not an encoded sample, of this version, from its first to its last byte. Whatever the bytes
+            claim, no more memory is taken than some times their number.
+    """
+    reader = _Reader(data if isinstance(data, bytearray) else bytearray(data))
+    try:
+        structure = json.loads(reader.structure().decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"a sample's structure is not valid JSON: {str(error)[:200]}") from None
+    sample = _rebuilt(structure, reader, MAX_DEPTH)
+    reader.end()
+    return sample
+
+
+def _padding(size_bytes: int) -> int:
+    return -size_bytes % _ALIGNMENT_BYTES
+
+
+def _described(value: Any, values: list[Buffer], place: str, depth: int) -> Any:
+    """Return the structure of a value, and append the bytes that go with it."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if depth == 0:
+        raise SampleError(f"{place[:200]} lies more than {MAX_DEPTH} deep, or contains itself; flatten it with encode=")
+    if kind in (list, tuple):
+        inner = [_described(item, values, f"{place}[{number}]", depth - 1) for number, item in enumerate(value)]
+        return [kind.__name__, *inner]
+    if kind is dict:
+        if unusual := [key for key in value if type(key) is not str]:
+            raise _unsupported(f"the key {unusual[0]!r:.80} of {place}", unusual[0])
+        return ["dict", {key: _described(item, values, f"{place}[{key!r}]", depth - 1) for key, item in value.items()}]
+    if kind is bytes:
+        values.append(value)
+        return ["bytes", len(value)]
+    if kind is torch.Tensor:
+        return ["tensor", *_described_tensor(value, values, place)]
+    if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
+        if not _ARRAY_DTYPE.fullmatch(value.dtype.str) or value.ndim > _MAX_DIMENSIONS:
+            raise _unsupported(place, value, f" of dtype {value.dtype} and {value.ndim} dimensions")
+        values.append(value.tobytes())
+        return ["scalar" if isinstance(value, np.generic) else "array", value.dtype.str, list(value.shape)]
+    raise _unsupported(place, value)
+
+
+def _described_tensor(tensor: torch.Tensor, values: list[Buffer], place: str) -> tuple[str, list[int]]:
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    if not dense or tensor.dtype not in _TENSOR_CODES or tensor.dim() > _MAX_DIMENSIONS:
+        what = f" of {tensor.dtype}, {tensor.layout}, on {tensor.device}, requires_grad={tensor.requires_grad}"
+        raise _unsupported(place, tensor, what)
+    # Cloned and not only made contiguous: with one element or none, any strides are, and such are no bytes to torch.
+    flat = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
+    values.append(flat.view(torch.uint8).numpy().data)
+    return _TENSOR_CODES[tensor.dtype], list(tensor.shape)
+
+
+def _unsupported(place: str, value: object, what: str = "") -> SampleError:
+    kind = type(value)
+    return SampleError(
+        f"{place[:200]} is a {kind.__module__}.{kind.__qualname__}{what}, which cannot be stored without pickle; "
+        "turn it into tensors, arrays, bytes, numbers, strings, tuples, lists or dicts of these in the dataset, or "
+        "with encode= and decode="
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a key is repeated")
+    return entries
+
+
+class _Reader:
+    """Goes through the bytes of a sample once, from front to back."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+        self._place = 0
+
+    def take(self, size_bytes: int) -> int:
+        """Return where the next ``size_bytes`` bytes begin, and go on behind them and their padding."""
+        start, end = self._place, self._place + size_bytes
+        self._place = end + _padding(end)
+        if self._place > len(self._data) or any(self._data[end : self._place]):
+            raise FormatError(f"a sample of {len(self._data)} bytes has no whole value of {size_bytes} at {start}")
+        return start
+
+    def structure(self) -> bytearray:
+        """Return the JSON text."""
+        if len(self._data) < _PREFIX.size:
+            raise FormatError(f"{len(self._data)} bytes are too few for a sample")
+        magic, version, structure_bytes, total_bytes = _PREFIX.unpack_from(self._data)
+        if magic != _MAGIC or version != _VERSION:
+            raise FormatError(f"a sample starts with {_MAGIC!r} and version {_VERSION}, not {magic!r} and {version}")
+        if total_bytes != len(self._data):
+            raise FormatError(f"a sample of {total_bytes} bytes has {len(self._data)}")
+        self._place = _PREFIX.size
+        start = self.take(structure_bytes)
+        return self._data[start : start + structure_bytes]
+
+    def bytes(self, size: Any) -> bytes:
+        """Return the next value as bytes."""
+        start = self.take(_size(size))
+        return bytes(memoryview(self._data)[start : start + size])
+
+    def tensor(self, name: Any, shape: Any) -> torch.Tensor:
+        """Return the next value as a tensor."""
+        dtype = _TENSOR_DTYPES.get(name) if isinstance(name, str) else None
+        if dtype is None:
+            raise FormatError(f"unknown dtype {name!r:.80} of a tensor in a sample")
+        count = _elements(shape)
+        start = self.take(count * dtype.itemsize)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self._data, dtype=dtype, count=count, offset=start).reshape(shape)
+
+    def array(self, name: Any, shape: Any) -> np.ndarray[Any, Any]:
+        """Return the next value as an array."""
+        try:
+            dtype = np.dtype(name) if isinstance(name, str) and _ARRAY_DTYPE.fullmatch(name) else None
+        except (TypeError, ValueError):  # numpy knows no such size or unit
+            dtype = None
+        if dtype is None:
+            raise FormatError(f"unknown dtype {name!r:.80} of an array in a sample")
+        count = _elements(shape)
+        start = self.take(count * dtype.itemsize)
+        return np.ndarray(shape, dtype, buffer=self._data, offset=start)
+
+    def scalar(self, name: Any, shape: Any) -> Any:
+        """Return the next value as a numpy scalar."""
+        if shape != []:
+            raise FormatError(f"a scalar in a sample has the shape {shape!r:.80}")
+        return self.array(name, shape)[()]
+
+    def end(self) -> None:
+        """Check that nothing is left."""
+        if self._place != len(self._data):
+            raise FormatError(f"{len(self._data) - self._place} bytes behind the last value of a sample")
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_SIZE:
+        raise FormatError(f"{value!r:.80} is not a size of something in a sample")
+    return value
+
+
+def _elements(shape: Any) -> int:
+    """Return how many elements a shape has."""
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+        raise FormatError(f"{shape!r:.80} is not a shape of something in a sample")
+    sizes = [_size(size) for size in shape]
+    if math.prod(filter(None, sizes)) >= _MAX_SIZE:  # even an empty array's strides must be numbers
+        raise FormatError(f"the shape {shape!r:.80} of something in a sample overflows")
+    return math.prod(sizes)
+
+
+def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
+    """Return the value that a structure describes."""
+    if not isinstance(structure, list | dict):
+        return structure
+    if depth == 0 or not isinstance(structure, list) or not structure or not isinstance(structure[0], str):
+        raise FormatError(f"{structure!r:.80} is no structure of a sample, or too deep in one")
+    tag, *inner = structure
+    if tag == "list":
+        return [_rebuilt(item, reader, depth - 1) for item in inner]
+    if tag == "tuple":
+        return tuple([_rebuilt(item, reader, depth - 1) for item in inner])
+    if tag == "dict" and len(inner) == 1 and isinstance(inner[0], dict):
+        return {key: _rebuilt(item, reader, depth - 1) for key, item in inner[0].items()}
+    leaves: dict[str, tuple[Callable[..., Any], int]] = {
+        "bytes": (reader.bytes, 1),
+        "tensor": (reader.tensor, 2),
+        "array": (reader.array, 2),
+        "scalar": (reader.scalar, 2),
+    }
+    read, arguments = leaves.get(tag, (None, 0))
+    if read is None or len(inner) != arguments:
+        raise FormatError(f"{structure!r:.80} is no structure of a sample")
+    return read(*inner)
