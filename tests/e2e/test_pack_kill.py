@@ -78,6 +78,8 @@ def kill_and_finish(place: Place, mode: str, samples: int, deaths: Sequence[Deat
         task = PackTask(place=place, samples=samples, mode=mode, death=death)
         assert exit_code(pack_and_die, task) == -signal.SIGKILL, f"{death} of {deaths}"
     place.run(lambda store: finish(store, mode, samples))
+    if place.name == "folder":
+        assert not list(Path(place.url).rglob(".*"))  # where what is being written is hidden
 
 
 @both_stores

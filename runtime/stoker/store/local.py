@@ -1,22 +1,20 @@
 """A store in a local folder.
 
 An object is a file. A write goes to a hidden file beside its target and is renamed over it, so a reader sees the old
-object or the new one and a writer that is killed leaves nothing but that hidden file, which no listing shows. Writers
-hold a kernel lock (``flock``) on the target's folder while they check conditions and rename; the kernel frees it when
-a process dies, so there are no stale locks. Where the file system has no such locks (some NFS and FUSE mounts), a new
-object is linked to its name, which happens only once, and a write that depends on an object's tag is refused.
+object or the new one and a writer that is killed leaves nothing but that hidden file, which no listing shows and which
+the next store that writes to or deletes from the folder removes. Writers hold a kernel lock (``flock``) on the target's
+folder while they check conditions and rename; the kernel frees it when a process dies, so there are no stale locks.
+Where the file system has no such locks (some NFS and FUSE mounts), a new object is linked to its name, which happens
+only once, a write that depends on an object's tag is refused, and hidden files stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
-import secrets
 import stat
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -35,6 +33,7 @@ from stoker.errors import (
     TruncatedError,
 )
 from stoker.store.local_listing import Found, walk
+from stoker.store.local_writing import is_partial, locked, partial_file, sweep
 from stoker.store.location import Location, check_conditions, check_key, check_range, check_text
 from stoker.store.protocol import Buffer, ObjectInfo
 
@@ -42,12 +41,8 @@ __all__ = ["LocalStore"]
 
 _T = TypeVar("_T")
 
-_PARTIAL_PREFIX, _PARTIAL_SUFFIX = ".stoker-", ".partial"
 _READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
 _PAGE_KEYS = 1000
-
-# EBADF: NFS makes of flock a lock that needs writing, for which no folder can be opened.
-_NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EBADF})
 
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     errno.ENOENT: (NotFoundError, "does not exist"),
@@ -71,6 +66,7 @@ class LocalStore:
     def __init__(self, location: Location, _options: None = None) -> None:
         self._at = location
         self._root = Path(location.bucket)
+        self._swept: set[Path] = set()
 
     @property
     def url(self) -> str:
@@ -124,7 +120,7 @@ class LocalStore:
         """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
-        found = walk(self._root, prefix, start_after, hidden=_is_partial)
+        found = walk(self._root, prefix, start_after, hidden=is_partial)
 
         def page(_: threading.Event) -> list[ObjectInfo]:
             with self._translated(self.url):
@@ -145,11 +141,12 @@ class LocalStore:
         def write(_: threading.Event) -> ObjectInfo:
             with self._translated(self._at.object_url(key)):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with _partial_file(path.parent, data) as (partial, status), _locked(path.parent) as locked:
+                self._sweep_once(path.parent)
+                with partial_file(path.parent, data) as (partial, status), locked(path.parent) as has_locks:
                     current = _current_tag(path)
                     if (if_absent and current is not None) or (if_tag is not None and current != if_tag):
                         raise self._lost(key)
-                    if locked or not (if_absent or if_tag is not None):
+                    if has_locks or not (if_absent or if_tag is not None):
                         partial.replace(path)
                     else:
                         self._write_without_lock(key, partial, path, if_absent=if_absent)
@@ -181,12 +178,19 @@ class LocalStore:
         def remove(_: threading.Event) -> None:
             with self._translated(self._at.object_url(key)):
                 try:
-                    with _locked(path.parent):
+                    self._sweep_once(path.parent)
+                    with locked(path.parent):
                         path.unlink(missing_ok=True)
                 except (FileNotFoundError, NotADirectoryError):
                     self._check_root()
 
         await _in_thread(remove)
+
+    def _sweep_once(self, folder: Path) -> None:
+        """Remove what killed writers left in a folder, before the first change that this store makes to it."""
+        if folder not in self._swept:
+            sweep(folder)
+            self._swept.add(folder)
 
     async def close(self) -> None:
         """Do nothing: no file stays open between calls."""
@@ -196,7 +200,7 @@ class LocalStore:
         parts = key.split("/")
         if any(part in ("", ".", "..") for part in parts):
             raise ConfigError(f"object key {key!r} has an empty, '.' or '..' part: it cannot be a file's path")
-        if _is_partial(parts[-1]):
+        if is_partial(parts[-1]):
             raise ConfigError(f"object key {key!r} is a name kept for unfinished writes; choose another")
         return self._root.joinpath(*parts)
 
@@ -278,44 +282,3 @@ def _current_tag(path: Path) -> str | None:
         return _tag(path.stat())
     except FileNotFoundError:
         return None
-
-
-def _is_partial(name: str) -> bool:
-    return name.startswith(_PARTIAL_PREFIX) and name.endswith(_PARTIAL_SUFFIX)
-
-
-@contextmanager
-def _partial_file(folder: Path, data: Buffer) -> Iterator[tuple[Path, os.stat_result]]:
-    """Write ``data`` durably to a new hidden file, which is gone afterwards unless it was renamed."""
-    path = folder / f"{_PARTIAL_PREFIX}{secrets.token_hex(8)}{_PARTIAL_SUFFIX}"
-    try:
-        with path.open("xb", buffering=0) as file:
-            rest = memoryview(data).cast("B")
-            while rest:
-                rest = rest[file.write(rest) :]
-            # The kernel stamps files with a clock of 1 to 4 ms; nanoseconds tell two quick writes apart even if the
-            # second got the inode that the first had.
-            now = time.time_ns()
-            os.utime(file.fileno(), ns=(now, now))
-            os.fsync(file.fileno())
-            status = os.fstat(file.fileno())
-        yield path, status
-    finally:
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the folder's lock, and tell whether there is such a thing on its file system."""
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,8 @@ from stoker.errors import (
     StoreError,
 )
 from stoker.store import ObjectInfo, Store, open_store
-from stoker.store.local import _in_thread, _is_partial, _locked
+from stoker.store.local import _in_thread
+from stoker.store.local_writing import is_partial, locked, sweep
 from support.stores import eventually, keys_of, read_range, run_with
 
 
@@ -51,6 +54,81 @@ def test_what_a_killed_writer_left_is_neither_listed_nor_in_the_way(tmp_path: Pa
         assert (await store.get("a/x"))[0] == b"2"
 
     run_with(folder_store(tmp_path), check)
+
+
+@pytest.mark.parametrize("change", [lambda store: store.put("a/y", b"2"), lambda store: store.delete("a/x")])
+def test_the_next_change_in_a_folder_removes_what_a_killed_writer_left_there(
+    tmp_path: Path, change: Callable[[Store], Awaitable[object]]
+) -> None:
+    left, elsewhere, other = (
+        tmp_path / "root" / name for name in ("a/.stoker-1.partial", "b/.stoker-2.partial", "a/.x")
+    )
+    run_with(folder_store(tmp_path), lambda store: _put(store, "a/x"))
+    (tmp_path / "root/b").mkdir()
+    for path in (left, elsewhere, other):
+        path.write_bytes(b"half")
+
+    async def check(store: Store) -> None:
+        await keys_of(store)
+        assert left.exists()
+        await change(store)
+
+    run_with(folder_store(tmp_path), check)
+    assert (left.exists(), elsewhere.exists(), other.exists()) == (False, True, True)
+
+
+def test_an_unfinished_write_is_not_taken_for_a_killed_one(tmp_path: Path) -> None:
+    async def check(store: Store) -> None:
+        with locked(tmp_path / "root"):
+            write = asyncio.ensure_future(store.put("x", b"whole"))
+            await eventually(lambda: any(is_partial(path.name) for path in (tmp_path / "root").iterdir()))
+            sweep(tmp_path / "root")
+        await write
+        assert (await store.get("x"))[0] == b"whole"
+
+    (tmp_path / "root").mkdir()
+    run_with(folder_store(tmp_path), check)
+
+
+def test_a_write_that_is_swept_before_it_has_its_lock_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.flock
+    swept: list[int] = []
+
+    def flock(handle: int, operation: int) -> None:
+        if not swept:
+            swept.append(operation)  # before the sweep's own lock comes here
+            sweep(tmp_path / "root")
+            assert not list((tmp_path / "root").iterdir())
+        real(handle, operation)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    run_with(folder_store(tmp_path), lambda store: _put(store, "x"))
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["x"]
+    assert swept
+
+
+def test_a_process_forked_while_a_folder_is_locked_does_not_keep_the_lock(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys
+from pathlib import Path
+from stoker.store.local_writing import locked
+folder = Path(sys.argv[1])
+with locked(folder):
+    if not (child := os.fork()):
+        signal.pause()
+try:
+    signal.alarm(20)  # of waiting for a lock that never comes
+    with locked(folder):
+        print("free")
+finally:
+    os.kill(child, signal.SIGKILL)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("free\n", 0)
 
 
 def test_a_failed_write_leaves_no_file_behind(tmp_path: Path) -> None:
@@ -236,9 +314,9 @@ def test_a_writer_waits_for_another_ones_lock_before_it_replaces(tmp_path: Path)
 
     async def check(store: Store) -> None:
         await store.put("x", b"old")
-        with _locked(root):
+        with locked(root):
             write = asyncio.ensure_future(store.put("x", b"new"))
-            await eventually(lambda: any(_is_partial(path.name) for path in root.iterdir()))
+            await eventually(lambda: any(is_partial(path.name) for path in root.iterdir()))
             await asyncio.sleep(0.02)  # time enough for a writer that does not wait to be caught
             assert (await store.get("x"))[0] == b"old"
         await write
@@ -280,8 +358,8 @@ def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) ->
     program = """
 import os, signal, sys
 from pathlib import Path
-from stoker.store.local import _locked
-with _locked(Path(sys.argv[1])):
+from stoker.store.local_writing import locked
+with locked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
