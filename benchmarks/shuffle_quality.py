@@ -45,6 +45,22 @@ def uniform_share_within(apart: int, samples: int) -> float:
     return (2 * apart * samples - apart * (apart + 1)) / (samples * (samples - 1))
 
 
+def mixing(places: NDArray[np.int64], within: int) -> tuple[float, float, float]:
+    """Return how well an order mixes what was packed side by side.
+
+    Args:
+        places: ``[n]``, a permutation of 0 to n - 1: where in the epoch each sample is delivered, in packed order.
+        within: how many positions apart packed neighbours count as close.
+
+    Returns:
+        The rank correlation of the place in the epoch with the place in the data set, without its sign; the share of
+        packed neighbours that are close; their mean distance, as a share of a uniform permutation's.
+    """
+    apart = np.abs(np.diff(places))
+    correlation = abs(np.corrcoef(np.arange(len(places)), places)[0, 1])
+    return float(correlation), float(np.mean(apart <= within)), float(np.mean(apart) / ((len(places) + 1) / 3))
+
+
 def borders(super_samples: NDArray[np.int64]) -> int:
     """Return at how many places no super-sample is partly delivered, from the super-sample of each sample in order."""
     _, first = np.unique(super_samples, return_index=True)
@@ -67,16 +83,7 @@ def quality(shuffle: Shuffle, window: int = 1, seeds: Iterable[int] = SEEDS) -> 
     for seed in seeds:
         order = Order(counts, OrderConfig(seed=seed, shuffle=shuffle, window=window), epoch=0)
         ids = order.at(0, order.samples)
-        places = np.argsort(ids)
-        apart = np.abs(np.diff(places))
-        found.append(
-            (
-                abs(np.corrcoef(np.arange(order.samples), ids)[0, 1]),
-                np.mean(apart <= BATCH),
-                np.mean(apart) / ((order.samples + 1) / 3),
-                borders(order.locate(ids)[0]),
-            )
-        )
+        found.append((*mixing(np.argsort(ids), BATCH), borders(order.locate(ids)[0])))
     correlation, within, distance, closed = np.array(found, np.float64).mean(axis=0)
     return Quality(
         rank_correlation=float(correlation),

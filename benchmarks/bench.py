@@ -1,0 +1,170 @@
+"""Where a cell is measured: a local bucket with the packed data sets of one workload, and the programs that read it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from benchmarks.cells import LIMITS, OURS, STEP_SECONDS, Cell
+from benchmarks.child import Outcome, run_child
+from benchmarks.environments import program, python_of
+from benchmarks.results import Mixing, Record
+from benchmarks.workloads import RESULTS, WORKLOADS
+from stoker_local import PROFILES, BucketProcess
+
+BUCKET = "bench"
+CONNECTIONS = 8
+SEED = 7
+PACK_TIMEOUT_SECONDS = 300.0
+IMPORT_TIMEOUT_SECONDS = 120.0
+_TORCH = "import torch, time; time.sleep(0.5)"  # long enough for its memory to be looked at
+_LOGS = RESULTS / "logs"
+
+Word = str | Path | int | float
+"""What a command line is made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """How a loader, or a limit, is started.
+
+    Attributes:
+        command: the interpreter and what it runs.
+        cpu_seconds: that its imports take.
+        torch_bytes: what a process of this interpreter needs for importing torch.
+    """
+
+    command: tuple[str | Path, ...]
+    cpu_seconds: float
+    torch_bytes: int
+
+    @classmethod
+    def of(cls, loader: str) -> Program:
+        """Find a program, making its environment if need be, and measure what it costs before it does anything.
+
+        Raises:
+            RuntimeError: it does not start.
+        """
+        command: tuple[str | Path, ...]
+        if loader in (*OURS, *LIMITS):
+            command = (sys.executable, "-m", f"benchmarks.{loader if loader in OURS else 'limits'}")
+        else:
+            command = (python_of(loader), program(loader))
+        log = _LOGS / f"{loader}-imports.log"
+        for _ in range(2):  # the first time compiles, and reads the disk
+            imports, bare = (
+                run_child(each, environment={}, timeout_seconds=IMPORT_TIMEOUT_SECONDS, log=log)
+                for each in ((*command, "--help"), (command[0], "-c", _TORCH))
+            )
+        for outcome in (imports, bare):
+            if outcome.error:
+                raise RuntimeError(f"{loader} does not start: {outcome.error}; see {log}")
+        return cls(command=command, cpu_seconds=imports.cpu_seconds, torch_bytes=bare.peak_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A bucket for one workload.
+
+    Attributes:
+        workload: its name.
+        samples: how many were generated.
+        bucket: where the data sets are.
+        programs: by loader.
+        timeout_seconds: for a cell.
+        connections: how many our loader had open at once, by profile.
+        broken: loaders that could not pack, and why.
+    """
+
+    workload: str
+    samples: int
+    bucket: BucketProcess
+    programs: dict[str, Program]
+    timeout_seconds: float
+    connections: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        return WORKLOADS[self.workload].folder(self.samples)
+
+    def url(self, loader: str) -> str:
+        """Return where a loader's data set is; both of ours read the same, and the limits that one."""
+        return f"s3://{BUCKET}/{'ours' if loader in (*OURS, *LIMITS) else loader}/{self.workload}"
+
+    def pack(self, loader: str, samples: int) -> None:
+        """Write a loader's data set of the first so many samples, unshaped."""
+        self.bucket.reshape(PROFILES["none"])
+        arguments: list[Word] = ["pack", "--source", self.source, "--limit", samples]
+        with TemporaryDirectory(prefix="cell-", dir=RESULTS) as folder:
+            outcome = self._run(loader, arguments, Path(folder), PACK_TIMEOUT_SECONDS)
+        if outcome.error:
+            self.broken[loader] = f"packing failed: {outcome.error}"
+
+    def measure(self, cell: Cell) -> Record:
+        """Measure a cell; what goes wrong is in its record."""
+        if cell.loader in self.broken:
+            return Record(cell=cell, error=self.broken[cell.loader])
+        self.bucket.reshape(PROFILES[cell.profile])
+        self.bucket.reset()
+        with TemporaryDirectory(prefix="cell-", dir=RESULTS) as folder:
+            order = Path(folder, "order.npy")
+            arguments = self._limit(cell) if cell.loader in LIMITS else self._loader(cell, Path(folder))
+            outcome = self._run(cell.loader, arguments, Path(folder), self.timeout_seconds)
+            mixing = None
+            if order.exists():
+                mixing = Mixing.of(np.load(order), cell.samples, WORKLOADS[cell.workload].batch)
+                order.unlink()
+            disk_bytes = sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*") if path.is_file())
+        return self._record(cell, outcome, mixing, disk_bytes)
+
+    def _record(self, cell: Cell, outcome: Outcome, mixing: Mixing | None, disk_bytes: int) -> Record:
+        if outcome.error:
+            return Record(cell=cell, error=outcome.error, wall_seconds=outcome.wall_seconds)
+        begun, counts = self.programs[cell.loader], self.bucket.counts()
+        if cell.loader == "ours":
+            self.connections[cell.profile] = counts["peak_connections"]
+        return Record(
+            cell=cell,
+            result=outcome.result,
+            counts=counts,
+            payload_bytes=WORKLOADS[self.workload].payload_bytes(self.samples, cell.samples),
+            wall_seconds=outcome.wall_seconds,
+            cpu_seconds=max(0.0, outcome.cpu_seconds - begun.cpu_seconds),
+            extra_bytes=outcome.peak_bytes - begun.torch_bytes,
+            disk_bytes=max(disk_bytes, outcome.result.get("disk_bytes_peak", 0)),
+            mixing=mixing,
+        )
+
+    def _loader(self, cell: Cell, folder: Path) -> list[Word]:
+        arguments: list[Word] = ["run", "--mode", cell.mode, "--seed", SEED]
+        arguments += ["--batch", WORKLOADS[cell.workload].batch, "--workers", cell.workers, "--epochs", cell.epochs]
+        arguments += ["--cache", folder / "cache", "--order", folder / "order.npy"]
+        if cell.kind == "stall":
+            arguments += ["--step-seconds", STEP_SECONDS]
+        return arguments
+
+    def _limit(self, cell: Cell) -> list[Word]:
+        limit, _, connections = cell.loader.partition("-")
+        return [
+            limit, "--source", self.source, "--batch", WORKLOADS[cell.workload].batch, "--epochs", cell.epochs,
+            "--connections", connections or (CONNECTIONS if limit == "aiohttp" else self._connections(cell)),
+        ]  # fmt: skip
+
+    def _connections(self, cell: Cell) -> int:
+        return self.connections.get(cell.profile, CONNECTIONS)
+
+    def _run(self, loader: str, arguments: list[Word], folder: Path, timeout_seconds: float) -> Outcome:
+        """Run a program; its temporary files and its cache are in the folder."""
+        (folder / "cache").mkdir()
+        command = [*self.programs[loader].command, *arguments, "--workload", self.workload, "--url", self.url(loader)]
+        return run_child(
+            [str(word) for word in command],
+            environment={**self.bucket.environment(), "TMPDIR": str(folder / "cache")},
+            timeout_seconds=timeout_seconds,
+            log=_LOGS / f"{self.workload}-{loader}-{arguments[0]}.log",
+        )

@@ -1,0 +1,141 @@
+"""What `benchmarks.compare` measures: one cell for every workload, network, loader and kind of run, in rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.environments import PEERS
+from benchmarks.workloads import WORKLOADS
+
+OURS = ("ours", "ours_full")
+LOADERS = (*OURS, *PEERS)
+LIMITS = ("sockets-8", "sockets", "aiohttp", "gather", "decode")
+PROFILES = ("none", "cloud", "cloud-tail")
+STEP_SECONDS = 0.05
+
+# Epochs of a steady run: at least ten behind the first and before the last ones, which come out of memory.
+OURS_EPOCHS = {("images", "raw"): 31, ("jpegs", "raw"): 13, ("jpegs", "decoded"): 3, ("tokens", "raw"): 15}
+FULL_EPOCHS = {("images", "raw"): 15, ("jpegs", "raw"): 3, ("jpegs", "decoded"): 3, ("tokens", "raw"): 8}
+PEER_EPOCHS = 3
+LIMIT_EPOCHS = {"images": 13, "jpegs": 3, "tokens": 8}
+
+# On 2 cores, each peer's fastest; see peers/README.md.
+WORKERS = {"perobject": 16}
+OTHER_WORKERS = 2
+# One GET per sample is so slow that its rate is taken from a part of the data.
+MOST_SAMPLES = {"perobject": 4000}
+ONCE = "perobject"  # its cells take minutes and its ratios are far from any target: one round will do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One measurement: one program, once.
+
+    Attributes:
+        workload: see ``workloads``.
+        mode: ``raw`` or ``decoded``.
+        profile: of the local bucket.
+        loader: or the limit.
+        kind: ``cold``, one epoch; ``steady``, more of them; ``stall``, one epoch with a simulated step after every
+            batch; ``limit``.
+        samples: of the workload, for this loader.
+        round: from 0.
+    """
+
+    workload: str
+    mode: str
+    profile: str
+    loader: str
+    kind: str
+    samples: int
+    round: int
+
+    @property
+    def epochs(self) -> int:
+        match self.kind, self.loader:
+            case "steady", "ours":
+                return OURS_EPOCHS[self.workload, self.mode]
+            case "steady", "ours_full":
+                return FULL_EPOCHS[self.workload, self.mode]
+            case "steady", _:
+                return PEER_EPOCHS
+            case "limit", _:
+                return 1 if self.loader == "decode" else LIMIT_EPOCHS[self.workload]
+        return 1
+
+    @property
+    def workers(self) -> int:
+        return WORKERS.get(self.loader, OTHER_WORKERS)
+
+    def __str__(self) -> str:
+        return f"{self.workload}/{self.mode}/{self.profile}/{self.loader}/{self.kind}/{self.round}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which cells are wanted.
+
+    Attributes:
+        workloads: names.
+        profiles: names.
+        loaders: names of loaders and limits.
+        rounds: how often each is measured, in turn with the others.
+        scale: of the workloads.
+    """
+
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    profiles: tuple[str, ...] = PROFILES
+    loaders: tuple[str, ...] = (*LOADERS, *LIMITS)
+    rounds: int = 3
+    scale: float = 1.0
+
+    def samples(self, workload: str, loader: str) -> int:
+        samples = WORKLOADS[workload].scaled(self.scale)
+        return min(samples, MOST_SAMPLES.get(loader, samples))
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield all cells in the order in which they are measured: all loaders and limits of a round side by side."""
+        for workload in self.workloads:
+            for profile in self.profiles:
+                for number in range(self.rounds):
+                    for mode, loader, kind in _runs(workload, profile, number):
+                        if loader in self.loaders:
+                            yield Cell(
+                                workload=workload,
+                                mode=mode,
+                                profile=profile,
+                                loader=loader,
+                                kind=kind,
+                                samples=self.samples(workload, loader),
+                                round=number,
+                            )
+
+
+def _runs(workload: str, profile: str, number: int) -> Iterator[tuple[str, str, str]]:
+    """Yield mode, loader and kind of the cells of one round."""
+    if profile == "cloud-tail" and workload != "jpegs":
+        return  # the one with the most requests, whose rate is the network's
+    for mode in WORKLOADS[workload].modes:
+        if mode == "decoded" and profile != "none":
+            continue  # the processor bounds it, whatever the network
+        for loader in LOADERS:
+            if loader == ONCE and number:
+                continue
+            yield mode, loader, "cold"
+            if loader in OURS or (profile == "none" and number == 0 and loader != ONCE):
+                yield mode, loader, "steady"
+            if profile == "cloud" and number == 0:
+                yield mode, loader, "stall"
+        for limit in _limits(mode, profile):
+            yield mode, limit, "limit"
+
+
+def _limits(mode: str, profile: str) -> tuple[str, ...]:
+    if mode == "decoded":
+        return ("decode",)
+    return ("sockets-8", "sockets", "aiohttp", *(("gather",) if profile == "none" else ()))

@@ -1,0 +1,186 @@
+"""stoker beside its peers and the limits: `python -m benchmarks.compare [--quick] [--workload NAME] ...`.
+
+Every cell is a child process of its own against a local bucket in another process, measured from outside. Rounds put
+all loaders and limits of a workload and network side by side, so that ratios hold where the machine drifts. Results are
+written after each cell, to ``benchmarks/results/NAME.jsonl``; a run that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from pathlib import Path
+from statistics import mean
+from typing import Any, TextIO
+
+from benchmarks.bench import BUCKET, Bench, Program
+from benchmarks.cells import LIMITS, LOADERS, OURS, PROFILES, Cell, Selection
+from benchmarks.results import Record, Results
+from benchmarks.workloads import RESULTS, WORKLOADS
+from stoker_local import BucketConfig, BucketSpec, bucket_process
+
+CELL_TIMEOUT_SECONDS = 150.0
+QUICK = {"rounds": 1, "scale": 0.1}
+# What a cell takes on 2 cores at scale 1, for the first estimate; by loader, else by kind.
+USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "limit": 4.0}
+
+
+class Estimate:
+    """How long the cells that are left will take: what such cells have taken, or usually take."""
+
+    def __init__(self, scale: float) -> None:
+        self._share = 0.5 + 0.5 * scale  # a half is starting programs, whatever the size
+        self._seen: dict[tuple[str, ...], list[float]] = defaultdict(list)
+
+    def add(self, cell: Cell, seconds: float) -> None:
+        self._seen[_alike(cell)].append(seconds)
+
+    def seconds(self, cells: Sequence[Cell]) -> float:
+        return sum(
+            mean(self._seen[_alike(cell)])
+            if self._seen[_alike(cell)]
+            else USUAL_SECONDS.get(cell.loader, USUAL_SECONDS[cell.kind]) * self._share
+            for cell in cells
+        )
+
+
+def _alike(cell: Cell) -> tuple[str, ...]:
+    return cell.workload, cell.mode, cell.profile, cell.loader, cell.kind
+
+
+def summary(record: Record) -> str:
+    """Return a cell's main figure, for people."""
+    if record.error:
+        return record.error
+    if record.cell.kind == "stall":
+        return f"stall {record.stall:.1%}"
+    return f"{record.rate:,.0f} samples/s, {record.bytes_per_second / 1e6:,.0f} MB/s"
+
+
+class Comparison:
+    """A run over all cells of a selection.
+
+    Args:
+        selection: which cells.
+        timeout_seconds: for each.
+        path: of the results.
+        afresh: throw away what an interrupted run has left.
+    """
+
+    def __init__(self, selection: Selection, timeout_seconds: float, path: Path, *, afresh: bool) -> None:
+        self._selection, self._timeout_seconds, self._path = selection, timeout_seconds, path
+        self._unfinished = path.with_suffix(".unfinished")
+        self._settings = {"selection": asdict(selection), "machine": _machine()}
+        self._estimate = Estimate(selection.scale)
+        done = Results()
+        if self._unfinished.exists() and not afresh:
+            done = Results.load(self._unfinished)
+            if done.settings != json.loads(json.dumps(self._settings)):
+                done = Results()
+        self._done = done
+        self._left = [cell for cell in selection.cells() if cell not in done]
+
+    def run(self) -> None:
+        """Measure what is left to be measured."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        total = len(list(self._selection.cells()))
+        minutes = self._estimate.seconds(self._left) / 60
+        print(f"{len(self._left)} of {total} cells to be measured, about {minutes:.0f} minutes", flush=True)
+        with self._unfinished.open("w") as file:  # written anew: a line that was cut short is gone
+            _write(file, self._settings)
+            for record in self._done:
+                _write(file, asdict(record))
+            if self._left:
+                programs = {loader: Program.of(loader) for loader in dict.fromkeys(cell.loader for cell in self._left)}
+                for workload, cells in groupby(list(self._left), key=lambda cell: cell.workload):
+                    self._measure(workload, list(cells), programs, file)
+        self._unfinished.rename(self._path)
+        print(f"\nresults: {self._path}")
+
+    def _measure(self, workload: str, cells: list[Cell], programs: dict[str, Program], file: TextIO) -> None:
+        samples = WORKLOADS[workload].scaled(self._selection.scale)
+        WORKLOADS[workload].generate(samples)
+        with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))) as bucket:
+            bench = Bench(
+                workload=workload,
+                samples=samples,
+                bucket=bucket,
+                programs=programs,
+                timeout_seconds=self._timeout_seconds,
+                connections=self._connections(workload),
+            )
+            for loader in _packers(cells):
+                print(f"{workload}: packing for {loader}", flush=True)
+                bench.pack(loader, self._selection.samples(workload, loader))
+            for cell in cells:
+                started = time.perf_counter()
+                record = bench.measure(cell)
+                _write(file, asdict(record))
+                self._left.remove(cell)
+                self._estimate.add(cell, time.perf_counter() - started)
+                minutes = self._estimate.seconds(self._left) / 60
+                print(f"{cell}: {summary(record)} ({minutes:.0f} min left)", flush=True)
+
+    def _connections(self, workload: str) -> dict[str, int]:
+        """Return how many connections our loader had in what an interrupted run has measured, by profile."""
+        found = self._done.measured(workload=workload, loader="ours")
+        return {record.cell.profile: record.counts["peak_connections"] for record in found}
+
+
+def _packers(cells: list[Cell]) -> list[str]:
+    """Return the loaders that must pack for the cells; ours packs for the limits too."""
+    named = ("ours" if cell.loader in (*OURS, *LIMITS) else cell.loader for cell in cells)
+    return list(dict.fromkeys(named))
+
+
+def _machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
+
+
+def _write(file: TextIO, values: dict[str, Any]) -> None:
+    file.write(json.dumps(values) + "\n")
+    file.flush()
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one round at a tenth of the size")
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
+    parser.add_argument("--profile", action="append", choices=PROFILES, help="default: all; may be repeated")
+    parser.add_argument("--loader", action="append", choices=(*LOADERS, *LIMITS), help="default: all; may be repeated")
+    parser.add_argument("--rounds", type=int, help=f"default: {Selection().rounds}")
+    parser.add_argument("--scale", type=float, help="of the workloads; default: 1")
+    parser.add_argument("--timeout", type=float, default=CELL_TIMEOUT_SECONDS, help="of a cell, in seconds")
+    parser.add_argument("--output", type=Path, help="default: results/full.jsonl, quick.jsonl or selection.jsonl")
+    parser.add_argument("--afresh", action="store_true", help="do not go on where an interrupted run was")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    chosen: dict[str, Any] = {
+        "workloads": options.workload and tuple(dict.fromkeys(options.workload)),
+        "profiles": options.profile and tuple(dict.fromkeys(options.profile)),
+        "loaders": options.loader and tuple(dict.fromkeys(options.loader)),
+        "rounds": options.rounds,
+        "scale": options.scale,
+    }
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    name = "selection" if chosen else "quick" if options.quick else "full"
+    selection = replace(Selection(), **{**(QUICK if options.quick else {}), **chosen})
+    path = options.output or RESULTS / f"{name}.jsonl"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an interrupt: nothing stays behind
+    Comparison(selection, options.timeout, path, afresh=options.afresh).run()
+
+
+if __name__ == "__main__":
+    main()

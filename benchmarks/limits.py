@@ -1,0 +1,206 @@
+"""What no loader can beat: `python -m benchmarks.limits sockets|aiohttp|gather|decode ...`, a result as peers print it.
+
+``sockets`` and ``aiohttp`` pull the objects of a packed data set and throw them away: no checksum, no shuffle, no
+batch. ``gather`` copies shuffled batches out of memory with one thread, ``decode`` decodes JPEGs from memory with a
+process for each core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import socket
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+import stoker
+from benchmarks.peers.common import SIDE
+from benchmarks.workloads import Jpegs
+from stoker.catalog import read_manifest
+from stoker.images import ImageDecoder
+from stoker.manifest import Manifest
+
+_BUFFER_BYTES = 1 << 20
+_HEAD_END = b"\r\n\r\n"
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """One connection: the head of the answer as far as it came, and how much of the body is to come."""
+
+    connection: socket.socket
+    head: bytearray = field(default_factory=bytearray)
+    left_bytes: int | None = None
+
+    def ask(self, host: str, path: str) -> None:
+        self.head.clear()
+        self.left_bytes = None
+        self.connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+
+    def receive(self, buffer: memoryview) -> bool:
+        """Take what has arrived and return whether the answer is complete."""
+        got = self.connection.recv_into(buffer)
+        if not got:
+            raise ConnectionError("the bucket hung up")
+        if self.left_bytes is None:
+            self.head += buffer[:got]
+            head, found, body = self.head.partition(_HEAD_END)
+            if not found:
+                return False
+            status, *lines = head.decode("latin-1").lower().split("\r\n")
+            if status.split()[1] != "200":
+                raise ConnectionError(f"the bucket answered {status}")
+            headers = {name: value for name, _, value in (line.partition(":") for line in lines)}
+            self.left_bytes, got = int(headers["content-length"]), len(body)
+        self.left_bytes -= got
+        return self.left_bytes == 0
+
+
+def pull_with_sockets(endpoint: str, paths: list[str], connections: int) -> None:
+    """Read every object through plain sockets, each into the same memory."""
+    address = urlsplit(endpoint)
+    buffer, pending = memoryview(bytearray(_BUFFER_BYTES)), iter(paths)
+    with selectors.DefaultSelector() as selector:
+        for path, _ in zip(pending, range(connections), strict=False):
+            transfer = _Transfer(socket.create_connection((address.hostname or "", address.port or 80)))
+            selector.register(transfer.connection, selectors.EVENT_READ, transfer)
+            transfer.ask(address.netloc, path)
+        while selector.get_map():
+            for key, _ in selector.select():
+                if key.data.receive(buffer):
+                    following = next(pending, None)
+                    if following is None:
+                        selector.unregister(key.data.connection)
+                        key.data.connection.close()
+                    else:
+                        key.data.ask(address.netloc, following)
+
+
+async def pull_with_aiohttp(endpoint: str, paths: list[str], connections: int) -> None:
+    """Read every object with plain aiohttp, whole."""
+    pending = iter(paths)
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        for path in pending:
+            async with session.get(f"{endpoint}{path}") as response:
+                response.raise_for_status()
+                await response.read()
+
+    connector = aiohttp.TCPConnector(limit=connections)
+    async with (
+        aiohttp.ClientSession(connector=connector, auto_decompress=False) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(connections):
+            group.create_task(work(session))
+
+
+def _batches(samples: int, batch: int, epochs: int) -> Iterator[NDArray[np.int64]]:
+    generator = np.random.default_rng(0)
+    for _ in range(epochs):
+        order = generator.permutation(samples)
+        for start in range(0, samples, batch):
+            yield order[start : start + batch]
+
+
+def gather(samples: NDArray[np.generic], batch: int, epochs: int) -> None:
+    """Copy shuffled batches out of one array in memory."""
+    for chosen in _batches(len(samples), batch, epochs):
+        np.take(samples, chosen, axis=0)
+
+
+def gather_jpegs(jpegs: Jpegs, batch: int, epochs: int) -> None:
+    """Copy shuffled batches of JPEGs out of memory, each batch's end to end."""
+    for chosen in _batches(len(jpegs), batch, epochs):
+        np.concatenate([jpegs.view(index) for index in chosen])
+
+
+def _decode_part(folder: Path, part: int, parts: int) -> float:
+    jpegs, decode = Jpegs(folder), ImageDecoder(SIDE, SIDE)
+    started = time.perf_counter()
+    for index in range(part, len(jpegs), parts):
+        decode(jpegs[index])
+    return time.perf_counter() - started
+
+
+def decode_seconds(folder: Path) -> float:
+    """Return how long a process for each core takes to decode all JPEGs, each reading the files before."""
+    cores = os.cpu_count() or 1
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        return max(pool.map(partial(_decode_part, folder, parts=cores), range(cores)))
+
+
+async def _manifest(url: str) -> Manifest:
+    store = stoker.open_store(url)
+    try:
+        return await read_manifest(store)
+    finally:
+        await store.close()
+
+
+def _pull(how: str, url: str, connections: int, epochs: int) -> tuple[int, float]:
+    """Return how many samples' objects were pulled in how many seconds."""
+    manifest = asyncio.run(_manifest(url))
+    place = urlsplit(url)
+    paths = [f"/{place.netloc}{place.path}/{manifest.key(row)}" for row in range(len(manifest))] * epochs
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    started = time.perf_counter()
+    if how == "sockets":
+        pull_with_sockets(endpoint, paths, connections)
+    else:
+        asyncio.run(pull_with_aiohttp(endpoint, paths, connections))
+    return manifest.samples * epochs, time.perf_counter() - started
+
+
+def _gather(workload: str, folder: Path, batch: int, epochs: int) -> tuple[int, float]:
+    if workload == "jpegs":
+        jpegs = Jpegs(folder)
+        samples, copy = len(jpegs), partial(gather_jpegs, jpegs)
+    else:
+        array = np.load(folder / f"{workload}.npy")
+        samples, copy = len(array), partial(gather, array)
+    started = time.perf_counter()
+    copy(batch, epochs)
+    return samples * epochs, time.perf_counter() - started
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("limit", choices=("sockets", "aiohttp", "gather", "decode"))
+    parser.add_argument("--url")
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--workload")
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--epochs", type=int, default=1)
+    options = parser.parse_args()
+    measure: Callable[[], tuple[int, float]]
+    if options.limit in ("sockets", "aiohttp"):
+        measure = partial(_pull, options.limit, options.url, options.connections, options.epochs)
+    elif options.limit == "gather":
+        measure = partial(_gather, options.workload, options.source, options.batch, options.epochs)
+    else:
+        measure = partial(_decoded, options.source)
+    samples, seconds = measure()
+    print(json.dumps({"epochs": [{"samples": samples, "seconds": seconds}], "connections": options.connections}))
+
+
+def _decoded(folder: Path) -> tuple[int, float]:
+    return len(Jpegs(folder)), decode_seconds(folder)
+
+
+if __name__ == "__main__":
+    main()

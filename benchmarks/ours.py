@@ -1,0 +1,60 @@
+"""stoker's loader as a program like the peers': `python -m benchmarks.ours pack|run ...` (see peers/common.py)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import stoker
+import stoker.store.s3  # what opening an s3:// URL imports
+from benchmarks.peers.common import SHAPES, SIDE, Packing, Running, main
+from stoker.images import ImageDecoder
+from stoker.order import Shuffle
+from stoker_torch import Loader
+
+
+def pack(packing: Packing) -> None:
+    """Write a workload with the packer's defaults."""
+    column = stoker.Array(*SHAPES[packing.workload]) if packing.workload in SHAPES else stoker.Bytes()
+    with stoker.Packer(packing.url, schema={"data": column, "label": stoker.Array("int64")}) as packer:
+        packer.extend({"data": data, "label": label} for data, label in packing.samples())
+
+
+def report(loader: Loader) -> dict[str, Any]:
+    """Return what only the loader knows of a run."""
+    stats = loader.stats()
+    return {
+        "super_samples": len(loader.manifest),
+        "budget_bytes": loader.config.memory_bytes(),
+        "get_requests": stats.get_requests,
+        "hedges": stats.hedges,
+        "hedge_wins": stats.hedge_wins,
+        "retries": stats.retries,
+    }
+
+
+def program(shuffle: Shuffle) -> None:
+    """Pack or run as the command line says; what is not said there is the loader's default."""
+    loaders = []
+
+    def loader(running: Running) -> Loader:
+        loaders.append(
+            Loader(
+                running.url,
+                batch_size=running.batch,
+                shuffle=shuffle,
+                seed=running.seed,
+                epochs=running.epochs,
+                decode={"data": ImageDecoder(SIDE, SIDE)} if running.decoded else {},
+            )
+        )
+        return loaders[-1]
+
+    main(pack, loader)
+    for each in loaders:
+        with each:
+            print(json.dumps(report(each)))
+
+
+if __name__ == "__main__":
+    program("window")

@@ -1,0 +1,232 @@
+"""What was measured, read again: records of cells, the figures in them, medians over rounds and ratios within them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.cells import LIMITS, OURS, Cell
+from benchmarks.shuffle_quality import mixing, uniform_share_within
+
+REALLY_SHUFFLES = 0.9
+"""Packed neighbours are delivered at least this far apart, as a share of what a uniform permutation has on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """The order of one epoch.
+
+    Attributes:
+        missing: samples that were not delivered.
+        duplicated: samples that were delivered again.
+        rank_correlation: of the place in the epoch with the place in the data set, without its sign.
+        neighbours: packed neighbours delivered at most a batch apart, as a multiple of a uniform permutation's.
+        distance: of packed neighbours from each other, as a share of a uniform permutation's.
+    """
+
+    missing: int
+    duplicated: int
+    rank_correlation: float
+    neighbours: float
+    distance: float
+
+    @classmethod
+    def of(cls, labels: NDArray[np.int64], samples: int, batch: int) -> Mixing:
+        """Return what an order is like.
+
+        Args:
+            labels: ``[n]``, the number of each delivered sample, in order.
+            samples: how many there are.
+            batch: samples a batch.
+        """
+        present, first = np.unique(labels, return_index=True)
+        places = np.argsort(np.argsort(first))  # among those that came, by number
+        correlation, within, distance = mixing(places, batch)
+        return cls(
+            missing=samples - len(present),
+            duplicated=len(labels) - len(present),
+            rank_correlation=correlation,
+            neighbours=within / uniform_share_within(batch, len(present)),
+            distance=distance,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measured cell.
+
+    Attributes:
+        cell: what was measured.
+        error: why there are no figures, None if there are.
+        result: what the program printed, see ``peers/common.py``; a limit prints samples and seconds only.
+        counts: of the local bucket, during the run.
+        payload_bytes: of the cell's samples and their labels, an epoch.
+        wall_seconds: of the program, imports included.
+        cpu_seconds: of its process tree, imports excluded.
+        extra_bytes: its peak memory over that of a process that has imported torch.
+        disk_bytes: the most that it had on disk.
+        mixing: the order of the first epoch.
+    """
+
+    cell: Cell
+    error: str | None = None
+    result: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    payload_bytes: int = 0
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    extra_bytes: int = 0
+    disk_bytes: int = 0
+    mixing: Mixing | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Record:
+        mixed = values["mixing"]
+        return cls(**{**values, "cell": Cell(**values["cell"]), "mixing": None if mixed is None else Mixing(**mixed)})
+
+    @property
+    def sample_bytes(self) -> float:
+        return self.payload_bytes / self.cell.samples
+
+    @property
+    def rate(self) -> float:
+        """Samples a second: a cold epoch's from the construction of the loader on, those of later epochs, a limit's.
+
+        The last epochs of our steady runs are left out as far as they may have come out of memory.
+        """
+        epochs = self.result["epochs"]
+        match self.cell.kind:
+            case "limit":
+                measured = epochs
+            case "steady":
+                measured = epochs[1 : len(epochs) - self._epochs_in_memory or None]
+            case _:
+                construction = self.first_batch_seconds - self.result["first_wait"]
+                return float(epochs[0]["samples"] / (epochs[0]["seconds"] + construction))
+        return float(sum(epoch["samples"] for epoch in measured) / sum(epoch["seconds"] for epoch in measured))
+
+    @property
+    def _epochs_in_memory(self) -> int:
+        ahead: int = math.ceil(self.result.get("budget_bytes", 0) / self.payload_bytes)
+        return min(ahead, len(self.result["epochs"]) - 2)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.rate * self.sample_bytes
+
+    @property
+    def first_batch_seconds(self) -> float:
+        return float(self.result["first_batch_seconds"])
+
+    @property
+    def delivered(self) -> int:
+        """Samples, in all epochs."""
+        return int(sum(epoch["samples"] for epoch in self.result["epochs"]))
+
+    @property
+    def cpu_us_per_sample(self) -> float:
+        return self.cpu_seconds / self.delivered * 1e6
+
+    @property
+    def cpu_seconds_per_gb(self) -> float:
+        return self.cpu_us_per_sample * 1e3 / self.sample_bytes
+
+    @property
+    def stall(self) -> float:
+        """The share of the loop's time behind the first batch that it waited, 0 to 1."""
+        epoch, first = self.result["epochs"][0], self.result["first_wait"]
+        return float((epoch["wait_seconds"] - first) / (epoch["seconds"] - first))
+
+    @property
+    def gets(self) -> int:
+        return int(self.counts["requests"].get("GetObject", 0))
+
+    @property
+    def hedges(self) -> int:
+        return int(self.result.get("hedges", 0))
+
+    @property
+    def read_bytes(self) -> int:
+        return int(self.counts["bytes_out"])
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read over payload."""
+        return self.read_bytes / (self.payload_bytes * len(self.result["epochs"]))
+
+
+Figure = Callable[[Record], float]
+
+
+class Results:
+    """Records, to be asked for medians. A cell that was measured again counts once, the latest.
+
+    Attributes:
+        settings: of the machine and the run.
+    """
+
+    def __init__(self, records: Iterable[Record] = (), settings: dict[str, Any] | None = None) -> None:
+        self._records = {record.cell: record for record in records}
+        self.settings = settings or {}
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Read a file that ``compare`` wrote; a last line that an interrupt cut short is left out."""
+        settings: dict[str, Any] = {}
+        records = []
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break
+            values = json.loads(line)
+            if "cell" in values:
+                records.append(Record.from_dict(values))
+            else:
+                settings = values
+        return cls(records, settings)
+
+    def __contains__(self, cell: Cell) -> bool:
+        return cell in self._records
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records.values())
+
+    def where(self, **fields: Any) -> list[Record]:
+        """Return the records whose cells have these values, those without figures included."""
+        return [record for record in self if all(getattr(record.cell, name) == value for name, value in fields.items())]
+
+    def measured(self, **fields: Any) -> list[Record]:
+        """Return the records with figures whose cells have these values, by round."""
+        found = [record for record in self.where(**fields) if record.error is None]
+        return sorted(found, key=lambda record: record.cell.round)
+
+    def median(self, figure: Figure, **fields: Any) -> float | None:
+        """Return a figure's median over the rounds, None if there is none."""
+        found = [figure(record) for record in self.measured(**fields)]
+        return median(found) if found else None
+
+    def ratio(self, figure: Figure, of: dict[str, Any], to: dict[str, Any]) -> float | None:
+        """Return the median of the ratios that two cells' figures have within each round."""
+        below = {record.cell.round: figure(record) for record in self.measured(**to)}
+        first = below.get(0)
+        ratios = []
+        for record in self.measured(**of):
+            divisor = below.get(record.cell.round, first)  # what is measured in the first round only stands for all
+            if divisor:
+                ratios.append(figure(record) / divisor)
+        return median(ratios) if ratios else None
+
+    def shuffling_peers(self, workload: str) -> list[str]:
+        """Return the peers that deliver packed neighbours about as far apart as a uniform permutation does."""
+        found: dict[str, float] = {}
+        for record in self.measured(workload=workload, kind="cold"):
+            if record.cell.loader not in (*OURS, *LIMITS) and record.mixing is not None:
+                found[record.cell.loader] = min(record.mixing.distance, found.get(record.cell.loader, math.inf))
+        return [loader for loader, distance in found.items() if distance >= REALLY_SHUFFLES]
