@@ -261,7 +261,7 @@ class Loader:
             NotFoundError: the manifest version is gone.
         """
         loaded = RunState.from_dict(state)
-        self._check_order(loaded)
+        loaded.check(self._state(), self.config)
         manifest, feed = self._manifest, self._feed
         if loaded.version != manifest.version:
             manifest = self._thread.run(read_manifest(self._store, loaded.version))
@@ -275,25 +275,9 @@ class Loader:
             self._feed.stop()
             self._manifest, self._lanes, self._feed, self._resources.feed = manifest, loaded.lanes, feed, feed
         # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
-        is_left = replace(feed.partition, rank=0).steps_from(loaded.position)
+        is_left = replace(feed.config.partition(manifest.samples), rank=0).steps_from(loaded.position)
         self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
         self._is_fresh = True
-
-    def _check_order(self, loaded: RunState) -> None:
-        mine = self._state()
-        for name in ("dataset", "seed", "shuffle", "window", "limit"):
-            if getattr(loaded, name) != getattr(mine, name):
-                raise StateError(
-                    f"the state was taken with {name}={getattr(loaded, name)!r}, this loader has "
-                    f"{getattr(mine, name)!r}; construct it with the same"
-                )
-        for name in ("lanes", "version"):
-            wanted = getattr(self.config, name)
-            if wanted is not None and wanted != getattr(loaded, name):
-                raise StateError(
-                    f"the state was taken with {name}={getattr(loaded, name)}, this loader was given {wanted}; "
-                    "leave it out"
-                )
 
     # The end.
 

@@ -31,7 +31,7 @@ class LoaderPlan:
         memory_bytes: of the ring and the manifest, and where there are groups, of heads and hedge buffers.
         slots: super-samples, or groups of samples, that the ring holds.
         by_groups: whether it holds groups of samples, read by ranges.
-        world_size: how many ranks there are.
+        takers: how many share the epoch: ranks, or the workers of all ranks.
     """
 
     samples: int
@@ -48,7 +48,7 @@ class LoaderPlan:
     memory_bytes: int
     slots: int
     by_groups: bool
-    world_size: int
+    takers: int
 
     @classmethod
     def of(cls, feed: Feed, prices: Prices) -> LoaderPlan:
@@ -71,11 +71,11 @@ class LoaderPlan:
             read_bytes=expected.size_bytes,
             dollars=expected.requests * store.request_dollars(Operation.GET)
             + store.transfer_dollars(read_bytes=expected.size_bytes, written_bytes=0, egress="same_region"),
-            amplification=expected.size_bytes * partition.world_size / manifest.size_bytes,
+            amplification=expected.size_bytes * partition.takers / manifest.size_bytes,
             memory_bytes=feed.slots.size_bytes,
             slots=feed.slots.slots,
             by_groups=feed.slots.holds_groups,
-            world_size=partition.world_size,
+            takers=partition.takers,
         )
 
     def check_dollars(self, most_dollars: float) -> None:
@@ -84,11 +84,11 @@ class LoaderPlan:
         Raises:
             BudgetError: it would; names the figures.
         """
-        dollars = self.dollars * self.world_size
+        dollars = self.dollars * self.takers
         if dollars > most_dollars:
             raise BudgetError(
-                f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.world_size:,} GETs and "
-                f"{format_bytes(self.read_bytes * self.world_size)} over all ranks, for ${dollars:.2f}: more than "
+                f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.takers:,} GETs and "
+                f"{format_bytes(self.read_bytes * self.takers)} over all ranks, for ${dollars:.2f}: more than "
                 f"max_dollars_per_epoch={most_dollars:g}. Raise it, or use another shuffle or more memory"
             )
 

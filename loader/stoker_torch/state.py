@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 from stoker.errors import StateError
+from stoker_torch.config import LoaderConfig
 
-__all__ = ["RunState"]
+__all__ = ["RunState", "SourceState", "checked_integer"]
 
 _FORMAT = 1
+_LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1}
+
+
+def checked_integer(state: Mapping[str, Any], name: str, least: int = 0) -> int:
+    """Return an integer of a state.
+
+    Raises:
+        StateError: it is none, or too small.
+        KeyError: there is none of the name.
+    """
+    number = state[name]
+    if type(number) is not int or number < least:
+        raise StateError(f"the state's {name} {number!r} is not an integer of at least {least}")
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
-    """A position and all that fixes the order behind it.
+class SourceState:
+    """What fixes the order of every epoch.
 
     Attributes:
-        epoch: from 0.
-        position: of the epoch, over all ranks: so many samples were delivered.
         dataset: id of the data set.
         version: of the manifest.
         seed: of the order.
@@ -29,8 +42,6 @@ class RunState:
         limit: of every epoch, None if there is none.
     """
 
-    epoch: int
-    position: int
     dataset: str
     version: int
     seed: int
@@ -39,34 +50,90 @@ class RunState:
     lanes: int
     limit: int | None
 
+    @classmethod
+    def of_config(cls, config: LoaderConfig, *, dataset: str, version: int, lanes: int) -> SourceState:
+        """Return what a loader's settings fix, with what they leave to be found out."""
+        return SourceState(
+            dataset=dataset,
+            version=version,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            window=config.window,
+            lanes=lanes,
+            limit=config.limit,
+        )
+
+    @staticmethod
+    def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a state's only source.
+
+        Raises:
+            StateError: a value is out of range, or the format is another.
+            KeyError: something is missing.
+            TypeError: something is of another type.
+            ValueError: there is not one source.
+        """
+        if state["format"] != _FORMAT:
+            raise StateError(f"state of format {state['format']!r}: this version of stoker reads {_FORMAT}")
+        (source,) = state["sources"]
+        values = asdict(SourceState(**source))
+        for name, least in _LEAST.items():
+            checked_integer(values, name, least)
+        return values
+
+    def source_dict(self, **rest: Any) -> dict[str, Any]:
+        """Return the state as plain values; ``sources`` has room for more than one data set."""
+        source = {each.name: getattr(self, each.name) for each in fields(SourceState)}
+        return {"format": _FORMAT, **rest, "sources": [source]}
+
+    def check(self, mine: SourceState, config: LoaderConfig) -> None:
+        """Check that this state can be loaded where ``config`` holds, and without it ``mine`` would.
+
+        Raises:
+            StateError: it is of another data set or order.
+        """
+        for name in ("dataset", "seed", "shuffle", "window", "limit"):
+            if getattr(self, name) != getattr(mine, name):
+                raise StateError(
+                    f"the state was taken with {name}={getattr(self, name)!r}, this loader has "
+                    f"{getattr(mine, name)!r}; construct it with the same"
+                )
+        for name in ("lanes", "version"):
+            wanted = getattr(config, name)
+            if wanted is not None and wanted != getattr(self, name):
+                raise StateError(
+                    f"the state was taken with {name}={getattr(self, name)}, this loader was given {wanted}; "
+                    "leave it out"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState(SourceState):
+    """A position and all that fixes the order behind it.
+
+    Attributes:
+        epoch: from 0.
+        position: of the epoch, over all ranks: so many samples were delivered.
+    """
+
+    epoch: int
+    position: int
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, fit for JSON or ``torch.save``; ``sources`` has room for more than one data set."""
-        source = asdict(self)
-        return {
-            "format": _FORMAT,
-            "epoch": source.pop("epoch"),
-            "position": source.pop("position"),
-            "sources": [source],
-        }
+        """Return plain values, fit for JSON or ``torch.save``."""
+        return self.source_dict(epoch=self.epoch, position=self.position)
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> RunState:
+    def from_dict(cls, state: Mapping[str, Any]) -> Self:
         """Return the state that :meth:`to_dict` gave.
 
         Raises:
             StateError: it is not one.
         """
         try:
-            if state["format"] != _FORMAT:
-                raise StateError(f"state of format {state['format']!r}: this version of stoker reads {_FORMAT}")
-            (source,) = state["sources"]
-            loaded = cls(epoch=state["epoch"], position=state["position"], **source)
+            epoch, position = checked_integer(state, "epoch"), checked_integer(state, "position")
+            return cls(epoch=epoch, position=position, **cls.values_of(state))
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, StateError):
                 raise
             raise StateError(f"this is not the state of a Loader: {type(error).__name__}: {error}") from None
-        for name, least in {"epoch": 0, "position": 0, "seed": 0, "version": 1, "window": 1, "lanes": 1}.items():
-            number = getattr(loaded, name)
-            if type(number) is not int or number < least:
-                raise StateError(f"the state's {name} {number!r} is not an integer of at least {least}")
-        return loaded

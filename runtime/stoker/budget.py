@@ -3,6 +3,8 @@
 The budget of a rank covers the manifest and the ring; the ring's slots hold the window, what is in flight and a reserve
 for hedges. Window, lanes and order never bend to the budget: only the look-ahead derives from it.
 
+Worker processes of a rank divide its budget: each plans with its part, and an error names the rank's figure.
+
 ``full`` would have to hold everything. Where that does not fit, its samples are read in groups: the budget then covers
 the heads of all super-samples, a few large slots, and small buffers for hedges.
 """
@@ -17,7 +19,7 @@ import numpy as np
 from stoker.errors import BudgetError
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
-from stoker.partition import Partition
+from stoker.partition import Dealing
 from stoker.ring import ALIGNMENT_BYTES
 from stoker.schema import Column
 from stoker.sizes import format_bytes
@@ -70,7 +72,7 @@ class SlotPlan:
         return self.slots * self.slot_bytes + buffer_bytes + self.head_bytes + self.manifest_bytes
 
 
-def window_slots(super_samples: int, order: OrderConfig, partition: Partition) -> int:
+def window_slots(super_samples: int, order: OrderConfig, partition: Dealing) -> int:
     """Return how many super-samples a rank must hold at a time for this order.
 
     A lane holds its window, ``block`` twice that so that the next group arrives while one is delivered, ``none`` one;
@@ -83,9 +85,14 @@ def window_slots(super_samples: int, order: OrderConfig, partition: Partition) -
 
 
 def plan_slots(
-    manifest: Manifest, manifest_bytes: int, order: OrderConfig, partition: Partition, memory_bytes: int
+    manifest: Manifest,
+    manifest_bytes: int,
+    order: OrderConfig,
+    partition: Dealing,
+    memory_bytes: int,
+    sharers: int = 1,
 ) -> SlotPlan:
-    """Return how ``memory_bytes`` are spent.
+    """Return how one of the ``sharers`` of ``memory_bytes`` spends its part.
 
     No more slots are taken than one epoch of this rank can fill besides its window: looking farther ahead than that
     would fetch epochs that may never be asked for.
@@ -96,15 +103,15 @@ def plan_slots(
     slot_bytes = -(-manifest.largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     needed = window_slots(len(manifest), order, partition)
     minimum = needed + 2  # one in flight, one for its hedge
-    slots = (memory_bytes - manifest_bytes) // slot_bytes
+    slots = (memory_bytes // sharers - manifest_bytes) // slot_bytes
     if slots < minimum:
-        figure = minimum * slot_bytes + manifest_bytes
+        figure = (minimum * slot_bytes + manifest_bytes) * sharers
         raise BudgetError(
-            f"memory {format_bytes(memory_bytes)} is too small: shuffle {order.shuffle!r} holds {needed} super-samples "
+            f"{_too_small(memory_bytes, sharers)}: shuffle {order.shuffle!r} holds {needed} super-samples "
             f"at a time, and 2 more are in flight, of up to {format_bytes(slot_bytes)} each, beside a manifest of "
             f"{format_bytes(manifest_bytes)}; give memory={figure} ({format_bytes(figure)}) or a smaller window"
         )
-    epoch_items = -(-len(manifest) // partition.world_size) + partition.lanes_touched()
+    epoch_items = -(-len(manifest) // partition.takers) + partition.lanes_touched()
     hedge_slots = max(1, min(min(slots, needed + epoch_items) // _HEDGE_SHARE, slots - needed - 1))
     return SlotPlan(
         slots=min(slots, needed + epoch_items + hedge_slots),
@@ -116,7 +123,7 @@ def plan_slots(
 
 
 def plan_group_slots(
-    *, manifest_bytes: int, head_bytes: int, sample_bytes: int, hedge_buffers: int, memory_bytes: int
+    *, manifest_bytes: int, head_bytes: int, sample_bytes: int, hedge_buffers: int, memory_bytes: int, sharers: int = 1
 ) -> SlotPlan:
     """Return how ``memory_bytes`` are spent where slots hold groups of samples.
 
@@ -126,17 +133,19 @@ def plan_group_slots(
         sample_bytes: the most that one sample may have to be read of it: no slot is smaller.
         hedge_buffers: how many hedges may be under way without a slot.
         memory_bytes: the budget.
+        sharers: how many divide it.
 
     Raises:
         BudgetError: the budget is too small; names the figure that fits.
     """
     shares = _GROUP_SLOTS * _HEDGE_BUFFER_SHARE + hedge_buffers
     least_buffer_bytes = -(-max(1, sample_bytes) // (_HEDGE_BUFFER_SHARE * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
-    buffer_bytes = (memory_bytes - manifest_bytes - head_bytes) // shares // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    left_bytes = memory_bytes // sharers - manifest_bytes - head_bytes
+    buffer_bytes = left_bytes // shares // ALIGNMENT_BYTES * ALIGNMENT_BYTES
     if buffer_bytes < least_buffer_bytes:
-        figure = shares * least_buffer_bytes + manifest_bytes + head_bytes
+        figure = (shares * least_buffer_bytes + manifest_bytes + head_bytes) * sharers
         raise BudgetError(
-            f"memory {format_bytes(memory_bytes)} is too small: shuffle 'full' keeps the heads of all super-samples, "
+            f"{_too_small(memory_bytes, sharers)}: shuffle 'full' keeps the heads of all super-samples, "
             f"{format_bytes(head_bytes)}, beside {_GROUP_SLOTS} groups of samples, each large enough for a sample of "
             f"{format_bytes(sample_bytes)}, and a manifest of {format_bytes(manifest_bytes)}; give memory={figure} "
             f"({format_bytes(figure)}) or another shuffle"
@@ -151,6 +160,11 @@ def plan_group_slots(
         hedge_buffers=hedge_buffers,
         hedge_buffer_bytes=buffer_bytes,
     )
+
+
+def _too_small(memory_bytes: int, sharers: int) -> str:
+    divided = f", divided by {sharers} workers," if sharers > 1 else ""
+    return f"memory {format_bytes(memory_bytes)}{divided} is too small"
 
 
 def most_sample_bytes(manifest: Manifest, columns: Mapping[str, Column]) -> int:

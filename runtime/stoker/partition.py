@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
 
-__all__ = ["LaneSlice", "Partition", "Step"]
+__all__ = ["Dealing", "LaneSlice", "Partition", "Step"]
 
 _MOST_ENUMERATED_LANES = 1024
 
@@ -29,25 +31,71 @@ class LaneSlice:
     start: int
     end: int
 
+    def positions(self, lanes: int) -> NDArray[np.int64]:
+        """Return the positions of the epoch that these places of one of so many lanes are, ``int64 [end-start]``."""
+        return np.arange(self.start, self.end) * lanes + self.lane
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one rank delivers in one step.
 
     Attributes:
-        end: the position of the epoch behind the step, over all ranks.
-        slices: in order of delivery; the lanes rise.
-        repeated: how many samples all ranks together deliver a second time, to give each rank one.
+        end: the position behind the step, as its dealing counts: of the epoch over all ranks, for a partition.
+        slices: in order of delivery; the lanes rise, but for places that are repeated, which come last.
+        repeated: how many samples are delivered a second time: in a partition by all ranks together, to give each one.
+        is_stray: whether it is not cut where the others are and may touch lanes that are otherwise others'.
     """
 
     end: int
     slices: tuple[LaneSlice, ...]
     repeated: int = 0
+    is_stray: bool = False
 
     @property
     def samples(self) -> int:
         """How many samples the rank delivers."""
         return sum(part.end - part.start for part in self.slices)
+
+
+class Dealing(Protocol):
+    """How the positions of an epoch are dealt to one of those who take from it."""
+
+    @property
+    def samples(self) -> int:
+        """How many the epoch has, for all takers together."""
+        ...
+
+    @property
+    def lanes(self) -> int:
+        """Into how many parts the order is cut."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """The most samples that a step has."""
+        ...
+
+    @property
+    def takers(self) -> int:
+        """How many share the epoch: ranks, or the workers of all ranks."""
+        ...
+
+    def steps_from(self, position: int = 0) -> int:
+        """Return how many steps there are from a position to the end of the epoch."""
+        ...
+
+    def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
+        """Yield the steps from a position to the end of the epoch, each with whether it is the last."""
+        ...
+
+    def lanes_touched(self) -> int:
+        """Return how many lanes may be under way at a time, from whatever position."""
+        ...
+
+    def from_start(self) -> Self:
+        """Return the dealing of an epoch of which nothing was delivered before position 0."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +130,15 @@ class Partition:
             raise ConfigError("evaluation delivers every sample: it cannot be combined with drop_last")
 
     @property
+    def takers(self) -> int:
+        """How many share the epoch: the ranks."""
+        return self.world_size
+
+    def from_start(self) -> Self:
+        """Return itself: positions count from the start of the epoch."""
+        return self
+
+    @property
     def global_batch(self) -> int:
         """Samples a step over all ranks."""
         return self.batch_size * self.world_size
@@ -99,12 +156,13 @@ class Partition:
             return None
         end = min(position + self.global_batch, self.samples)
         count = end - position
+        is_stray = count < self.global_batch
         if count >= self.world_size:
             first, last = self.rank * count // self.world_size, (self.rank + 1) * count // self.world_size
-            return Step(end, self._slices(position, end, first, last))
+            return Step(end, self._slices(position, end, first, last), is_stray=is_stray)
         first = self.rank % count
         repeated = 0 if self.evaluation else self.world_size - count
-        return Step(end, self._slices(position, end, first, first + 1), repeated)
+        return Step(end, self._slices(position, end, first, first + 1), repeated, is_stray)
 
     def walk(self, position: int) -> Iterator[tuple[Step, bool]]:
         """Yield this rank's steps from a position to the end of the epoch, each with whether it is the last."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.order import Lane, Order, OrderConfig
-from stoker.partition import LaneSlice, Partition
+from stoker.partition import Dealing, LaneSlice
 
 __all__ = ["PlannedStep", "Rows", "Segment", "StepSource", "Steps", "Stretch", "walk_epochs"]
 
@@ -88,29 +88,32 @@ class Stretch:
 
     Attributes:
         order: seed, shuffle, window and lanes.
-        partition: how an epoch is dealt to the rank.
+        partition: how the first epoch is dealt to the rank.
         epoch: the first.
-        position: where in that epoch to start, over all ranks.
+        position: where in that epoch to start, as the partition counts.
         end_epoch: the epoch to stop before; None goes on forever.
     """
 
     order: OrderConfig
-    partition: Partition
+    partition: Dealing
     epoch: int = 0
     position: int = 0
     end_epoch: int | None = None
 
 
 def walk_epochs(
-    samples: NDArray[np.integer], stretch: Stretch, walk: Callable[[Order, int], Iterator[PlannedStep[Ref]]]
+    samples: NDArray[np.integer],
+    stretch: Stretch,
+    walk: Callable[[Order, Dealing, int], Iterator[PlannedStep[Ref]]],
 ) -> Iterator[PlannedStep[Ref]]:
     """Return the steps of a stretch, numbered from 0; ``walk`` gives those of one epoch from a position on."""
     number, epoch, position = 0, stretch.epoch, stretch.position
-    while (stretch.end_epoch is None or epoch < stretch.end_epoch) and stretch.partition.steps_from(0):
-        for step in walk(Order(samples, stretch.order, epoch), position):
+    dealing, whole = stretch.partition, stretch.partition.from_start()
+    while (stretch.end_epoch is None or epoch < stretch.end_epoch) and whole.steps_from(0):
+        for step in walk(Order(samples, stretch.order, epoch), dealing, position):
             yield replace(step, number=number)
             number += 1
-        epoch, position = epoch + 1, 0
+        epoch, dealing, position = epoch + 1, whole, 0
 
 
 @dataclass(slots=True)
@@ -133,7 +136,6 @@ class Steps:
     """
 
     def __init__(self, samples: NDArray[np.integer], stretch: Stretch) -> None:
-        self._partition = stretch.partition
         self._next_item = 0
         self._first_uses: list[tuple[int, int]] = []
         walk = self._walk_full if stretch.order.shuffle == "full" else self._walk_lanes
@@ -152,14 +154,13 @@ class Steps:
         taken, self._first_uses = tuple(self._first_uses), []
         return taken
 
-    def _walk_lanes(self, order: Order, position: int) -> Iterator[PlannedStep[int]]:
+    def _walk_lanes(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
         lanes: dict[int, _LaneItems] = {}
-        for step, is_last in self._partition.walk(position):
-            is_short = step.end - position < self._partition.global_batch
+        for step, is_last in dealing.walk(position):
             segments: list[Segment] = []
             for part in step.slices:
                 held = lanes.setdefault(part.lane, _LaneItems(order.lane(part.lane)))
-                others = _drop_others(lanes, part.lane) if is_short else []
+                others = _drop_others(lanes, part.lane) if step.is_stray else []
                 found = list(self._segments(held, part, segments[-1].end if segments else 0))
                 if others:
                     found[0] = replace(found[0], passed=(*others, *found[0].passed))
@@ -169,7 +170,6 @@ class Steps:
             yield PlannedStep(
                 0, order.epoch, step.end, is_last, tuple(segments), step.repeated, self._take_first_uses()
             )
-            position = step.end
 
     def _segments(self, held: _LaneItems, part: LaneSlice, at: int) -> Iterator[Segment]:
         """Cut a slice of a lane at the borders of its blocks."""
@@ -196,13 +196,13 @@ class Steps:
             )
             at, place = at + end - place, end
 
-    def _walk_full(self, order: Order, position: int) -> Iterator[PlannedStep[int]]:
+    def _walk_full(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[int]]:
         """Walk ``full`` with every super-sample held to the end of the epoch."""
         permuted = order.feistel()
         held: dict[int, int] = {}
-        for step, is_last in self._partition.walk(position):
-            (part,) = step.slices
-            super_samples, rows = order.locate(permuted(np.arange(part.start, part.end)))
+        for step, is_last in dealing.walk(position):
+            positions = np.concatenate([part.positions(dealing.lanes) for part in step.slices])
+            super_samples, rows = order.locate(permuted(positions))
             found, first, which = np.unique(super_samples, return_index=True, return_inverse=True)
             for super_sample in found[np.argsort(first)].tolist():
                 if super_sample not in held:
@@ -221,7 +221,7 @@ class Steps:
 def _drop_others(lanes: dict[int, _LaneItems], kept: int | None = None) -> list[int]:
     """Drop what is held of all lanes but one, and return the items.
 
-    A last step that is short is not cut where the others are and may touch other lanes. It is walked one lane at a
+    A step that is stray is not cut where the others are and may touch other lanes. It is walked one lane at a
     time, so that it needs no more memory than they; the little that is dropped too early is fetched again.
     """
     return [item for lane, held in lanes.items() if lane != kept for item in held.drop_before(len(held.lane))]

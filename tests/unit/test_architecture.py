@@ -29,17 +29,18 @@ ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in ("s3", "s3_acc
 # The floors of the runtime, lowest first; a module imports its own floor and those below.
 FLOORS = {
     "values": "errors version dtypes schema",
-    "pure": """budget checksum feistel gather images manifest meter order partition philox prices ring schedule sizes
-        steps supersample tensorfile tier
+    "pure": """budget checksum feistel gather images lane_share manifest meter order partition philox prices ring
+        schedule sizes steps supersample tensorfile tier
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.record
-        reading.forecast reading.group_plan reading.group_steps""",
-    "waiting": "bounded clock loop_thread progress task_group fetch.gate",
+        reading.forecast reading.group_plan reading.group_steps reading.sample_memory""",
+    "waiting": "bounded clock loop_thread progress task_group fetch.gate reading.byte_budget",
     "stores": "store retry",
-    "composers": """catalog feed maintenance sources walk
+    "composers": """catalog dataset feed maintenance sources walk
         fetch.fetcher fetch.prefetcher fetch.range_reader
         pack.log pack.packer pack.plan pack.run
-        reading.groups reading.head_memory reading.heads reading.protocol reading.super_samples""",
+        reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
+        reading.super_samples reading.values""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

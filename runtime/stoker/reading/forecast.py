@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
-from stoker.partition import Partition
+from stoker.partition import Dealing
 from stoker.reading.group_plan import MOST_SAMPLES, ReadLimits
 from stoker.schema import Column
 from stoker.supersample import is_small
@@ -32,7 +32,7 @@ class Forecast:
     size_bytes: int
 
 
-def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Partition) -> int:
+def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Dealing) -> int:
     """Return how many super-samples a rank is expected to read in an epoch.
 
     Of ``full`` those with one of the rank's samples at least, ``n (1 - (1 - share)**rows)``; else those that its lanes
@@ -41,7 +41,7 @@ def super_samples_read(manifest: Manifest, order: OrderConfig, partition: Partit
     count = len(manifest)
     fraction = partition.samples / manifest.samples
     if order.shuffle == "full":
-        share = min(1.0, fraction / partition.world_size)
+        share = min(1.0, fraction / partition.takers)
         return round(count * (1.0 - float((1.0 - share) ** (manifest.samples / count))))
     pieces = count / partition.lanes
     touched = partition.lanes_touched()
@@ -65,7 +65,7 @@ def _pieces_begun(order: OrderConfig, pieces: float, delivered: float) -> float:
 
 
 def forecast_groups(
-    manifest: Manifest, columns: Mapping[str, Column], limits: ReadLimits, partition: Partition
+    manifest: Manifest, columns: Mapping[str, Column], limits: ReadLimits, partition: Dealing
 ) -> Forecast:
     """Return what it takes to read a rank's samples in a random order, by ranges, and all heads once.
 
@@ -76,7 +76,7 @@ def forecast_groups(
     A range of mean length ``l`` is cut ``1 / (exp(r / l) - 1)`` times where none may be longer than ``r``. Rows of
     ragged columns count as if all had the mean size; the small groups at the start of a run are not counted apart.
     """
-    samples = -(-partition.samples // partition.world_size)
+    samples = -(-partition.samples // partition.takers)
     rows = mean_row_bytes(manifest, columns)
     group = _group_samples(sum(rows.values()), limits, partition.batch_size, samples)
     share = min(1.0, group / manifest.samples)

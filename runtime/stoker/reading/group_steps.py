@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.order import Order
-from stoker.partition import Step
+from stoker.partition import Dealing, Step
 from stoker.reading.group_plan import MOST_SAMPLES
 from stoker.steps import PlannedStep, Rows, Segment, Stretch, walk_epochs
 
@@ -66,7 +66,6 @@ class GroupSteps:
         sizes_of: Callable[[Group], NDArray[np.int64]],
         group_bytes: int,
     ) -> None:
-        self._partition = stretch.partition
         self._sizes_of = sizes_of
         self._group_bytes = group_bytes
         self._most_batches = 1
@@ -77,17 +76,17 @@ class GroupSteps:
         """Return the next step, or None behind the last."""
         return next(self._steps, None)
 
-    def _walk(self, order: Order, position: int) -> Iterator[PlannedStep[Group]]:
-        for run in self._runs(self._batches(order, position)):
+    def _walk(self, order: Order, dealing: Dealing, position: int) -> Iterator[PlannedStep[Group]]:
+        for run in self._runs(self._batches(order, dealing, position)):
             yield from self._planned(order.epoch, run)
 
-    def _batches(self, order: Order, position: int) -> Iterator[_Batch]:
+    def _batches(self, order: Order, dealing: Dealing, position: int) -> Iterator[_Batch]:
         """Look up the samples of the steps, those of several at once: a call of numpy takes as long as 100 samples."""
         permuted = order.feistel()
-        walk = self._partition.walk(position)
-        while steps := list(islice(walk, max(1, _LOOKED_UP_SAMPLES // self._partition.batch_size))):
-            places = [np.arange(part.start, part.end) for step, _ in steps for part in step.slices]
-            samples = Group(*order.locate(permuted(np.concatenate(places))))
+        walk = dealing.walk(position)
+        while steps := list(islice(walk, max(1, _LOOKED_UP_SAMPLES // dealing.batch_size))):
+            positions = [part.positions(dealing.lanes) for step, _ in steps for part in step.slices]
+            samples = Group(*order.locate(permuted(np.concatenate(positions))))
             sizes = self._sizes_of(samples)
             start = 0
             for step, is_last in steps:

@@ -13,7 +13,7 @@ from stoker.checksum import crc32c
 from stoker.errors import ChecksumError
 from stoker.fetch.fetcher import RangePart
 from stoker.order import OrderConfig
-from stoker.partition import Partition
+from stoker.partition import Dealing
 from stoker.reading.forecast import Forecast, forecast_groups
 from stoker.reading.group_plan import ReadLimits, Reads, plan_reads
 from stoker.reading.group_steps import Group, GroupSteps
@@ -51,7 +51,7 @@ class GroupReading:
         """
         await self._heads.load(self._parts.fetcher)
 
-    def forecast(self, order: OrderConfig, partition: Partition) -> Forecast:
+    def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
         """Return what an epoch of the rank will take, with the heads, which only the first one reads."""
         return forecast_groups(self._parts.manifest, self._parts.columns, self._limits, partition)
 

@@ -18,7 +18,7 @@ from stoker.fetch.prefetcher import SlotReader
 from stoker.gather import PickedRows
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
-from stoker.partition import Partition
+from stoker.partition import Dealing
 from stoker.reading.forecast import Forecast
 from stoker.ring import Ring
 from stoker.schema import Column
@@ -57,7 +57,7 @@ class Reading(SlotReader[Ref], Protocol[Ref]):
         """
         ...
 
-    def forecast(self, order: OrderConfig, partition: Partition) -> Forecast:
+    def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
         """Return what an epoch of the rank will take."""
         ...
 

@@ -17,7 +17,7 @@ from stoker.fetch.config import GAP_BYTES
 from stoker.fetch.fetcher import RangePart
 from stoker.gather import gather_rows
 from stoker.order import OrderConfig
-from stoker.partition import Partition
+from stoker.partition import Dealing
 from stoker.reading.forecast import Forecast, mean_row_bytes, super_samples_read
 from stoker.reading.heads import fetch_head, open_head
 from stoker.reading.protocol import ReadingParts
@@ -57,7 +57,7 @@ class SuperSampleReading:
     async def prepare(self) -> None:
         """Nothing needs to be read first."""
 
-    def forecast(self, order: OrderConfig, partition: Partition) -> Forecast:
+    def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
         """Return what an epoch of the rank will take, of super-samples of the mean size.
 
         Where only columns are read, each that is outside the head counts as a request of its own.
