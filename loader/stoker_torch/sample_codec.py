@@ -67,16 +67,18 @@ def encode_sample(sample: Any) -> bytearray:
     return bytearray().join([_PREFIX.pack(_MAGIC, _VERSION, len(structure), total_bytes), *parts])
 
 
-def decode_sample(data: bytearray | bytes) -> Any:
+def decode_sample(data: bytearray | bytes, start: int = 0) -> Any:
     """Return the sample that :func:`encode_sample` made ``data`` of.
 
-    Tensors and arrays are views of ``data`` if it is a ``bytearray``, and of a copy if it is not.
+    Args:
+        data: the bytes; if they are a ``bytearray``, tensors and arrays are views of it, else of a copy.
+        start: where in ``data`` they begin, a multiple of 8.
 
     Raises:
         FormatError: it is not an encoded sample, of this version, from its first to its last byte. Whatever the bytes
             claim, no more memory is taken than some times their number.
     """
-    reader = _Reader(data if isinstance(data, bytearray) else bytearray(data))
+    reader = _Reader(data if isinstance(data, bytearray) else bytearray(data), start)
     try:
         structure = json.loads(reader.structure().decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -147,9 +149,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class _Reader:
     """Goes through the bytes of a sample once, from front to back."""
 
-    def __init__(self, data: bytearray) -> None:
+    def __init__(self, data: bytearray, start: int) -> None:
         self._data = data
-        self._place = 0
+        self._place = start
 
     def take(self, size_bytes: int) -> int:
         """Return where the next ``size_bytes`` bytes begin, and go on behind them and their padding."""
@@ -161,14 +163,15 @@ class _Reader:
 
     def structure(self) -> bytearray:
         """Return the JSON text."""
-        if len(self._data) < _PREFIX.size:
-            raise FormatError(f"{len(self._data)} bytes are too few for a sample")
-        magic, version, structure_bytes, total_bytes = _PREFIX.unpack_from(self._data)
+        size_bytes = len(self._data) - self._place
+        if size_bytes < _PREFIX.size:
+            raise FormatError(f"{size_bytes} bytes are too few for a sample")
+        magic, version, structure_bytes, total_bytes = _PREFIX.unpack_from(self._data, self._place)
         if magic != _MAGIC or version != _VERSION:
             raise FormatError(f"a sample starts with {_MAGIC!r} and version {_VERSION}, not {magic!r} and {version}")
-        if total_bytes != len(self._data):
-            raise FormatError(f"a sample of {total_bytes} bytes has {len(self._data)}")
-        self._place = _PREFIX.size
+        if total_bytes != size_bytes:
+            raise FormatError(f"a sample of {total_bytes} bytes has {size_bytes}")
+        self._place += _PREFIX.size
         start = self.take(structure_bytes)
         return self._data[start : start + structure_bytes]
 
