@@ -70,6 +70,11 @@ class Reads:
     def __len__(self) -> int:
         return len(self.starts)
 
+    @property
+    def size_bytes(self) -> int:
+        """What is read, and how much memory it takes."""
+        return int((self.ends - self.starts).sum())
+
 
 def plan_reads(
     objects: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], limits: ReadLimits

@@ -8,17 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.bounded import for_each
-from stoker.checksum import crc32c
-from stoker.errors import ChecksumError
-from stoker.fetch.fetcher import RangePart
 from stoker.order import OrderConfig
 from stoker.partition import Dealing
 from stoker.reading.forecast import Forecast, forecast_groups
-from stoker.reading.group_plan import ReadLimits, Reads, plan_reads
+from stoker.reading.group_plan import ReadLimits
 from stoker.reading.group_steps import Group, GroupSteps
 from stoker.reading.head_memory import HeadMemory
 from stoker.reading.protocol import ReadingParts
+from stoker.reading.values import Values, read_values
 from stoker.ring import RingStateError
 from stoker.schema import Column
 from stoker.steps import Stretch
@@ -85,38 +82,23 @@ class GroupReading:
             raise RingStateError(f"no free slot for {len(ref)} samples: {ring!r}")
         try:
             starts, ends = self._extents(ref)
-            objects = np.tile(ref.super_samples, len(self._large))
-            reads = plan_reads(objects, starts.ravel(), ends.ravel(), self._limits)
-            await self._read(ref, reads, (ends - starts).ravel(), ring.view(slot, ring.slot_bytes), urgent)
+            wanted = [self._heads.checksums(name, ref.super_samples, ref.rows) for name in self._large]
+            values = Values(
+                samples=ref,
+                columns=self._large,
+                starts=starts,
+                ends=ends,
+                checksums=np.array(wanted, np.uint32).reshape(starts.shape),
+            )
+            reads = values.plan(self._limits)
+            manifest, fetcher, into = self._parts.manifest, self._parts.fetcher, ring.view(slot, ring.slot_bytes)
+            addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
         except BaseException:
             ring.abort(slot)
             raise
-        self._placed[slot] = ref, reads.addresses.reshape(starts.shape)
+        self._placed[slot] = ref, addresses
         ring.commit(slot)
         return slot
-
-    async def _read(self, group: Group, reads: Reads, sizes: NDArray[np.int64], into: memoryview, urgent: bool) -> None:
-        """Read ranges into a slot; each is an object's part in its own right, with its own retries and deadline."""
-        manifest, fetcher = self._parts.manifest, self._parts.fetcher
-        wanted = [self._heads.checksums(name, group.super_samples, group.rows) for name in self._large]
-        checksums = np.concatenate(wanted) if wanted else np.empty(0, np.uint32)
-
-        async def read(number: int) -> None:
-            ref = manifest.ref(int(reads.objects[number]))
-            part = RangePart(int(reads.starts[number]), int(reads.ends[number]), int(reads.offsets[number]))
-            values = reads.values[reads.firsts[number] : reads.firsts[number + 1]]
-
-            def verify(data: memoryview) -> None:
-                found = zip(reads.addresses[values].tolist(), sizes[values].tolist(), values.tolist(), strict=True)
-                for address, size, value in found:
-                    if crc32c(data[address : address + size]) != checksums[value]:
-                        column, place = divmod(value, len(group))
-                        name, row = self._large[column], group.rows[place]
-                        raise ChecksumError(f"{ref.key}: column {name!r} of row {row} is not what was packed")
-
-            await fetcher.fetch_ranges(ref, [part], into=into, verify=verify, urgent=urgent)
-
-        await for_each(range(len(reads)), read, concurrency=min(len(reads), fetcher.config.concurrency_most))
 
     def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> GroupRows:
         """Return where samples of groups lie; ``rows`` are their places in the group."""
