@@ -3,6 +3,7 @@
 The loader for PyTorch is the package ``stoker_torch``.
 """
 
+from stoker.dataset import Dataset
 from stoker.pack.packer import Packer
 from stoker.schema import Array, Bytes, Ragged, Schema, Text
 from stoker.store import GcsOptions, S3Options, open_store
@@ -11,6 +12,7 @@ from stoker.version import __version__
 __all__ = [
     "Array",
     "Bytes",
+    "Dataset",
     "GcsOptions",
     "Packer",
     "Ragged",
@@ -18,5 +20,8 @@ __all__ = [
     "Schema",
     "Text",
     "__version__",
+    "open",
     "open_store",
 ]
+
+open = Dataset  # noqa: A001 - stoker.open(url)[i] is what people try; nothing in this module opens a file
