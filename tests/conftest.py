@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from stoker.store import GcsOptions, S3Options
+from stoker.store import GcsOptions, HttpOptions, S3Options
 from stoker_local.bucket import LocalBucket
 from stoker_local.config import BucketConfig
 from stoker_local.gcs import LocalGcs
@@ -113,6 +114,13 @@ def _bucket_place(request: pytest.FixtureRequest) -> Place:
     )
 
 
+def _bucket_through_aiohttp(request: pytest.FixtureRequest) -> Place:
+    direct = _bucket_place(request)
+    assert isinstance(direct.options, S3Options)
+    options = replace(direct.options, http=HttpOptions(transport="aiohttp"))
+    return replace(direct, name="local-bucket-aiohttp", options=options)
+
+
 def _emulator_place(request: pytest.FixtureRequest) -> Place:
     return Place(
         name="gcs-emulator",
@@ -132,13 +140,22 @@ def _gcs_place(request: pytest.FixtureRequest) -> Place:
     )
 
 
+def _gcs_through_aiohttp(request: pytest.FixtureRequest) -> Place:
+    direct = _gcs_place(request)
+    assert isinstance(direct.options, GcsOptions)
+    options = replace(direct.options, http=HttpOptions(transport="aiohttp"))
+    return replace(direct, name="local-gcs-aiohttp", options=options)
+
+
 _PLACES = {
     "memory": _memory_place,
     "folder": _folder_place,
     "moto": _moto_place,
     "local-bucket": _bucket_place,
+    "local-bucket-aiohttp": _bucket_through_aiohttp,
     "gcs-emulator": _emulator_place,
     "local-gcs": _gcs_place,
+    "local-gcs-aiohttp": _gcs_through_aiohttp,
 }
 
 

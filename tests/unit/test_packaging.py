@@ -120,6 +120,10 @@ def test_a_requirement_has_a_lower_bound_and_a_pin_that_satisfies_it(requirement
     assert pins()[canonicalize_name(requirement.name)] in requirement.specifier
 
 
+PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
+"""Programs that run in environments of their own, and these environments."""
+
+
 @pytest.mark.parametrize(
     ("folders", "of_users"),
     [(PACKAGES, True), ([*PACKAGES, *(ROOT / name for name in ("tests", "benchmarks", "examples"))], False)],
@@ -127,7 +131,8 @@ def test_a_requirement_has_a_lower_bound_and_a_pin_that_satisfies_it(requirement
 )
 def test_what_is_imported_is_asked_for(folders: list[Path], of_users: bool) -> None:
     ours = {package.name for package in PACKAGES} | {"benchmarks"} | {path.name for path in (ROOT / "tests").iterdir()}
-    files = [file for folder in folders for file in folder.rglob("*.py")]
+    files = [file for folder in folders for file in folder.rglob("*.py") if not file.is_relative_to(PEERS)]
+    files = [file for file in files if not file.is_relative_to(RESULTS)]
     modules = {name for file in files for name in imported(ast.parse(file.read_text()), types_too=not of_users)}
     asked = {canonicalize_name(requirement.name) for requirement in requirements(of_users=of_users)}
     brought_by = packages_distributions()

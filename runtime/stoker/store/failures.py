@@ -90,5 +90,5 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a ``Retry-After`` header; None if there is none or it is a date."""
     for name, value in headers.items():
         if name.lower() == "retry-after":
-            return float(value) if re.fullmatch(r"\s*[0-9]{1,9}\s*", value) else None
+            return float(value) if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", value) else None
     return None

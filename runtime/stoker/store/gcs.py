@@ -21,7 +21,8 @@ from stoker.errors import (
 )
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.gcs_access import GcsAccess
-from stoker.store.http import Call, Reply, ask, read_into, translated
+from stoker.store.http import Call, Destination, Reply
+from stoker.store.http_session import translated
 from stoker.store.location import Location, check_conditions, check_empty_range, check_range
 from stoker.store.options import GcsOptions
 from stoker.store.per_loop import PerLoop
@@ -133,7 +134,7 @@ class GcsStore:
                 parameters=dict(condition),
                 headers=headers,
                 force_resumable_upload=False,
-                timeout=access.http.timeout,  # type: ignore[arg-type]  # handed on to aiohttp, which takes both
+                timeout=access.session.timeout,  # type: ignore[arg-type]  # handed on to aiohttp, which takes both
             ),
             writing=True,
         )
@@ -174,9 +175,9 @@ class GcsStore:
         async def once(token: str | None) -> Reply:
             call = Call(method="GET", url=url, headers=access.headers(token) | headers, address=address)
             if into is None:
-                reply = await ask(access.http, call)
+                reply = await access.reader.ask(call)
             else:
-                reply = await read_into(access.http, call, into, start=start, end=start + into.nbytes)
+                reply = await access.reader.read_into(call, Destination(into, start, start + into.nbytes))
             if reply.refused:
                 failure = _failure(address, reply.status, reply.body.decode(errors="replace"), reply.headers)
                 raise await self._error(access, token, failure)

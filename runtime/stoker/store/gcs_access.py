@@ -15,7 +15,8 @@ from gcloud.aio.storage import Storage
 from jwt import PyJWTError
 
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
-from stoker.store.http import open_session
+from stoker.store.http import HttpReader
+from stoker.store.http_session import open_reader, open_session
 from stoker.store.network import check_endpoint, proxy_of, trusted
 from stoker.store.options import GcsOptions
 
@@ -45,10 +46,11 @@ class GcsAccess:
         self._token: str | None = options.token
         self._token_until = float("inf") if options.token else 0.0
         self.root_url = self._emulator or _GOOGLE
-        self.http = open_session(options.http, self.root_url)
+        self.session = open_session(options.http, self.root_url)
+        self.reader: HttpReader = open_reader(options.http, self.root_url, self.session)
         # A "development" client asks for no token: ours goes into every call's headers.
         self.storage = Storage(
-            session=cast("Session", _Unredirected(self.http)),
+            session=cast("Session", _Unredirected(self.session)),
             api_root=self.root_url,
             api_is_dev=True,
             token=cast("Token", object()),
@@ -84,7 +86,8 @@ class GcsAccess:
 
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
-        await self.http.close()
+        await self.reader.close()
+        await self.session.close()
 
     async def _refresh(self) -> None:
         """Get a token past the library's own cache, which retries for a minute and leaves a task behind."""

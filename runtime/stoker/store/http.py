@@ -1,48 +1,37 @@
-"""Reading objects over HTTP straight into the caller's memory; shared by every adapter that speaks HTTP.
+"""Reading objects over HTTP: what is asked, what is answered, and what holds whatever carries it.
 
-Costs 0.2 to 0.3 CPU seconds per GB. A request is neither retried nor redirected here, and a body is never decompressed:
-what arrives is what is stored. A read that ends early, cancellation included, closes its connection.
+A request is neither retried nor redirected here, and a body is never decompressed: what arrives is what is stored. A
+read that ends early, cancellation included, closes its connection. Two transports carry reads, alike in all they
+deliver and raise: :mod:`stoker.store.http_direct`, and :mod:`stoker.store.http_session` where there is a proxy.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-import aiohttp
-from yarl import URL
+from stoker.errors import StoreError, TruncatedError
 
-from stoker.errors import (
-    ConfigError,
-    ConnectionLostError,
-    DeadlineError,
-    ServerError,
-    StokerError,
-    StoreError,
-    TruncatedError,
-)
-from stoker.store.network import proxy_of, trusted
-from stoker.store.options import HttpOptions
+__all__ = [
+    "MAX_ERROR_BYTES",
+    "Call",
+    "Destination",
+    "HttpReader",
+    "Reply",
+    "checked_whole",
+    "object_bytes",
+    "object_bytes_of_range",
+    "without_secrets",
+]
 
-__all__ = ["Call", "Reply", "ask", "exchange", "open_session", "read_into", "translated", "without_secrets"]
+MAX_ERROR_BYTES = 64 << 10
+"""What is read of a refusal's body."""
 
-_MAX_ERROR_BYTES = 64 << 10
 _MAX_WHOLE_BYTES = 256 << 20  # what is read whole is small: a manifest of eight million super-samples fits
 _SECRET_HEADERS = ("authorization", "x-amz-security-token")
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
-
-# The first row that matches counts.
-_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
-    (aiohttp.InvalidURL, ConfigError, "the endpoint is not a valid URL"),
-    (aiohttp.ClientConnectorCertificateError, StoreError, "the endpoint's certificate is not trusted"),
-    (TimeoutError, DeadlineError, "the store did not answer in time"),
-    (aiohttp.ClientHttpProxyError, ConnectionLostError, "the proxy would not connect; check HTTPS_PROXY and NO_PROXY"),
-    (aiohttp.ClientPayloadError, TruncatedError, "the connection ended before the object did"),
-    (aiohttp.ClientResponseError, ServerError, "the answer is not valid HTTP"),
-    ((aiohttp.ClientError, OSError), ConnectionLostError, "the connection could not be made, or broke"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,87 +66,40 @@ class Reply:
         return self.status not in (200, 206)
 
 
-def open_session(options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> aiohttp.ClientSession:
-    """Return a session for requests to the endpoint ``url`` in the running loop, through the environment's proxy.
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where bytes ``[start, end)`` of an object go: ``into``, of exactly that size."""
 
-    No connection is made before the first request. ``trust_env`` stays off: it would look into ~/.netrc in a thread
-    for each request, and put what it finds there in the place of our signature.
-
-    Raises:
-        ConfigError: the environment names a proxy or certificates that cannot be used.
-    """
-    verify = trusted(ca_bundle) if url.startswith("https://") else True
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=options.max_connections, ssl=verify),
-        proxy=proxy_of(url),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        read_bufsize=options.receive_buffer_bytes,
-        timeout=aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=options.connect_timeout_seconds,
-            sock_read=options.read_timeout_seconds,
-        ),
-    )
+    into: memoryview
+    start: int
+    end: int
 
 
-async def ask(session: aiohttp.ClientSession, call: Call) -> Reply:
-    """Perform a call and return its whole answer; ``size_bytes`` is the object's, from whichever header tells it."""
-    with translated(call.address):
-        return await exchange(session, call)
+class HttpReader(Protocol):
+    """Performs reads over the connections of one event loop."""
 
+    async def ask(self, call: Call) -> Reply:
+        """Perform a call and return its whole answer; ``size_bytes`` is the object's, from whichever header tells it.
 
-async def exchange(session: aiohttp.ClientSession, call: Call) -> Reply:
-    """Do what :func:`ask` does, and leave the HTTP client's errors as they are."""
-    async with _request(session, call) as response:
-        if response.status not in (200, 206):
-            return await _refusal(response, call)
-        body = await _beginning(response, _MAX_WHOLE_BYTES + 1)
-        if len(body) > _MAX_WHOLE_BYTES:
-            response.close()
-            raise StoreError(f"{call.address} has more than {_MAX_WHOLE_BYTES} bytes, too many to read at once")
-        size_bytes = len(body)
-        if match := _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "")):
-            size_bytes = int(match[3])
-        elif call.method == "HEAD":
-            size_bytes = response.content_length or 0
-        return Reply(status=response.status, headers=response.headers, body=body, size_bytes=size_bytes)
+        Raises:
+            StoreError: the answer did not come, is not HTTP, or is too large to be read whole.
+        """
+        ...
 
+    async def read_into(self, call: Call, destination: Destination) -> Reply:
+        """Perform a call for a range and put its bytes where they are to go.
 
-async def read_into(session: aiohttp.ClientSession, call: Call, into: memoryview, *, start: int, end: int) -> Reply:
-    """Perform a call for bytes ``[start, end)`` and copy them into ``into`` as they arrive.
+        When the call ends, however it ends, nothing writes there any more.
 
-    Raises:
-        TruncatedError: fewer bytes came than that, or more.
-        StoreError: the store sent another range, or ignored it.
-    """
-    with translated(call.address):
-        async with _request(session, call) as response:
-            if response.status not in (200, 206):
-                return await _refusal(response, call)
-            try:
-                size_bytes = _object_size(response, call.address, start, end)
-                await _copy(response, into, call.address)
-            except BaseException:
-                response.close()  # there may be bytes on their way: the connection is of no use to anybody else
-                raise
-            return Reply(status=response.status, headers=response.headers, size_bytes=size_bytes)
+        Raises:
+            TruncatedError: fewer bytes came than that, or more.
+            StoreError: the answer did not come or is not HTTP; or the store sent another range, or ignored it.
+        """
+        ...
 
-
-def _request(session: aiohttp.ClientSession, call: Call) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-    return session.request(
-        call.method,
-        URL(call.url, encoded=True),
-        headers={**call.headers, "Accept-Encoding": "identity"},
-        data=call.data,
-        chunked=call.chunked or None,
-        allow_redirects=False,
-    )
-
-
-async def _refusal(response: aiohttp.ClientResponse, call: Call) -> Reply:
-    body = without_secrets(await _beginning(response, _MAX_ERROR_BYTES), call.headers)
-    return Reply(status=response.status, headers=response.headers, body=body)
+    async def close(self) -> None:
+        """Close the connections; calls in progress break."""
+        ...
 
 
 def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
@@ -168,21 +110,35 @@ def without_secrets(body: bytes, headers: Mapping[str, str]) -> bytes:
     return body
 
 
-async def _beginning(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
-    body = bytearray()
-    while len(body) < limit_bytes and (chunk := await response.content.readany()):
-        body += chunk
-    return bytes(body[:limit_bytes])
+def checked_whole(size_bytes: int, address: str) -> None:
+    """Raise StoreError if an answer has become too large to be read whole."""
+    if size_bytes > _MAX_WHOLE_BYTES:
+        raise StoreError(f"{address} has more than {_MAX_WHOLE_BYTES} bytes, too many to read at once")
 
 
-def _object_size(response: aiohttp.ClientResponse, address: str, start: int, end: int) -> int:
-    """Return the whole object's size, having checked that the answer is about ``[start, end)`` of it."""
-    if response.status == 200:
+def object_bytes(call: Call, headers: Mapping[str, str], body_bytes: int) -> int:
+    """Return the size of the object that an answer of so many bytes is about."""
+    if match := _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "")):
+        return int(match[3])
+    if call.method == "HEAD":
+        return _content_length(headers) or 0
+    return body_bytes
+
+
+def object_bytes_of_range(call: Call, status: int, headers: Mapping[str, str], destination: Destination) -> int:
+    """Return the whole object's size, having checked that the answer is about the range that was asked for.
+
+    Raises:
+        TruncatedError: the object ends before the range does.
+        StoreError: the answer is about another range, or about none.
+    """
+    start, end, address = destination.start, destination.end, call.address
+    if status == 200:
         # A server may ignore the range; that is no harm where the range is the whole object.
-        if start == 0 and response.content_length == end:
+        if start == 0 and _content_length(headers) == end:
             return end
         raise StoreError(f"{address}: the store ignored the range [{start}, {end}); stoker needs ranged reads")
-    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start or int(match[2]) >= end:
         got = "another or none" if match is None else match[0]
         raise StoreError(f"{address}: asked for [{start}, {end}) and got Content-Range {got}")
@@ -191,27 +147,6 @@ def _object_size(response: aiohttp.ClientResponse, address: str, start: int, end
     return int(match[3])
 
 
-async def _copy(response: aiohttp.ClientResponse, into: memoryview, address: str) -> None:
-    done = 0
-    while chunk := await response.content.readany():
-        if done + len(chunk) > into.nbytes:
-            raise TruncatedError(f"{address}: the store sent more than the {into.nbytes} bytes asked for")
-        into[done : done + len(chunk)] = chunk
-        done += len(chunk)
-    if done < into.nbytes:
-        raise TruncatedError(f"{address}: the body ended after {done} of {into.nbytes} bytes")
-
-
-@contextmanager
-def translated(address: str) -> Iterator[None]:
-    """Turn the HTTP client's errors into ours; ours pass unchanged."""
-    try:
-        yield
-    except StokerError:
-        raise
-    except (aiohttp.ClientError, OSError) as error:
-        kind, what = next((kind, what) for types, kind, what in _ERRORS if isinstance(error, types))
-        # Of an answer only the status: the rest is what a stranger sent.
-        said = error.status if isinstance(error, aiohttp.ClientResponseError) else error
-        # Not chained: the client's error holds the request with all that signs it, and a proxy's password.
-        raise kind(f"{address}: {what} ({type(error).__name__}: {said})") from None
+def _content_length(headers: Mapping[str, str]) -> int | None:
+    length = headers.get("Content-Length", "")
+    return int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from stoker.errors import ConfigError
 from stoker.store.network import check_endpoint
@@ -19,16 +20,21 @@ class HttpOptions:
         max_connections: open connections at once; a request beyond them waits for one.
         connect_timeout_seconds: for one TCP and TLS handshake.
         read_timeout_seconds: without a single byte arriving; a whole attempt's deadline is its caller's.
-        receive_buffer_bytes: what may arrive ahead of the copy into the caller's memory, per connection.
+        transport: of reads. ``"direct"`` receives straight into the caller's memory; ``"aiohttp"`` copies, and carries
+            reads in any case where the environment names a proxy for the endpoint.
+        receive_buffer_bytes: what may arrive ahead of the copy into the caller's memory, per connection of aiohttp.
     """
 
     max_connections: int = 64
     connect_timeout_seconds: float = 10.0
     read_timeout_seconds: float = 60.0
+    transport: Literal["direct", "aiohttp"] = "direct"
     receive_buffer_bytes: int = 256 << 10
 
     def __post_init__(self) -> None:
-        for name in HttpOptions.__slots__:
+        if self.transport not in ("direct", "aiohttp"):
+            raise ConfigError(f"transport is 'direct' or 'aiohttp', not {self.transport!r}")
+        for name in ("max_connections", "connect_timeout_seconds", "read_timeout_seconds", "receive_buffer_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be greater than zero, not {getattr(self, name)!r}")
 

@@ -35,7 +35,8 @@ from stoker.errors import (
     WrongRegionError,
 )
 from stoker.store.failures import Failure, Rule, error_of
-from stoker.store.http import Reply, ask, read_into, translated
+from stoker.store.http import Destination, Reply
+from stoker.store.http_session import translated
 from stoker.store.location import Location, check_conditions, check_empty_range, check_range
 from stoker.store.options import S3Options
 from stoker.store.per_loop import PerLoop
@@ -204,9 +205,9 @@ class S3Store:
         async def once(signer: ReadOnlyCredentials | None) -> Reply:
             call = access.call(method, full_key, headers, signer, address)
             if into is None:
-                reply = await ask(access.http, call)
+                reply = await access.reader.ask(call)
             else:
-                reply = await read_into(access.http, call, into, start=start, end=start + into.nbytes)
+                reply = await access.reader.read_into(call, Destination(into, start, start + into.nbytes))
             if reply.refused:
                 raise error_of(_failure(address, reply), _BY_CODE)
             return reply

@@ -28,7 +28,8 @@ from botocore.loaders import Loader, create_loader
 from botocore.utils import check_dns_name
 
 from stoker.errors import ConfigError, CredentialsError
-from stoker.store.http import Call, exchange, open_session, without_secrets
+from stoker.store.http import Call, HttpReader, without_secrets
+from stoker.store.http_session import exchange, open_reader, open_session
 from stoker.store.network import check_endpoint
 from stoker.store.options import S3Options
 
@@ -70,7 +71,8 @@ class S3Access:
         self._client: S3Client | None = None
         self._clients = AsyncExitStack()
         bundle: str | None = self._botocore.get_config_variable("ca_bundle")
-        self.http = open_session(options.http, self._target.base_url, ca_bundle=bundle)
+        self._session = open_session(options.http, self._target.base_url, ca_bundle=bundle)
+        self.reader: HttpReader = open_reader(options.http, self._target.base_url, self._session, ca_bundle=bundle)
 
     async def current(self) -> ReadOnlyCredentials | None:
         """Return credentials, refreshed if they are about to expire; None for anonymous requests.
@@ -128,10 +130,10 @@ class S3Access:
         return Call(method=method, url=url, headers=dict(request.headers.items()), address=address)
 
     async def _send(self, request: AWSPreparedRequest, **_: object) -> AioAWSResponse:
-        """Send a request of the control plane over the connections of the bulk reads.
+        """Send a request of the control plane over our own session.
 
-        So one proxy, one set of certificates and one limit on connections hold for both; and no redirect is followed,
-        while aiobotocore's own way follows them, to a machine's metadata service if it is told to.
+        So the proxy and the certificates are those of the bulk reads; and no redirect is followed, while aiobotocore's
+        own way follows them, to a machine's metadata service if it is told to.
         """
         headers = {name: value if isinstance(value, str) else value.decode() for name, value in request.headers.items()}
         chunked = headers.pop("Transfer-Encoding", "") == "chunked"
@@ -143,15 +145,16 @@ class S3Access:
             data=request.body,
             chunked=chunked,
         )
-        reply = await exchange(self.http, call)
+        reply = await exchange(self._session, call)
         body = without_secrets(reply.body, headers)  # S3 reports some errors with status 200
         answered = {name.lower(): value for name, value in reply.headers.items()}
         return AioAWSResponse(request.url, reply.status, answered, _Body(body))  # type: ignore[arg-type]  # as aiobotocore's own
 
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
+        await self.reader.close()
         await self._clients.aclose()
-        await self.http.close()
+        await self._session.close()
 
 
 @dataclass(frozen=True, slots=True)

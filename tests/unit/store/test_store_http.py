@@ -1,12 +1,17 @@
+"""What every transport of reads makes of an answer, good or bad: one suite for all of them."""
+
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
 
 from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, TruncatedError
-from stoker.store.http import Call, Reply, ask, open_session, read_into
+from stoker.store.http import Call, Destination, HttpReader, Reply
+from stoker.store.http_session import open_reader, open_session
 from stoker.store.options import HttpOptions
 
 BODY = b"0123456789"
@@ -36,50 +41,68 @@ def serve(answer: bytes, use: Callable[[str], Awaitable[None]]) -> bytes:
     return asked[0]
 
 
-def read(answer: bytes, start: int = 2, end: int = 7) -> tuple[Reply, bytes, bytes]:
+Transport = Literal["direct", "aiohttp"]
+TRANSPORTS: list[Transport] = ["direct", "aiohttp"]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> Transport:
+    carrier: Transport = request.param
+    return carrier
+
+
+@asynccontextmanager
+async def reader_of(url: str, transport: Transport) -> AsyncIterator[HttpReader]:
+    options = HttpOptions(transport=transport)
+    async with open_session(options, url) as session:
+        reader = open_reader(options, url, session)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+
+
+def read(transport: Transport, answer: bytes, start: int = 2, end: int = 7) -> tuple[Reply, bytes, bytes]:
     """Return the reply, the caller's memory and the request of a read of ``[start, end)``."""
     into = bytearray(end - start)
     replies: list[Reply] = []
 
     async def use(url: str) -> None:
-        session = open_session(HttpOptions(), url)
-        try:
+        async with reader_of(url, transport) as reader:
             call = Call(method="GET", url=url, headers={}, address="s3://b/k")
-            replies.append(await read_into(session, call, memoryview(into), start=start, end=end))
-        finally:
-            await session.close()
+            replies.append(await reader.read_into(call, Destination(memoryview(into), start, end)))
 
     asked = serve(answer, use)
     return replies[0], bytes(into), asked
 
 
-def test_a_range_arrives_in_the_callers_memory_with_the_objects_size() -> None:
-    reply, into, _ = read(head("Content-Range: bytes 2-6/10", "Content-Length: 5", "ETag: x") + BODY[2:7])
+def test_a_range_arrives_in_the_callers_memory_with_the_objects_size(transport: Transport) -> None:
+    reply, into, _ = read(transport, head("Content-Range: bytes 2-6/10", "Content-Length: 5", "ETag: x") + BODY[2:7])
     assert into == BODY[2:7]
     assert reply.size_bytes == 10
     assert reply.headers["ETag"] == "x"
     assert not reply.refused
 
 
-def test_a_chunked_range_arrives_as_well() -> None:
+def test_a_chunked_range_arrives_as_well(transport: Transport) -> None:
     chunks = b"2\r\n23\r\n3\r\n456\r\n0\r\n\r\n"
-    _, into, _ = read(head("Content-Range: bytes 2-6/10", "Transfer-Encoding: chunked") + chunks)
+    _, into, _ = read(transport, head("Content-Range: bytes 2-6/10", "Transfer-Encoding: chunked") + chunks)
     assert into == BODY[2:7]
 
 
-def test_the_url_goes_out_as_it_was_signed_and_asks_for_no_compression() -> None:
-    _, _, asked = read(head("Content-Range: bytes 2-6/10", "Content-Length: 5") + BODY[2:7])
+def test_the_url_goes_out_as_it_was_signed_and_asks_for_no_compression(transport: Transport) -> None:
+    _, _, asked = read(transport, head("Content-Range: bytes 2-6/10", "Content-Length: 5") + BODY[2:7])
     assert asked.startswith(b"GET /b/a%2Fb%20c+%C3%BC?x=%2F HTTP/1.1\r\n")
     assert b"accept-encoding: identity\r\n" in asked.lower()
 
 
-def test_a_compressed_object_is_not_unpacked() -> None:
+def test_a_compressed_object_is_not_unpacked(transport: Transport) -> None:
     lines = ("Content-Range: bytes 2-6/10", "Content-Length: 5", "Content-Encoding: gzip")
-    assert read(head(*lines) + BODY[2:7])[1] == BODY[2:7]
+    assert read(transport, head(*lines) + BODY[2:7])[1] == BODY[2:7]
 
 
-def test_the_whole_object_may_come_without_a_range() -> None:
-    reply, into, _ = read(head("Content-Length: 10", status="200 OK") + BODY, 0, 10)
+def test_the_whole_object_may_come_without_a_range(transport: Transport) -> None:
+    reply, into, _ = read(transport, head("Content-Length: 10", status="200 OK") + BODY, 0, 10)
     assert (into, reply.size_bytes) == (BODY, 10)
 
 
@@ -95,9 +118,9 @@ def test_the_whole_object_may_come_without_a_range() -> None:
     ],
     ids=["hangs-up", "short-length", "long-length", "short-unsized", "long-unsized", "object-too-short"],
 )
-def test_a_body_of_another_length_than_asked_for_is_truncated(answer: bytes) -> None:
+def test_a_body_of_another_length_than_asked_for_is_truncated(transport: Transport, answer: bytes) -> None:
     with pytest.raises(TruncatedError, match="s3://b/k"):
-        read(answer)
+        read(transport, answer)
 
 
 @pytest.mark.parametrize(
@@ -112,37 +135,34 @@ def test_a_body_of_another_length_than_asked_for_is_truncated(answer: bytes) -> 
     ],
     ids=["ignores", "pretends", "silent", "another", "longer", "nonsense"],
 )
-def test_an_answer_about_another_range_is_refused(answer: bytes) -> None:
+def test_an_answer_about_another_range_is_refused(transport: Transport, answer: bytes) -> None:
     with pytest.raises(StoreError, match=r"[rR]ange") as caught:
-        read(answer)
+        read(transport, answer)
     assert not isinstance(caught.value, TruncatedError)
 
 
 @pytest.mark.parametrize(("answer", "kind"), [(b"", ConnectionLostError), (b"SSH-2.0-OpenSSH\r\n\r\n", ServerError)])
-def test_what_is_no_http_is_a_transient_error(answer: bytes, kind: type[StoreError]) -> None:
+def test_what_is_no_http_is_a_transient_error(transport: Transport, answer: bytes, kind: type[StoreError]) -> None:
     with pytest.raises(kind):
-        read(answer)
+        read(transport, answer)
 
 
-def test_a_redirect_is_returned_not_followed() -> None:
+def test_a_redirect_is_returned_not_followed(transport: Transport) -> None:
     moved = head("Location: http://127.0.0.1:1/elsewhere", "Content-Length: 3", status="301 Moved") + b"why"
-    reply, into, _ = read(moved)
+    reply, into, _ = read(transport, moved)
     assert (reply.refused, reply.status, reply.body) == (True, 301, b"why")
     assert into == bytes(5)
 
 
-def test_an_error_document_is_cut_at_64_kib() -> None:
-    reply, _, _ = read(head(f"Content-Length: {1 << 20}", status="500 No") + b"e" * (1 << 20))
+def test_an_error_document_is_cut_at_64_kib(transport: Transport) -> None:
+    reply, _, _ = read(transport, head(f"Content-Length: {1 << 20}", status="500 No") + b"e" * (1 << 20))
     assert reply.body == b"e" * (64 << 10)
 
 
-def test_an_invalid_url_is_a_configuration_error() -> None:
+def test_an_invalid_url_is_a_configuration_error(transport: Transport) -> None:
     async def main() -> None:
-        session = open_session(HttpOptions(), "http:///nohost")
-        try:
-            with pytest.raises(ConfigError):
-                await ask(session, Call(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))
-        finally:
-            await session.close()
+        with pytest.raises(ConfigError):
+            async with reader_of("http:///nohost", transport) as reader:
+                await reader.ask(Call(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))
 
     asyncio.run(main())

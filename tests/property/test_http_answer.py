@@ -1,0 +1,134 @@
+"""An answer is the same however the network cuts it, and whatever arrives stays within the caller's memory."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import StokerError
+from stoker.store.http import Call, Destination, Reply
+from stoker.store.http_answer import Answer
+
+BODY = bytes(range(200))
+CALL = Call(method="GET", url="http://host/b/k", headers={}, address="s3://b/k")
+GUARD = b"\xa5" * 64
+
+
+def head(*lines: str, status: str = "206 Partial Content") -> bytes:
+    return "\r\n".join((f"HTTP/1.1 {status}", *lines, "", "")).encode()
+
+
+def chunked(data: bytes, sizes: list[int]) -> bytes:
+    parts, done = [], 0
+    for size in [*sizes, len(data)]:
+        piece = data[done : done + size]
+        if piece:
+            parts.append(b"%x\r\n%s\r\n" % (len(piece), piece))
+        done += len(piece)
+    return b"".join([*parts, b"0\r\n\r\n"])
+
+
+RANGE = "Content-Range: bytes 20-119/200"
+ANSWERS = {
+    "sized": head(RANGE, "Content-Length: 100", "ETag: x") + BODY[20:120],
+    "chunked": head(RANGE, "Transfer-Encoding: chunked", "ETag: x") + chunked(BODY[20:120], [1, 7, 50]),
+    "continued": b"HTTP/1.1 100 Continue\r\n\r\n" + head(RANGE, "Content-Length: 100", "ETag: x") + BODY[20:120],
+    "refused": head("Content-Length: 5", "ETag: x", status="503 No") + b"later",
+    "refused-chunked": head("Transfer-Encoding: chunked", "ETag: x", status="403 No") + chunked(b"never", [2]),
+}
+UNSIZED = head(RANGE, "ETag: x") + BODY[20:120]
+
+
+def play(data: bytes, cuts: list[int], *, hangs_up: bool = False) -> tuple[Reply | None, bytes, bool]:
+    """Deliver ``data`` in the pieces that ``cuts`` make; return the reply, what was received, and if it is the last."""
+    memory = bytearray(GUARD + bytes(100) + GUARD)
+    answer = Answer(CALL, Destination(memoryview(memory)[64:164], 20, 120))
+    scratch = memoryview(bytearray(32))
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    try:
+        for start, end in pairwise(places):
+            while start < end and answer.reply is None:
+                buffer = answer.buffer(scratch)
+                assert len(buffer) > 0
+                count = min(len(buffer), end - start)
+                buffer[:count] = data[start : start + count]
+                start += count
+                assert answer.received(count, scratch) == (answer.reply is not None)
+        if hangs_up and answer.reply is None:
+            assert answer.ended() == (answer.reply is not None)
+    finally:
+        assert memory[:64] == memory[164:] == GUARD
+    return answer.reply, bytes(memory[64:164]), answer.is_last
+
+
+@given(name=st.sampled_from(list(ANSWERS)), cuts=st.lists(st.integers(0, 400), max_size=30))
+def test_however_it_is_cut_an_answer_is_the_same(name: str, cuts: list[int]) -> None:
+    reply, received, is_last = play(ANSWERS[name], cuts)
+    assert reply is not None
+    assert reply.headers["etag"] == "x"
+    assert not is_last
+    if reply.refused:
+        assert reply.body in (b"later", b"never")
+        assert received == bytes(100)
+    else:
+        assert (reply.size_bytes, received) == (200, BODY[20:120])
+
+
+@given(cuts=st.lists(st.integers(0, 400), max_size=30))
+def test_a_body_of_unknown_length_is_whole_when_the_connection_ends(cuts: list[int]) -> None:
+    reply, received, is_last = play(UNSIZED, cuts, hangs_up=True)
+    assert reply is not None
+    assert (received, is_last) == (BODY[20:120], True)
+
+
+@given(
+    name=st.sampled_from([*ANSWERS, "unsized"]),
+    edits=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=12)), min_size=1, max_size=4),
+    length=st.integers(0, 400),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+)
+def test_a_mangled_answer_is_an_answer_or_a_typed_error(
+    name: str, edits: list[tuple[int, bytes]], length: int, cuts: list[int]
+) -> None:
+    data = bytearray(ANSWERS.get(name, UNSIZED))
+    for place, piece in edits:
+        data[place : place + len(piece)] = piece
+    with suppress(StokerError):
+        play(bytes(data[:length]), cuts, hangs_up=True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_last"),
+    [((), False), (("Connection: close",), True), (("Connection: keep-alive",), False)],
+    ids=["silent", "close", "keep-alive"],
+)
+def test_a_connection_is_kept_unless_the_server_says_otherwise(lines: tuple[str, ...], is_last: bool) -> None:
+    assert play(head(RANGE, "Content-Length: 100", *lines) + BODY[20:120], [])[2] is is_last
+
+
+def test_an_old_protocol_keeps_no_connection() -> None:
+    answer = head(RANGE, "Content-Length: 100").replace(b"HTTP/1.1", b"HTTP/1.0") + BODY[20:120]
+    assert play(answer, [])[2]
+
+
+def test_what_is_sent_asks_the_host_by_name_and_for_no_compression() -> None:
+    call = Call(
+        method="HEAD", url="https://b.host:9000/a%2Fb?x=%2F", headers={"Range": "bytes=0-1"}, address="s3://b/k"
+    )
+    assert Answer(call).request == (
+        b"HEAD /a%2Fb?x=%2F HTTP/1.1\r\nHost: b.host:9000\r\nRange: bytes=0-1\r\nAccept-Encoding: identity\r\n\r\n"
+    )
+
+
+def test_an_answer_to_head_has_the_objects_size_and_no_body() -> None:
+    call = Call(method="HEAD", url="http://host/k", headers={}, address="s3://b/k")
+    answer, scratch = Answer(call), memoryview(bytearray(1 << 10))
+    data = head("Content-Length: 12345", status="200 OK")
+    scratch[: len(data)] = data
+    assert answer.received(len(data), scratch)
+    assert answer.reply is not None
+    assert (answer.reply.size_bytes, answer.reply.body, answer.is_last) == (12345, b"", False)
