@@ -26,7 +26,7 @@ from stoker.checksum import crc32c
 from stoker.dtypes import DTYPES, DType
 from stoker.errors import ChecksumError, FormatError, SchemaError
 from stoker.schema import Schema
-from stoker.supersample import FORMAT, Packed
+from stoker.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
 from stoker.tier import ObjectRef
 
 __all__ = ["POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "version_key"]
@@ -118,11 +118,17 @@ class Rows:
 
 
 def _compact(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
+    if not all(map(str.isprintable, tags)):
+        raise FormatError("the store gave an object a tag that is not printable text, which no request can carry")
     if all(_HEX_TAG.fullmatch(tag) for tag in tags):
         return np.frombuffer(bytes.fromhex("".join(tags)), np.uint8).reshape(len(tags), 16)
-    if all(tag.isdecimal() and tag == str(int(tag)) and int(tag) < 1 << 63 for tag in tags):
+    if all(map(_is_generation, tags)):
         return np.array([int(tag) for tag in tags], "<i8")
     return tuple(tags)
+
+
+def _is_generation(tag: str) -> bool:
+    return len(tag) < 20 and tag.isdecimal() and tag == str(int(tag)) and int(tag) < 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -269,6 +275,9 @@ class Manifest:
             raise FormatError("the manifest has no super-sample")
         if sum(run.rows for run in manifest.runs) != len(manifest):
             raise FormatError("the manifest's runs do not account for its rows")
+        ordered = sorted((run.run, run.first_number, run.rows) for run in manifest.runs if run.rows)
+        if any(a == b and first + rows > second for (a, first, rows), (b, second, _) in pairwise(ordered)):
+            raise FormatError("the manifest has an object twice")
         # A value has 4 bytes of checksum in the head, so no row can claim more samples than its object has room for.
         if (manifest.rows.samples * (4.0 * len(manifest.schema)) > manifest.rows.head_bytes).any():
             raise FormatError("the manifest has a super-sample with more samples than its head can describe")
@@ -299,6 +308,8 @@ def _parsed_rows(arrays: Mapping[str, NDArray[Any]]) -> Rows:
     count = columns["samples"].size
     if any(array.dtype != np.dtype("<u4") or array.shape != (count,) for array in columns.values()):
         raise FormatError("the manifest's columns are not uint32 of one length")
+    if (columns["size_bytes"] > MAX_OBJECT_BYTES).any():
+        raise FormatError(f"the manifest has an object larger than any super-sample ({MAX_OBJECT_BYTES} bytes)")
     if (columns["head_bytes"] > columns["size_bytes"]).any() or not columns["samples"].all():
         raise FormatError("the manifest has a super-sample without samples, or with a head larger than itself")
     tags = arrays["tag"]
@@ -318,9 +329,12 @@ def _parsed_text_tags(tags: NDArray[Any], offsets: NDArray[Any], count: int) -> 
         raise FormatError("the offsets of the manifest's tags do not rise to their end")
     text = tags.tobytes()
     try:
-        return tuple(str(text[start:end], "utf-8") for start, end in pairwise(ends))
+        found = tuple(str(text[start:end], "utf-8") for start, end in pairwise(ends))
     except UnicodeDecodeError:
         raise FormatError("the manifest has a tag that is not UTF-8") from None
+    if not all(map(str.isprintable, found)):  # they are sent as headers
+        raise FormatError("the manifest has a tag that is not printable")
+    return found
 
 
 def _parsed_runs(arrays: Mapping[str, NDArray[Any]]) -> tuple[PackRun, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.dtypes import DType, dtype_of
+from stoker.dtypes import DTYPES, DType, dtype_of
 from stoker.errors import ConfigError, FormatError, SchemaError
 
 __all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]
@@ -24,7 +24,12 @@ __all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_COLUMNS = 1024
 MAX_DIMENSIONS = 31  # with that of the samples, what numpy 1 can hold
-MAX_ROW_BYTES = 1 << 31
+MAX_ROW_BYTES = (1 << 31) - 1  # the largest element that numpy can copy as one
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of a value that may come from anywhere, for a message."""
+    return ascii(value)[:200]
 
 
 class Column:
@@ -67,14 +72,22 @@ class Column:
         raise NotImplementedError
 
 
-def _checked_shape(shape: object) -> tuple[int, ...]:
+def _checked_shape(shape: object, dtype: DType) -> tuple[int, ...]:
     if isinstance(shape, int) and not isinstance(shape, bool):
         shape = (shape,)
     if not isinstance(shape, tuple | list) or not all(type(n) is int and n > 0 for n in shape):
-        raise SchemaError(f"shape {shape!r} is not a tuple of positive integers")
-    if len(shape) > MAX_DIMENSIONS or math.prod(shape) > MAX_ROW_BYTES:
-        raise SchemaError(f"shape {shape!r} is too large for a sample")
+        raise SchemaError(f"shape {_shown(shape)} is not a tuple of positive integers")
+    if len(shape) > MAX_DIMENSIONS or math.prod(shape) * dtype.size_bytes > MAX_ROW_BYTES:
+        raise SchemaError(f"shape {_shown(shape)} is too large for a sample")
     return tuple(shape)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return False
+    return True
 
 
 def _as_holder(value: object, dtype: DType) -> np.ndarray[Any, Any]:
@@ -147,9 +160,9 @@ class Array(Column):
         self, dtype: object, shape: tuple[int, ...] | int = (), *, classes: tuple[str, ...] | None = None
     ) -> None:
         object.__setattr__(self, "dtype", dtype_of(dtype))
-        object.__setattr__(self, "shape", _checked_shape(shape))
-        if classes is not None and not all(isinstance(name, str) for name in classes):
-            raise SchemaError(f"classes must be strings, not {classes!r}")
+        object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
+        if classes is not None and not all(isinstance(name, str) and _is_unicode(name) for name in classes):
+            raise SchemaError(f"classes must be strings of valid Unicode, not {_shown(classes)}")
         object.__setattr__(self, "classes", None if classes is None else tuple(classes))
 
     def encode(self, value: object) -> bytes:
@@ -186,7 +199,7 @@ class Ragged(Column):
 
     def __init__(self, dtype: object, shape: tuple[int, ...] | int = ()) -> None:
         object.__setattr__(self, "dtype", dtype_of(dtype))
-        object.__setattr__(self, "shape", _checked_shape(shape))
+        object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
 
     def encode(self, value: object) -> bytes:
         """Return the value's bytes in C order."""
@@ -285,7 +298,7 @@ class Schema(Mapping[str, Column]):
         for name, column in columns.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("__"):
                 raise SchemaError(
-                    f"column name {name!r} is not allowed: letters, digits and _, not first a digit or __"
+                    f"column name {_shown(name)} is not allowed: letters, digits and _, not first a digit or __"
                 )
             if not isinstance(column, Column):
                 raise SchemaError(
@@ -381,22 +394,25 @@ class Schema(Mapping[str, Column]):
         for item in items:
             name = item.pop("name", None)
             if not isinstance(name, str) or name in columns:
-                raise SchemaError(f"the schema has a bad or repeated column name {name!r}")
+                raise SchemaError(f"the schema has a bad or repeated column name {_shown(name)}")
             columns[name] = _column_from_json(item)
-        return cls(columns)
+        schema = cls(columns)
+        if schema.to_json() != text:  # repeated keys too: another reader might believe the first
+            raise SchemaError("the schema is not spelled as the format says")
+        return schema
 
 
 def _column_from_json(item: dict[str, Any]) -> Column:
     kind = item.pop("kind", None)
     makers: dict[str, type[Any]] = {"array": Array, "ragged": Ragged, "bytes": Bytes, "text": Text}
     if not isinstance(kind, str) or kind not in makers:
-        raise SchemaError(f"the schema has a column of unknown kind {kind!r}")
-    if "dtype" in item and not isinstance(item["dtype"], str):
-        raise SchemaError(f"the schema has a bad dtype {item['dtype']!r}")
+        raise SchemaError(f"the schema has a column of unknown kind {_shown(kind)}")
+    if "dtype" in item and (not isinstance(item["dtype"], str) or item["dtype"] not in DTYPES):
+        raise SchemaError(f"the schema has an unknown dtype {_shown(item['dtype'])}")
     if not isinstance(item.get("classes", []), list):
-        raise SchemaError(f"the schema has bad classes {item['classes']!r}")
+        raise SchemaError(f"the schema has bad classes {_shown(item['classes'])}")
     try:
         column: Column = makers[kind](**item)
     except TypeError:
-        raise SchemaError(f"the schema has a bad {kind} column {item!r}") from None
+        raise SchemaError(f"the schema has a bad {kind} column {_shown(item)}") from None
     return column

@@ -34,6 +34,7 @@ __all__ = ["FORMAT", "Head", "Origin", "Packed", "SuperSample", "SuperSampleBuil
 FORMAT = "1"
 SMALL_ROW_BYTES = 64
 MAX_SUPER_SAMPLE_BYTES = 32 << 20
+MAX_OBJECT_BYTES = MAX_SUPER_SAMPLE_BYTES + tensorfile.MAX_HEADER_BYTES + tensorfile.PREFIX_BYTES
 CHECKSUMS = "__crc32c__"
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _ORDINAL = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -238,6 +239,8 @@ class Head:
         Raises:
             FormatError: the bytes are not the head of a super-sample of that size.
         """
+        if size_bytes > MAX_OBJECT_BYTES:
+            raise FormatError(f"an object of {size_bytes} bytes is larger than any super-sample ({MAX_OBJECT_BYTES})")
         header = tensorfile.parse_header(data, size_bytes)
         schema, origin, data_crc32c = _metadata(header.metadata)
         named = {tensor.name: tensor for tensor in header.tensors}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from stoker import tensorfile
 from stoker.dtypes import DTYPES, DType
 from stoker.errors import ChecksumError, FormatError
 from stoker.manifest import Manifest, PackRun, Rows, _checksum, object_key, version_key
-from stoker.supersample import Packed
+from stoker.supersample import MAX_OBJECT_BYTES, Packed
 from stoker.tier import ObjectRef
 from support.supersamples import EVERY_KIND, RUN, manifest_of
 
@@ -182,6 +183,7 @@ LIES: list[tuple[Callable[[Entries], object], str]] = [
     (put("samples", [3, 2**32 - 1]), "more samples than its head can describe"),
     (put("samples", [3, 34]), "more samples than its head can describe"),
     (put("head_bytes", [900, 2**32 - 1]), "head larger than itself"),
+    (put("size_bytes", [4000, MAX_OBJECT_BYTES + 1]), "larger than any super-sample"),
     (put("tag", [1, 2], "uint16"), "text tags have the wrong"),
     (put("tag", [[1], [2]], "uint8"), "text tags have the wrong"),
     (put("tag", [255], "uint8"), "do not rise"),
@@ -211,6 +213,42 @@ def test_text_tags_with_bytes_before_the_first_are_a_format_error() -> None:
 
     with pytest.raises(FormatError, match="do not rise"):
         Manifest.from_bytes(forged(manifest_of([""] * 2), change))
+
+
+@pytest.mark.parametrize("tag", ["a\r\nHost: other", "\0", "\x1b[2J", "\x85"])
+def test_a_tag_that_no_header_can_carry_is_a_format_error(tag: str) -> None:
+    content = tag.encode()
+
+    def change(entries: Entries) -> None:
+        put("tag", list(content), "uint8")(entries)
+        put("tag.offsets", [0, 0, len(content)], "int64")(entries)
+
+    with pytest.raises(FormatError, match="not printable"):
+        Manifest.from_bytes(forged(manifest_of([""] * 2), change))
+    with pytest.raises(FormatError, match="not printable"):
+        manifest_of([tag])
+
+
+def test_a_tag_of_half_a_surrogate_pair_is_refused_before_it_is_written() -> None:
+    with pytest.raises(FormatError, match="not printable"):
+        manifest_of(["\udcff"])
+
+
+def test_a_generation_of_more_digits_than_python_reads_is_kept_as_text() -> None:
+    tags = ["9" * 5000, "1" * 19, "1" * 20]
+    manifest = Manifest.from_bytes(manifest_of(tags).to_bytes())
+    assert [manifest.rows.tag(row) for row in range(3)] == tags
+    assert manifest.rows.followed_by(manifest.rows).tag(3) == tags[0]
+
+
+@pytest.mark.parametrize(("numbers", "rows"), [([0, 0], [1, 1]), ([5, 4], [1, 2]), ([0, 1], [2, 1])])
+def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], rows: list[int]) -> None:
+    tags = [""] * sum(rows)
+    runs = tuple(PackRun(RUN, first, count) for first, count in zip(numbers, rows, strict=True))
+    with pytest.raises(FormatError, match="object twice"):
+        Manifest.from_bytes(replace(manifest_of(tags), runs=runs).to_bytes())
+    apart = (runs[0], replace(runs[1], run="f" * 16))
+    assert len(Manifest.from_bytes(replace(manifest_of(tags), runs=apart).to_bytes())) == len(tags)
 
 
 def test_text_tags_that_are_not_utf8_are_a_format_error() -> None:

@@ -165,6 +165,20 @@ def test_a_shape_may_be_one_number() -> None:
     assert Array("uint8", 3) == Array("uint8", (3,))
 
 
+def test_a_value_larger_than_numpy_can_copy_is_refused() -> None:
+    assert Array("uint8", (1 << 31) - 1).element_bytes == (1 << 31) - 1
+    for dtype, count in (("uint8", 1 << 31), ("int16", 1 << 30), ("float64", 1 << 28)):
+        with pytest.raises(SchemaError, match="too large"):
+            Array(dtype, count)
+        with pytest.raises(SchemaError, match="too large"):
+            Ragged(dtype, count)
+
+
+def test_classes_must_be_unicode_that_can_be_written() -> None:
+    with pytest.raises(SchemaError, match="valid Unicode"):
+        Array("int64", classes=("cat", "\ud800"))
+
+
 def test_classes_must_be_text() -> None:
     with pytest.raises(SchemaError, match="classes must be strings"):
         Array("int64", classes=(1, 2))  # type: ignore[arg-type]
@@ -265,10 +279,19 @@ NOT_A_SCHEMA = [
     json.dumps([COLUMN, COLUMN]),
     json.dumps([{"name": "x", "kind": "array"}]),
     json.dumps([{"name": f"c{i}", "kind": "text"} for i in range(MAX_COLUMNS + 1)]),
+    '[{"name":"x","name":"x","kind":"text"}]',
+    '[{"name":"x","kind":"bytes","kind":"text"}]',
+    '[{"name": "x","kind":"text"}]',
+    '[{"kind":"text","name":"x"}]',
+    '[{"name":"x","kind":"array","dtype":"int64","shape":3}]',
+    '[{"name":"x","kind":"array","dtype":"torch.int64","shape":[]}]',
+    '[{"name":"x","kind":"array","dtype":"int64","shape":[],"classes":["\\ud800"]}]',
+    '[{"name":"x","kind":"array","dtype":"int64","shape":[],"classes":["é"]}]',
 ]
 
 
 @pytest.mark.parametrize("text", NOT_A_SCHEMA, ids=lambda text: text[:80])
 def test_json_that_is_no_schema_is_a_schema_error(text: str) -> None:
-    with pytest.raises(SchemaError):
+    with pytest.raises(SchemaError) as refused:
         Schema.from_json(text)
+    assert len(str(refused.value)) < 500

@@ -15,7 +15,7 @@ from stoker.checksum import crc32c
 from stoker.dtypes import DTYPES
 from stoker.errors import ChecksumError, FormatError, SchemaError
 from stoker.schema import Array, Bytes, Ragged, Schema, Text
-from stoker.supersample import Head, Origin, SuperSample, SuperSampleBuilder
+from stoker.supersample import MAX_OBJECT_BYTES, Head, Origin, SuperSample, SuperSampleBuilder
 from support.supersamples import EVERY_KIND, ORIGIN, built, every_dtype, samples_of
 
 SCHEMAS = {"every kind": EVERY_KIND, "every dtype": every_dtype(), "one column": Schema({"x": Array("uint8")})}
@@ -266,3 +266,9 @@ def test_everything_in_the_head_is_aligned(count: int) -> None:
     assert len(views) == 2 * len(DTYPES)
     for name, view in (views | dict(opened.head.offsets) | {"__crc32c__": opened.head.checksums}).items():
         assert view.ctypes.data % view.itemsize == 0, name
+
+
+def test_an_object_larger_than_any_super_sample_is_refused_by_its_size_alone() -> None:
+    data, _ = built(EVERY_KIND, samples_of(EVERY_KIND, 1))
+    with pytest.raises(FormatError, match="larger than any super-sample"):
+        Head.parse(data, MAX_OBJECT_BYTES + 1)
