@@ -1,0 +1,11 @@
+"""All readers that are attacked, by name."""
+
+from __future__ import annotations
+
+from support.fuzzed.files import FILES
+from support.fuzzed.reader import Reader
+from support.fuzzed.texts import TEXTS
+
+__all__ = ["READERS"]
+
+READERS: dict[str, Reader] = FILES | TEXTS
