@@ -103,7 +103,7 @@ class restore:  # noqa: N801  (used as a function, a class so that spawned worke
     def __call__(self, data: bytes) -> np.ndarray | bytes:
         if self.workload in SHAPES:
             dtype, shape = SHAPES[self.workload]
-            return np.frombuffer(data, dtype).reshape(shape)
+            return np.frombuffer(bytearray(data), dtype).reshape(shape)  # writable, as torch wants its arrays
         return decode(data) if self.decoded else data
 
 
