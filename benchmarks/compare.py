@@ -29,7 +29,7 @@ from benchmarks.workloads import RESULTS, WORKLOADS
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 
 CELL_TIMEOUT_SECONDS = 150.0
-QUICK = {"rounds": 1, "scale": 0.1}
+QUICK = {"rounds": 1, "scale": 0.2}
 # What a cell takes on 2 cores at scale 1, for the first estimate; by loader, else by kind.
 USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "limit": 4.0}
 
@@ -153,7 +153,7 @@ def _write(file: TextIO, values: dict[str, Any]) -> None:
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one round at a tenth of the size")
+    parser.add_argument("--quick", action="store_true", help="one round at a fifth of the size")
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="default: all; may be repeated")
     parser.add_argument("--profile", action="append", choices=PROFILES, help="default: all; may be repeated")
     parser.add_argument("--loader", action="append", choices=(*LOADERS, *LIMITS), help="default: all; may be repeated")

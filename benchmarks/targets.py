@@ -1,0 +1,261 @@
+"""What the loader must reach, and what it reached: `python -m benchmarks.targets [RESULTS]` prints a markdown table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.results import Record, Results
+from benchmarks.workloads import RESULTS, WORKLOADS
+
+FIRST_BYTE_SECONDS = 0.020  # median of the shaped bucket
+LEAST_TAIL_GETS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A figure and its bound.
+
+    Attributes:
+        what: is measured.
+        measure: takes the figure from the results; None if they do not have it.
+        least: it should be at least this.
+        most: it should be at most this. With neither, the figure stands there to be compared.
+        shown: how it is printed.
+    """
+
+    what: str
+    measure: Callable[[Results], float | None]
+    least: float | None = None
+    most: float | None = None
+    shown: str = "{:.2f}"
+
+    @property
+    def bound(self) -> str:
+        if self.least is not None:
+            return f"≥ {self.shown.format(self.least)}"
+        return "" if self.most is None else f"≤ {self.shown.format(self.most)}"
+
+    def verdict(self, value: float | None) -> str:
+        """Return whether a figure keeps the bound, in a word."""
+        if value is None:
+            return "not measured"
+        if self.least is None and self.most is None:
+            return ""
+        is_met = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        return "met" if is_met else "**missed**"
+
+
+def _rate(record: Record) -> float:
+    return record.rate
+
+
+def _ours(workload: str, profile: str, kind: str = "steady", mode: str = "raw", loader: str = "ours") -> dict[str, Any]:
+    return {"workload": workload, "profile": profile, "kind": kind, "mode": mode, "loader": loader}
+
+
+def of_limit(results: Results, limit: str, workload: str, profile: str, mode: str = "raw") -> float | None:
+    """Return our steady rate as a multiple of a limit's."""
+    of = _ours(workload, profile, mode=mode)
+    return results.ratio(_rate, of, {**of, "loader": limit, "kind": "limit"})
+
+
+def over_peers(results: Results, workload: str, loader: str, kind: str, peers_kind: str) -> float | None:
+    """Return our rate as a multiple of the best really shuffling peer's, from the unshaped bucket."""
+    of = _ours(workload, "none", kind, loader=loader)
+    peers = results.shuffling_peers(workload)
+    ratios = [results.ratio(_rate, of, {**of, "loader": peer, "kind": peers_kind}) for peer in peers]
+    return min((ratio for ratio in ratios if ratio is not None), default=None)
+
+
+def further_epochs(results: Results, workload: str, profile: str, count: Callable[[Record], float]) -> float | None:
+    """Return what an epoch adds to a count: a steady run less a run of one epoch, by epochs; median over rounds."""
+    cold = {record.cell.round: record for record in results.measured(**_ours(workload, profile, "cold"))}
+    found = [
+        (count(record) - count(cold[record.cell.round])) / (record.cell.epochs - 1)
+        for record in results.measured(**_ours(workload, profile))
+        if record.cell.round in cold
+    ]
+    return median(found) if found else None
+
+
+def cpu_us(results: Results, workload: str, profile: str) -> float | None:
+    """Return the processor time of a sample in steady state, in microseconds."""
+    epoch = further_epochs(results, workload, profile, lambda record: record.cpu_seconds)
+    samples = further_epochs(results, workload, profile, lambda record: record.delivered)
+    return epoch * 1e6 / samples if epoch is not None and samples else None
+
+
+def gets_per_super_sample(results: Results, workload: str, profile: str) -> float | None:
+    """Return the GETs of an epoch in steady state, hedges aside, by super-samples."""
+    epoch = further_epochs(results, workload, profile, lambda record: record.gets - record.hedges)
+    objects = results.median(lambda record: record.result["super_samples"], **_ours(workload, profile))
+    return epoch / objects if epoch is not None and objects else None
+
+
+def amplification(results: Results, workload: str, profile: str) -> float | None:
+    """Return the bytes that an epoch in steady state reads over its payload."""
+    epoch = further_epochs(results, workload, profile, lambda record: record.read_bytes)
+    payload = results.median(lambda record: record.payload_bytes, **_ours(workload, profile))
+    return epoch / payload if epoch is not None and payload else None
+
+
+def tail_ratio(results: Results) -> float | None:
+    """Return the rate where 5% of requests are late, as a multiple of that where none is; over enough GETs only."""
+    gets = results.median(lambda record: record.gets, **_ours("jpegs", "cloud-tail"))
+    if gets is None or gets < LEAST_TAIL_GETS:
+        return None
+    return results.ratio(_rate, _ours("jpegs", "cloud-tail"), _ours("jpegs", "cloud"))
+
+
+def largest(results: Results, figure: Callable[[Record], float]) -> float | None:
+    """Return the largest of a figure in all our runs, whatever workload, network and kind."""
+    return max((figure(record) for record in results.measured(loader="ours")), default=None)
+
+
+def _spare_mb(record: Record) -> float:
+    return float((record.extra_bytes - record.result["budget_bytes"]) / 1e6)
+
+
+def _wrong_samples(record: Record) -> float:
+    return float("inf") if record.mixing is None else record.mixing.missing + record.mixing.duplicated
+
+
+def _uniform_distance(results: Results) -> float | None:
+    distances = [record.mixing.distance for record in results.measured(loader="ours_full") if record.mixing is not None]
+    return max((abs(distance - 1.0) for distance in distances), default=None)
+
+
+def _first_batch_ms(results: Results, workload: str) -> float | None:
+    found = results.median(lambda record: record.first_batch_seconds, **_ours(workload, "cloud", "cold"))
+    return None if found is None else found * 1e3
+
+
+def _stall(results: Results, workload: str) -> float | None:
+    return results.median(lambda record: record.stall, **_ours(workload, "cloud", "stall"))
+
+
+def targets() -> Iterator[Target]:
+    """Yield all targets: the unshaped bucket's, the cloud's, then those of every run."""
+    yield from _unshaped()
+    yield from _cloud()
+    yield Target(
+        what="peak memory beyond the budget and a bare torch import, MB",
+        measure=partial(largest, figure=_spare_mb),
+        most=150,
+        shown="{:.0f}",
+    )
+    yield Target(
+        what="bytes on disk",
+        measure=partial(largest, figure=lambda record: record.disk_bytes),
+        most=0,
+        shown="{:.0f}",
+    )
+    yield Target(
+        what="samples lost or delivered twice",
+        measure=partial(largest, figure=_wrong_samples),
+        most=0,
+        shown="{:.0f}",
+    )
+    for name in WORKLOADS:
+        for profile in ("none", "cloud"):
+            yield Target(
+                what=f"{name}, `{profile}`: GETs an epoch, hedges aside, by super-samples",
+                measure=partial(gets_per_super_sample, workload=name, profile=profile),
+                most=1.0,
+                shown="{:.3f}",
+            )
+            yield Target(
+                what=f"{name}, `{profile}`: bytes read over payload",
+                measure=partial(amplification, workload=name, profile=profile),
+                most=1.02,
+                shown="{:.4f}",
+            )
+    yield Target(
+        what="`full` shuffle: packed neighbours' distance, off a uniform permutation's",
+        measure=_uniform_distance,
+        most=0.02,
+        shown="{:.1%}",
+    )
+
+
+def _unshaped() -> Iterator[Target]:
+    times = "{:.1f}"
+    yield Target(
+        what="images: steady rate, of plain aiohttp's",
+        measure=partial(of_limit, limit="aiohttp", workload="images", profile="none"),
+        least=0.90,
+    )
+    yield Target(
+        what="images: CPU of a sample in steady state, µs",
+        measure=partial(cpu_us, workload="images", profile="none"),
+        most=2.5,
+    )
+    for name, kind, least in (("images", "steady", 15.0), ("images", "cold", 6.0), ("jpegs", "steady", 4.0)):
+        yield Target(
+            what=f"{name}: {kind} rate, times the best really shuffling peer's cold epoch",
+            measure=partial(over_peers, workload=name, loader="ours", kind=kind, peers_kind="cold"),
+            least=least,
+            shown=times,
+        )
+    for name in WORKLOADS:
+        yield Target(
+            what=f"{name}: the same with `full` shuffle, which mixes as they do",
+            measure=partial(over_peers, workload=name, loader="ours_full", kind="steady", peers_kind="cold"),
+            shown=times,
+        )
+        yield Target(
+            what=f"{name}: steady rate, times the best really shuffling peer's later epochs, from its disk",
+            measure=partial(over_peers, workload=name, loader="ours", kind="steady", peers_kind="steady"),
+            shown=times,
+        )
+    yield Target(
+        what="JPEGs decoded: of the bare decoding rate of all cores",
+        measure=partial(of_limit, limit="decode", workload="jpegs", profile="none", mode="decoded"),
+        least=0.90,
+    )
+
+
+def _cloud() -> Iterator[Target]:
+    for name in WORKLOADS:
+        yield Target(
+            what=f"{name}, `cloud`: steady rate, of raw sockets with as many connections",
+            measure=partial(of_limit, limit="sockets", workload=name, profile="cloud"),
+            least=0.95,
+        )
+        yield Target(
+            what=f"{name}, `cloud`: stall with a step of 50 ms",
+            measure=partial(_stall, workload=name),
+            most=0.01,
+            shown="{:.2%}",
+        )
+        yield Target(
+            what=f"{name}, `cloud`: time to first batch, ms",
+            measure=partial(_first_batch_ms, workload=name),
+            most=3e3 * FIRST_BYTE_SECONDS + 40,
+            shown="{:.0f}",
+        )
+    yield Target(
+        what="5% of requests delayed by 2 s: rate, of that without",
+        measure=tail_ratio,
+        least=0.90,
+    )
+
+
+def table(results: Results) -> str:
+    """Return the targets beside what was measured, as a markdown table."""
+    lines = ["| what | target | measured | |", "| --- | ---: | ---: | --- |"]
+    for target in targets():
+        value = target.measure(results)
+        measured = "" if value is None else target.shown.format(value)
+        lines.append(f"| {target.what} | {target.bound} | {measured} | {target.verdict(value)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table(Results.load(Path(sys.argv[1]) if sys.argv[1:] else RESULTS / "full.jsonl")))
