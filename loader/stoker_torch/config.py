@@ -10,13 +10,14 @@ from typing import Any, TypedDict
 import numpy as np
 
 from stoker.errors import ConfigError
+from stoker.feed import FeedConfig
 from stoker.fetch.fetcher import FetchConfig
-from stoker.order import Shuffle
+from stoker.order import OrderConfig, Shuffle
 from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
 from stoker.store.options import StoreOptions
 
-__all__ = ["LoaderConfig", "Settings"]
+__all__ = ["LoaderConfig", "Settings", "SharedSettings"]
 
 _INTEGERS = {
     "batch_size": 1,
@@ -140,6 +141,23 @@ class LoaderConfig:
         if not callable(getattr(self.schedule, "admit", None)):
             raise ConfigError(f"schedule is one of stoker.schedule, such as Continuous(), not {self.schedule!r}")
 
+    def feed_config(self, *, rank: int, world_size: int, lanes: int) -> FeedConfig:
+        """Return what a rank's feed is to deliver and how."""
+        return FeedConfig(
+            order=OrderConfig(seed=self.seed, shuffle=self.shuffle, window=self.window, lanes=lanes),
+            batch_size=self.batch_size,
+            rank=rank,
+            world_size=world_size,
+            drop_last=self.drop_last,
+            evaluation=self.evaluation,
+            limit=self.limit,
+            columns=None if self.columns is None else tuple(self.columns),
+            memory_bytes=self.memory_bytes(),
+            end_epoch=self.epochs,
+            schedule=self.schedule,
+            fetch=self.fetch,
+        )
+
     def memory_bytes(self) -> int:
         """Return the budget of one rank in bytes.
 
@@ -154,10 +172,9 @@ class LoaderConfig:
         return parse_bytes(self.memory.removeprefix("node:")) // int(ranks)
 
 
-class Settings(TypedDict, total=False):
-    """The fields of :class:`LoaderConfig`, for type checkers: what ``Loader(url, **settings)`` takes."""
+class SharedSettings(TypedDict, total=False):
+    """Fields of :class:`LoaderConfig`, for type checkers: what loaders and stream datasets take alike."""
 
-    batch_size: int
     shuffle: Shuffle
     seed: int
     window: int
@@ -178,9 +195,15 @@ class Settings(TypedDict, total=False):
     workers: int | None
     max_bad_samples: int
     with_ids: bool
-    pin_memory: bool
-    reuse_buffers: bool
     schedule: Schedule
     fetch: FetchConfig
     options: StoreOptions | None
     max_dollars_per_epoch: float
+
+
+class Settings(SharedSettings, total=False):
+    """The fields of :class:`LoaderConfig`: what ``Loader(url, **settings)`` takes."""
+
+    batch_size: int
+    pin_memory: bool
+    reuse_buffers: bool

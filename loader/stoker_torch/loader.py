@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
 
-from stoker.catalog import read_manifest
 from stoker.errors import ConfigError, StateError
-from stoker.feed import Batch, Feed, FeedConfig
+from stoker.feed import Batch, Feed
 from stoker.gather import gather_rows
-from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
-from stoker.meter import Meter
-from stoker.order import OrderConfig
 from stoker.prices import Prices
-from stoker.store import open_store
-from stoker.store.metered import MeteredStore
 from stoker_torch.buffers import BufferPool, can_pin_memory
 from stoker_torch.config import LoaderConfig, Settings
 from stoker_torch.iteration import Iteration, IterationParts
 from stoker_torch.plan import LoaderPlan
 from stoker_torch.pool import SamplePool, SampleWork
 from stoker_torch.ranks import compare_ranks, find_rank
-from stoker_torch.state import RunState
+from stoker_torch.state import RunState, SourceState
 from stoker_torch.statistics import LoaderStatistics, LoopTimes, statistics
+from stoker_torch.supply import Supply
 
 __all__ = ["Loader"]
 
@@ -71,20 +65,17 @@ class Loader:
         self._pins_memory = self.config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
         self._pool = self._made_pool()
-        self._thread = LoopThread("stoker-loader")
-        inner = open_store(url, options=self.config.options)
-        self._store = MeteredStore(inner, Meter(inner.url))
-        self._resources = _Resources(self._thread, self._store)
+        self._supply = Supply.open(url, self.config.options)
         try:
-            self._manifest = self._thread.run(read_manifest(self._store, self.config.version))
+            self._manifest = self._supply.read_manifest(self.config.version)
             self._feed = self._made_feed(self._manifest, self._lanes)
             plan = self.plan
             plan.check_dollars(self.config.max_dollars_per_epoch)
         except BaseException:
-            self._resources.close()
+            self._supply.close()
             raise
-        self._resources.feed = self._feed
-        self._finalizer = weakref.finalize(self, self._resources.close)
+        self._supply.feed = self._feed
+        self._supply.arm(self)
         self._place = (0, 0)  # epoch and position; one value, so that a signal's handler never sees half a change
         self._is_fresh = True
         self._batches = self._samples = 0
@@ -123,30 +114,9 @@ class Loader:
         return self._feed.partition.steps_from(self._place[1])
 
     def _made_feed(self, manifest: Manifest, lanes: int) -> Feed:
-        config = self.config
-        unknown = [name for name in config.decode if name not in manifest.schema]
-        if unknown:
-            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
-        return Feed(
-            self._store,
-            manifest,
-            FeedConfig(
-                order=OrderConfig(seed=config.seed, shuffle=config.shuffle, window=config.window, lanes=lanes),
-                batch_size=config.batch_size,
-                rank=self.rank,
-                world_size=self.world_size,
-                drop_last=config.drop_last,
-                evaluation=config.evaluation,
-                limit=config.limit,
-                columns=None if config.columns is None else tuple(config.columns),
-                memory_bytes=config.memory_bytes(),
-                end_epoch=config.epochs,
-                schedule=config.schedule,
-                fetch=config.fetch,
-            ),
-            self._thread,
-            gather_rows if self._buffers is None else self._buffers.gather_rows,
-        )
+        config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
+        rows = gather_rows if self._buffers is None else self._buffers.gather_rows
+        return self._supply.made_feed(manifest, self.config, config, rows)
 
     def _made_pool(self) -> SamplePool | None:
         config = self.config
@@ -197,16 +167,7 @@ class Loader:
         """Have the feed fetch from the loader's place on, unless it does."""
         if self._feed.place != self._place:
             self._feed.start(*self._place)
-            self._arm()
-
-    def _arm(self) -> None:
-        """Have everything closed when the loader is garbage or the interpreter exits.
-
-        To be called after each start of the thread, and in the process that it runs in: what was registered last runs
-        first, and must find the thread running.
-        """
-        self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, self._resources.close)
+            self._supply.arm(self)
 
     def _note(self, batch: Batch, asked: float) -> None:
         """Take note of a batch that is being yielded."""
@@ -231,18 +192,11 @@ class Loader:
     # State.
 
     def _state(self) -> RunState:
-        config = self.config
-        return RunState(
-            epoch=self._place[0],
-            position=self._place[1],
-            dataset=self._manifest.dataset,
-            version=self._manifest.version,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            window=config.window,
-            lanes=self._lanes,
-            limit=config.limit,
+        manifest = self._manifest
+        source = SourceState.of_config(
+            self.config, dataset=manifest.dataset, version=manifest.version, lanes=self._lanes
         )
+        return RunState(epoch=self._place[0], position=self._place[1], **asdict(source))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place behind the batch yielded last, with all that fixes the order: plain values, fit for JSON.
@@ -264,8 +218,8 @@ class Loader:
         loaded.check(self._state(), self.config)
         manifest, feed = self._manifest, self._feed
         if loaded.version != manifest.version:
-            manifest = self._thread.run(read_manifest(self._store, loaded.version))
-            self._arm()
+            manifest = self._supply.read_manifest(loaded.version)
+            self._supply.arm(self)
         if (loaded.version, loaded.lanes) != (self._manifest.version, self._lanes):
             feed = self._made_feed(manifest, loaded.lanes)
         if loaded.position > feed.partition.samples:
@@ -273,7 +227,7 @@ class Loader:
         self._leave()
         if feed is not self._feed:
             self._feed.stop()
-            self._manifest, self._lanes, self._feed, self._resources.feed = manifest, loaded.lanes, feed, feed
+            self._manifest, self._lanes, self._feed, self._supply.feed = manifest, loaded.lanes, feed, feed
         # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
         is_left = replace(feed.config.partition(manifest.samples), rank=0).steps_from(loaded.position)
         self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
@@ -285,7 +239,7 @@ class Loader:
         """Return what was done so far: waits, requests, bytes, retries, hedges, dollars."""
         return statistics(
             self._feed.statistics(),
-            self._store.meter.reading(),
+            self._supply.store.meter.reading(),
             self._prices,
             self._times,
             (self._batches, self._samples),
@@ -295,7 +249,7 @@ class Loader:
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent; iterating again starts anew."""
         self._leave()
-        self._finalizer()
+        self._supply.close()
         if self._pool is not None:
             self._pool.close()
 
@@ -304,24 +258,3 @@ class Loader:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-@dataclass(slots=True)
-class _Resources:
-    """What must be released when a loader goes, however it goes."""
-
-    thread: LoopThread
-    store: MeteredStore
-    feed: Feed | None = None
-
-    def close(self) -> None:
-        if self.thread.is_current:  # the collector runs anywhere, and here nothing could be waited for
-            threading.Thread(target=self.close, name="stoker-close").start()
-            return
-        try:
-            if self.feed is not None:
-                self.feed.stop()
-            if self.thread.is_running:
-                self.thread.run(self.store.close())
-        finally:
-            self.thread.close()

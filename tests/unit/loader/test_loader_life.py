@@ -85,9 +85,9 @@ def test_a_loader_that_is_collected_on_its_own_thread_leaves_no_thread(url: str,
     next(iter(loader))
 
     async def collect() -> None:
-        loader._finalizer()
+        loader._supply.close()
 
-    loader._thread.run(collect())
+    loader._supply.thread.run(collect())
 
 
 def test_a_closed_loader_iterates_again(url: str) -> None:

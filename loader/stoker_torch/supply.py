@@ -1,0 +1,89 @@
+"""What brings a data set to one process: its store, the thread that fetches, and the feed; and how all of it ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.catalog import read_manifest
+from stoker.errors import ConfigError
+from stoker.feed import Feed, FeedConfig
+from stoker.gather import GatherRows, gather_rows
+from stoker.loop_thread import LoopThread
+from stoker.manifest import Manifest
+from stoker.meter import Meter
+from stoker.store import StoreOptions, open_store
+from stoker.store.metered import MeteredStore
+from stoker_torch.config import LoaderConfig
+
+__all__ = ["Supply"]
+
+
+@dataclass(slots=True)
+class Supply:
+    """A data set that is open. Nothing is connected to before the first read.
+
+    Attributes:
+        store: where the data set is; counts what is asked of it.
+        thread: the only one that uses the store.
+        feed: in use, None before there is one.
+    """
+
+    store: MeteredStore
+    thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
+    feed: Feed | None = None
+    _finalizer: weakref.finalize[..., Any] | None = None
+
+    @classmethod
+    def open(cls, url: str | os.PathLike[str], options: StoreOptions | None) -> Supply:
+        """Open the data set at a URL."""
+        store = open_store(url, options=options)
+        return cls(MeteredStore(store, Meter(store.url)))
+
+    def read_manifest(self, version: int | None) -> Manifest:
+        """Return a version of the manifest, by default the newest.
+
+        Raises:
+            NotFoundError: there is no data set, or no such version.
+        """
+        return self.thread.run(read_manifest(self.store, version))
+
+    def made_feed(
+        self, manifest: Manifest, config: LoaderConfig, feed_config: FeedConfig, rows: GatherRows = gather_rows
+    ) -> Feed:
+        """Return a feed that is not in use yet.
+
+        Raises:
+            ConfigError: a column is not in the data set, or it cannot be dealt as is asked.
+            BudgetError: the memory is too small.
+        """
+        unknown = [name for name in config.decode if name not in manifest.schema]
+        if unknown:
+            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
+        return Feed(self.store, manifest, feed_config, self.thread, rows)
+
+    def arm(self, owner: object) -> None:
+        """Have everything closed when its owner is garbage or the interpreter exits.
+
+        To be called after each start of the thread, and in the process that it runs in: what was registered last runs
+        first, and must find the thread running.
+        """
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(owner, self.close)
+
+    def close(self) -> None:
+        """End fetching, the thread and the connections. Idempotent; a feed may start anew."""
+        if self.thread.is_current:  # the collector runs anywhere, and here nothing could be waited for
+            threading.Thread(target=self.close, name="stoker-close").start()
+            return
+        try:
+            if self.feed is not None:
+                self.feed.stop()
+            if self.thread.is_running:
+                self.thread.run(self.store.close())
+        finally:
+            self.thread.close()
