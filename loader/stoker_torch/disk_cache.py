@@ -86,6 +86,7 @@ class DiskCache:
 
         Raises:
             KeyError: it is not in the cache; :class:`DamagedEntryError`, if its file cannot be read or is damaged.
+            SampleError: ``decode`` failed.
         """
         try:
             with (self._folder / str(index)).open("rb", buffering=0) as file:
@@ -96,7 +97,10 @@ class DiskCache:
             raise KeyError(index) from None
         except (OSError, FormatError) as error:
             raise DamagedEntryError(index) from error
-        return sample if self._decode is None else self._decode(sample)
+        try:
+            return sample if self._decode is None else self._decode(sample)
+        except Exception as error:
+            raise SampleError(f"sample {index} cannot be decoded from disk: {error}") from error
 
     def holds(self, index: int, *, renew: bool) -> bool:
         """Return whether a sample is in the cache; with ``renew``, it then becomes the one that came in last.

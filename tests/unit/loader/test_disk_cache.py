@@ -118,6 +118,11 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "a flipped bit": flip,
     "half of it": lambda file: os.truncate(file, file.stat().st_size // 2),
@@ -125,7 +130,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "more": lambda file: file.write_bytes(file.read_bytes() + b"\0"),
     "zeros": lambda file: file.write_bytes(bytes(file.stat().st_size)),
     "another sample's": lambda file: file.write_bytes((file.parent / "1").read_bytes()),
-    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a folder": make_folder,
 }
 
 
@@ -194,6 +199,13 @@ def test_an_encode_that_fails_is_an_error_that_says_so(tmp_path: Path) -> None:
     ):
         cache.put(4, 7)
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_decode_that_fails_is_an_error_and_no_miss(tmp_path: Path) -> None:
+    with DiskCache(tmp_path, 3, encode=dict, decode=lambda stored: stored["no such key"]) as cache:
+        cache.put(0, {"a": 1})
+        with pytest.raises(SampleError, match=r"sample 0 .*no such key"):
+            cache.get(0)
 
 
 @pytest.mark.parametrize(
@@ -320,9 +332,10 @@ def test_counts_of_threads_and_processes_are_added_up_exactly(cache: DiskCache) 
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_count, args=(cache,)) for _ in range(3)]
     threads = [threading.Thread(target=_count, args=(cache,)) for _ in range(3)]
-    for each in (*children, *threads):
+    counting: list[Any] = [*children, *threads]
+    for each in counting:
         each.start()
-    for each in (*children, *threads):
+    for each in counting:
         each.join()
     assert cache.counts.read() == (600, 300, 0, 600)
 
