@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from reprlib import repr as shown
 from typing import Any, Self
 
 from stoker.errors import StateError
@@ -12,7 +13,8 @@ from stoker_torch.config import LoaderConfig
 __all__ = ["RunState", "SourceState", "checked_integer"]
 
 _FORMAT = 1
-_LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1}
+_LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
+_END = 1 << 64  # numbers of the order are counted in words of 64 bits
 
 
 def checked_integer(state: Mapping[str, Any], name: str, least: int = 0) -> int:
@@ -23,8 +25,8 @@ def checked_integer(state: Mapping[str, Any], name: str, least: int = 0) -> int:
         KeyError: there is none of the name.
     """
     number = state[name]
-    if type(number) is not int or number < least:
-        raise StateError(f"the state's {name} {number!r} is not an integer of at least {least}")
+    if type(number) is not int or not least <= number < _END:
+        raise StateError(f"the state's {name} {shown(number)} is not an integer of at least {least}")
     return number
 
 
@@ -73,18 +75,21 @@ class SourceState:
             TypeError: something is of another type.
             ValueError: there is not one source.
         """
-        if state["format"] != _FORMAT:
-            raise StateError(f"state of format {state['format']!r}: this version of stoker reads {_FORMAT}")
+        if type(state["format"]) is not int or state["format"] != _FORMAT:
+            raise StateError(f"state of format {shown(state['format'])}: this version of stoker reads {_FORMAT}")
         (source,) = state["sources"]
-        values = asdict(SourceState(**source))
+        values = _values(SourceState(**source))
         for name, least in _LEAST.items():
-            checked_integer(values, name, least)
+            if name != "limit" or values[name] is not None:
+                checked_integer(values, name, least)
+        for name in ("dataset", "shuffle"):
+            if not isinstance(values[name], str):
+                raise StateError(f"the state's {name} {shown(values[name])} is not text")
         return values
 
     def source_dict(self, **rest: Any) -> dict[str, Any]:
         """Return the state as plain values; ``sources`` has room for more than one data set."""
-        source = {each.name: getattr(self, each.name) for each in fields(SourceState)}
-        return {"format": _FORMAT, **rest, "sources": [source]}
+        return {"format": _FORMAT, **rest, "sources": [_values(self)]}
 
     def check(self, mine: SourceState, config: LoaderConfig) -> None:
         """Check that this state can be loaded where ``config`` holds, and without it ``mine`` would.
@@ -105,6 +110,11 @@ class SourceState:
                     f"the state was taken with {name}={getattr(self, name)}, this loader was given {wanted}; "
                     "leave it out"
                 )
+
+
+def _values(source: SourceState) -> dict[str, Any]:
+    """Return the values as they are; ``asdict`` copies them, however deep."""
+    return {each.name: getattr(source, each.name) for each in fields(SourceState)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,4 +146,4 @@ class RunState(SourceState):
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, StateError):
                 raise
-            raise StateError(f"this is not the state of a Loader: {type(error).__name__}: {error}") from None
+            raise StateError(f"this is not the state of a Loader: {type(error).__name__}: {str(error)[:200]}") from None

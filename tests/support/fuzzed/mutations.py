@@ -102,7 +102,7 @@ def _hostile(rng: random.Random) -> Any:
         return rng.choice(TEXTS)
     return rng.choice(
         [
-            None, True, [], {}, _deep(50), [rng.choice(NUMBERS) for _ in range(rng.randrange(5))],
+            None, True, [], {}, _deep(rng.choice([50, 500])), [rng.choice(NUMBERS) for _ in range(rng.randrange(5))],
             [rng.choice(NUMBERS)] * 70,
             {rng.choice(NAMES): rng.choice(TEXTS)}, TOO_MANY_COLUMNS, "[3]", "{}",
             json.dumps([{"name": "x", "kind": "array", "dtype": "(,f4"}]),

@@ -19,6 +19,8 @@ __all__ = ["Outcome", "Place", "Reader", "places_of"]
 Place = tuple[str, int]
 """A file and the line in it that raises an error."""
 
+MOST_MESSAGE_CHARACTERS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -42,7 +44,6 @@ class Reader:
         seeds: returns valid inputs.
         mutate: makes hostile ones of them.
         errors: what may be raised.
-        most_message_characters: what an error may say.
         kinds: what ``read`` may return; every one of these and of ``errors`` must come up.
         refusing: functions whose every ``raise`` must be reached.
     """
@@ -51,7 +52,6 @@ class Reader:
     seeds: Callable[[], Sequence[bytes]]
     mutate: Mutate
     errors: tuple[type[StokerError], ...]
-    most_message_characters: int = 1000
     kinds: tuple[str, ...] = ("read",)
     refusing: tuple[Callable[..., Any], ...] = ()
 
@@ -61,7 +61,7 @@ class Reader:
             return Outcome(self.read(data))
         except self.errors as error:
             outcome, message = Outcome(type(error).__name__, tuple(places_of(error))), str(error)
-        assert len(message) <= self.most_message_characters
+        assert len(message) <= MOST_MESSAGE_CHARACTERS
         return outcome
 
 

@@ -14,7 +14,7 @@ from stoker.schema import Schema
 from stoker.store import gcs, s3
 from stoker.store.failures import error_of, retry_after_seconds
 from stoker.store.http import Reply
-from stoker_torch.state import RunState
+from stoker_torch.state import RunState, SourceState, checked_integer
 from support.fuzzed.files import SMALL
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader
@@ -48,6 +48,10 @@ def _read_state(data: bytes) -> str:
     assert RunState.from_dict(state.to_dict()) == state
     for name in ("seed", "version", "window", "lanes", "epoch", "position"):
         assert type(getattr(state, name)) is int, f"{name} is {getattr(state, name)!r}"
+        assert 0 <= getattr(state, name) < 1 << 64
+    assert state.limit is None or (type(state.limit) is int and state.limit > 0)
+    assert isinstance(state.dataset, str)
+    assert isinstance(state.shuffle, str)
     return "read"
 
 
@@ -179,8 +183,7 @@ TEXTS = {
         seeds=_states,
         mutate=mutated_json,
         errors=(StateError,),
-        most_message_characters=1 << 20,  # it is shown what it gave
-        refusing=(RunState.from_dict,),
+        refusing=(RunState.from_dict, SourceState.values_of, checked_integer),
     ),
     "refusal of S3": Reader(
         read=_read_s3_refusal, seeds=_s3_refusals, mutate=_mutated_answer, errors=(), kinds=S3_ERRORS
