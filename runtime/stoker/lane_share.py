@@ -154,6 +154,10 @@ class LaneShare:
         lanes = self.own_lanes + (rank - self.rank)
         return int((self._sizes_of(lanes) - self._starts_of(rank)).sum())
 
+    def resumed(self, delivered: Mapping[int, int], repeated: int) -> LaneShare:
+        """Return what is left where so many places of lanes were delivered, and samples repeated."""
+        return replace(self, delivered=delivered, repeated=repeated)
+
     def from_start(self) -> LaneShare:
         """Return the share of an epoch of which nothing was delivered."""
         return replace(self, delivered={}, repeated=0) if self.delivered or self.repeated else self
