@@ -1,4 +1,4 @@
-"""Runs the benchmarks: all of them, or those that are named."""
+"""Runs the benchmarks: all of them, or those that are named; `--quick` compares on a small scale, for a first look."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import sys
 from importlib import import_module
 from subprocess import run
 
-NAMES = ("planning", "virtual_clock", "shuffle_quality", "throughput")
+from benchmarks.workloads import RESULTS
+
+NAMES = ("planning", "virtual_clock", "shuffle_quality", "throughput", "compare", "targets", "plots", "report")
+QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
 
 
 def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
+    if unknown and names != ["--quick"]:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}, or --quick", file=sys.stderr)
         return 2
-    for name in names or NAMES:
+    chosen = QUICK if unknown else tuple((name,) for name in names or NAMES)
+    for name, *arguments in chosen:
         title = (import_module(f"benchmarks.{name}").__doc__ or name).partition("\n")[0]
         print(f"\n## {title}\n", flush=True)
-        run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+        run([sys.executable, "-m", f"benchmarks.{name}", *arguments], check=True)
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -54,16 +55,18 @@ class Program:
             command = (sys.executable, "-m", f"benchmarks.{loader if loader in OURS else 'limits'}")
         else:
             command = (python_of(loader), program(loader))
-        log = _LOGS / f"{loader}-imports.log"
-        for _ in range(2):  # the first time compiles, and reads the disk
-            imports, bare = (
-                run_child(each, environment={}, timeout_seconds=IMPORT_TIMEOUT_SECONDS, log=log)
-                for each in ((*command, "--help"), (command[0], "-c", _TORCH))
-            )
-        for outcome in (imports, bare):
-            if outcome.error:
-                raise RuntimeError(f"{loader} does not start: {outcome.error}; see {log}")
+        imports, bare = _started((*command, "--help")), _started((command[0], "-c", _TORCH))
         return cls(command=command, cpu_seconds=imports.cpu_seconds, torch_bytes=bare.peak_bytes)
+
+
+@cache
+def _started(command: tuple[str | Path, ...]) -> Outcome:
+    """Run a program that ends by itself, twice: the first time compiles, and reads the disk."""
+    for _ in range(2):
+        outcome = run_child(command, environment={}, timeout_seconds=IMPORT_TIMEOUT_SECONDS, log=_LOGS / "imports.log")
+        if outcome.error:
+            raise RuntimeError(f"{' '.join(map(str, command))} failed: {outcome.error}")
+    return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,19 @@ from benchmarks.workloads import WORKLOADS
 OURS = ("ours", "ours_full")
 LOADERS = (*OURS, *PEERS)
 LIMITS = ("sockets-8", "sockets", "aiohttp", "gather", "decode")
+TITLES = {
+    "ours": "stoker",
+    "ours_full": "stoker, full shuffle",
+    "streaming": "MosaicML Streaming",
+    "litdata": "LitData",
+    "webdataset": "WebDataset",
+    "perobject": "one GET a sample",
+    "sockets-8": "raw sockets, 8 connections",
+    "sockets": "raw sockets, as many as stoker",
+    "aiohttp": "plain aiohttp, 8 connections",
+    "gather": "gather in memory, one thread",
+    "decode": "bare decoding, all cores",
+}
 PROFILES = ("none", "cloud", "cloud-tail")
 STEP_SECONDS = 0.05
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
+from subprocess import CalledProcessError
 from typing import Any, TextIO
 
 from benchmarks.bench import BUCKET, Bench, Program
@@ -32,6 +33,10 @@ CELL_TIMEOUT_SECONDS = 150.0
 QUICK = {"rounds": 1, "scale": 0.2}
 # What a cell takes on 2 cores at scale 1, for the first estimate; by loader, else by kind.
 USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "limit": 4.0}
+
+
+Programs = tuple[dict[str, Program], dict[str, str]]
+"""The programs by loader, and why some are missing."""
 
 
 class Estimate:
@@ -100,13 +105,13 @@ class Comparison:
             for record in self._done:
                 _write(file, asdict(record))
             if self._left:
-                programs = {loader: Program.of(loader) for loader in dict.fromkeys(cell.loader for cell in self._left)}
+                programs, broken = _programs(self._left)
                 for workload, cells in groupby(list(self._left), key=lambda cell: cell.workload):
-                    self._measure(workload, list(cells), programs, file)
+                    self._measure(workload, list(cells), (programs, broken), file)
         self._unfinished.rename(self._path)
         print(f"\nresults: {self._path}")
 
-    def _measure(self, workload: str, cells: list[Cell], programs: dict[str, Program], file: TextIO) -> None:
+    def _measure(self, workload: str, cells: list[Cell], programs: Programs, file: TextIO) -> None:
         samples = WORKLOADS[workload].scaled(self._selection.scale)
         WORKLOADS[workload].generate(samples)
         with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))) as bucket:
@@ -114,11 +119,12 @@ class Comparison:
                 workload=workload,
                 samples=samples,
                 bucket=bucket,
-                programs=programs,
+                programs=programs[0],
                 timeout_seconds=self._timeout_seconds,
                 connections=self._connections(workload),
+                broken=dict(programs[1]),
             )
-            for loader in _packers(cells):
+            for loader in [loader for loader in _packers(cells) if loader not in bench.broken]:
                 print(f"{workload}: packing for {loader}", flush=True)
                 bench.pack(loader, self._selection.samples(workload, loader))
             for cell in cells:
@@ -136,7 +142,20 @@ class Comparison:
         return {record.cell.profile: record.counts["peak_connections"] for record in found}
 
 
-def _packers(cells: list[Cell]) -> list[str]:
+def _programs(cells: Sequence[Cell]) -> Programs:
+    """Return the programs that the cells need, and why some cannot be had: no network, no compiler."""
+    programs, broken = {}, {}
+    for loader in dict.fromkeys([*_packers(cells), *(cell.loader for cell in cells)]):
+        print(f"{loader}: finding its program", flush=True)
+        try:
+            programs[loader] = Program.of(loader)
+        except (RuntimeError, CalledProcessError) as error:
+            print(error, flush=True)
+            broken[loader] = str(error)
+    return programs, broken
+
+
+def _packers(cells: Sequence[Cell]) -> list[str]:
     """Return the loaders that must pack for the cells; ours packs for the limits too."""
     named = ("ours" if cell.loader in (*OURS, *LIMITS) else cell.loader for cell in cells)
     return list(dict.fromkeys(named))

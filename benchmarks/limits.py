@@ -16,6 +16,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -73,9 +74,10 @@ def pull_with_sockets(endpoint: str, paths: list[str], connections: int) -> None
     """Read every object through plain sockets, each into the same memory."""
     address = urlsplit(endpoint)
     buffer, pending = memoryview(bytearray(_BUFFER_BYTES)), iter(paths)
-    with selectors.DefaultSelector() as selector:
-        for path, _ in zip(pending, range(connections), strict=False):
-            transfer = _Transfer(socket.create_connection((address.hostname or "", address.port or 80)))
+    with selectors.DefaultSelector() as selector, ExitStack() as opened:
+        for _, path in zip(range(connections), pending, strict=False):  # in this order: nothing pending is dropped
+            connection = socket.create_connection((address.hostname or "", address.port or 80))
+            transfer = _Transfer(opened.enter_context(connection))
             selector.register(transfer.connection, selectors.EVENT_READ, transfer)
             transfer.ask(address.netloc, path)
         while selector.get_map():
@@ -84,7 +86,6 @@ def pull_with_sockets(endpoint: str, paths: list[str], connections: int) -> None
                     following = next(pending, None)
                     if following is None:
                         selector.unregister(key.data.connection)
-                        key.data.connection.close()
                     else:
                         key.data.ask(address.netloc, following)
 

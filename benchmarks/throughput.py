@@ -1,4 +1,4 @@
-"""How fast batches come from a bucket: `python -m benchmarks.throughput`.
+"""The loader taken apart: `python -m benchmarks.throughput`.
 
 50,000 samples of uint8[32, 32, 3] and an int64 label, packed into super-samples of 8 MiB in a local bucket, a process
 of its own on the same machine. Every round measures, one after the other, what plain aiohttp pulls (the same objects,
@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
-import aiohttp
 import numpy as np
 import torch
 
 import stoker
+from benchmarks.limits import gather, pull_with_aiohttp
 from stoker.catalog import read_manifest
 from stoker.fetch.fetcher import Fetcher
 from stoker.ring import Ring
@@ -75,30 +75,13 @@ def stopwatch(found: list[Figure], samples: int) -> Iterator[None]:
 
 
 def pack(images: np.ndarray, url: str) -> list[str]:
+    """Pack the images and return the paths of their objects in a bucket called ``stoker``."""
     schema = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int64")}
     with stoker.Packer(url, schema=schema) as packer:
         for label, image in enumerate(images):
             packer.write({"image": image, "label": label})
     assert packer.manifest is not None
-    return [packer.manifest.key(row) for row in range(len(packer.manifest))]
-
-
-async def pull(endpoint: str, keys: list[str], epochs: int) -> None:
-    """Read every object of so many epochs with plain aiohttp."""
-    queue = iter(keys * epochs)
-
-    async def work(session: aiohttp.ClientSession) -> None:
-        for key in queue:
-            async with session.get(f"{endpoint}/stoker/images/{key}") as response:
-                await response.read()
-
-    connector = aiohttp.TCPConnector(limit=CONNECTIONS)
-    async with (
-        aiohttp.ClientSession(connector=connector, auto_decompress=False) as session,
-        asyncio.TaskGroup() as group,
-    ):
-        for _ in range(CONNECTIONS):
-            group.create_task(work(session))
+    return [f"/stoker/images/{packer.manifest.key(row)}" for row in range(len(packer.manifest))]
 
 
 async def fetch(epochs: int) -> None:
@@ -125,25 +108,16 @@ def deliver(loader: Loader, epochs: int) -> None:
             pass
 
 
-def gather(images: np.ndarray, epochs: int) -> None:
-    """Copy shuffled batches out of one array in memory."""
-    generator = np.random.default_rng(0)
-    for _ in range(epochs):
-        order = generator.permutation(SAMPLES)
-        for start in range(0, SAMPLES, BATCH):
-            np.take(images, order[start : start + BATCH], axis=0)
-
-
 def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
     found: dict[str, list[Figure]] = {name: [] for name in TITLES}
     first_batch = []
     config = BucketConfig(shape=PROFILES[profile], buckets=(BucketSpec(name="stoker", anonymous=True),))
     with bucket_process(config) as bucket:
         os.environ.update(bucket.environment())
-        keys = pack(images, URL)
+        paths = pack(images, URL)
         for _ in range(ROUNDS):
             with stopwatch(found["aiohttp"], SAMPLES * EPOCHS):
-                asyncio.run(pull(bucket.url, keys, EPOCHS))
+                asyncio.run(pull_with_aiohttp(bucket.url, paths * EPOCHS, CONNECTIONS))
             with Loader(URL, batch_size=BATCH, epochs=EPOCHS + 1) as loader:
                 with stopwatch(found["cold"], SAMPLES):
                     deliver(loader, 1)
@@ -157,7 +131,7 @@ def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
                 with stopwatch(found["memory"], SAMPLES * EPOCHS):
                     deliver(loader, EPOCHS)
             with stopwatch(found["gather"], SAMPLES * EPOCHS):
-                gather(images, EPOCHS)
+                gather(images, BATCH, EPOCHS)
     print(f"\nprofile `{profile}`: time to first batch {median(first_batch) * 1000:.0f} ms\n")
     return found
 

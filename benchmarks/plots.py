@@ -1,0 +1,198 @@
+"""Plots of what `benchmarks.compare` measured, as PNG: `python -m benchmarks.plots [RESULTS]`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from benchmarks.cells import LIMITS, LOADERS, OURS, STEP_SECONDS, TITLES
+from benchmarks.results import Figure, Record, Results
+from benchmarks.workloads import RESULTS, WORKLOADS
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+WIDTH_INCHES = 9.0  # at 100 dots an inch: 900 pixels
+BAR_INCHES = 0.27
+OURS_COLOUR, FULL_COLOUR, PEER_COLOUR = "#d1495b", "#e39a8b", "#8aa1b1"
+LIMIT_COLOURS = {"sockets": "#1b4965", "aiohttp": "#2a9d8f", "gather": "#6a4c93", "decode": "#bc8034"}
+PROFILE_TITLES = {
+    "none": "a bucket as fast as the machine",
+    "cloud": "a bucket like a cloud's: 20 ms, 90 MB/s a connection, 600 MB/s in all",
+}
+STYLE: Any = {
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "x",
+    "grid.color": "#e5e5e5",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
+
+Bars = list[tuple[str, float, str]]
+"""Label, value and colour of each bar, the first one on top."""
+
+
+@contextmanager
+def panels(name: str, title: str, bars: list[Bars]) -> Iterator[list[Axes]]:
+    """Make one panel under the other, each as high as its bars need, and save them; one legend explains the lines."""
+    heights = [BAR_INCHES * len(each) + 0.75 for each in bars]
+    with plt.rc_context(STYLE):
+        size = (WIDTH_INCHES, sum(heights) + 0.5)
+        figure, axes = plt.subplots(len(bars), figsize=size, height_ratios=heights, squeeze=False, layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", weight="bold")
+        yield list(axes[:, 0])
+        lines = {
+            label: line for each in axes[:, 0] for line, label in zip(*each.get_legend_handles_labels(), strict=True)
+        }
+        if lines:
+            figure.legend(lines.values(), lines.keys(), loc="outside lower left", ncols=min(3, len(lines)))
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        figure.savefig(IMAGES / f"{name}.png")
+        plt.close(figure)
+    print(IMAGES / f"{name}.png")
+
+
+def draw(axes: Axes, bars: Bars, shown: str) -> None:
+    """Draw bars with their values behind them."""
+    labels, values, colours = zip(*bars, strict=True)
+    drawn = axes.barh(range(len(bars)), values, color=colours, height=0.72)
+    axes.set_yticks(range(len(bars)), labels)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    readable = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # where a limit's line runs behind it
+    axes.bar_label(drawn, [shown.format(value) for value in values], padding=5, fontsize=9, bbox=readable)
+
+
+def log_scale(axes: Axes, values: list[float]) -> None:
+    positive = [value for value in values if value > 0]  # a processor time may be too short to be seen
+    if not positive:
+        return
+    axes.set_xscale("log")
+    axes.set_xlim(min(positive) / 2, max(positive) * 3)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axes.xaxis.minorticks_off()
+
+
+def colour(loader: str) -> str:
+    return {"ours": OURS_COLOUR, "ours_full": FULL_COLOUR}.get(loader, PEER_COLOUR)
+
+
+def rate(record: Record) -> float:
+    return record.rate
+
+
+def bars_of(results: Results, figure: Figure, workload: str, mode: str, profile: str, kind: str) -> Bars:
+    """Return a bar for every loader that was measured so."""
+    bars = []
+    for loader in LOADERS:
+        value = results.median(figure, workload=workload, mode=mode, profile=profile, kind=kind, loader=loader)
+        if value is not None:
+            bars.append((TITLES.get(loader, loader), value, colour(loader)))
+    return bars
+
+
+def rates_of(results: Results, workload: str, mode: str, profile: str) -> Bars:
+    """Return ours in steady state, and everybody's cold epoch."""
+    steady = bars_of(results, rate, workload, mode, profile, "steady")
+    ours = [(f"{label}, steady", value, drawn) for label, value, drawn in steady if drawn != PEER_COLOUR]
+    cold = bars_of(results, rate, workload, mode, profile, "cold")
+    return [*ours, *((f"{label}, cold", value, drawn) for label, value, drawn in cold)]
+
+
+def plot_throughput(results: Results, profile: str) -> None:
+    cases = [(workload.name, mode) for workload in WORKLOADS.values() for mode in workload.modes]
+    cases = [case for case in cases if rates_of(results, *case, profile)]
+    bars = [rates_of(results, *case, profile) for case in cases]
+    if not bars:
+        return
+    title = f"Samples a second from {PROFILE_TITLES[profile]}"
+    with panels(f"throughput-{profile}", title, bars) as all_axes:
+        for axes, (workload, mode), each in zip(all_axes, cases, bars, strict=True):
+            draw(axes, each, "{:,.0f}")
+            values = [value for _, value, _ in each]
+            for limit, line_colour in LIMIT_COLOURS.items():
+                where = {"workload": workload, "mode": mode, "profile": profile, "loader": limit}
+                value = results.median(rate, **where)
+                if value is not None:
+                    values.append(value)
+                    axes.axvline(value, color=line_colour, lw=1.6, ls="--", label=TITLES[limit])
+            log_scale(axes, values)
+            axes.set_title(f"{workload}: {WORKLOADS[workload].title}" + (", decoded" if mode == "decoded" else ""))
+
+
+def plot_cpu(results: Results) -> None:
+    cases = [(workload.name, mode) for workload in WORKLOADS.values() for mode in workload.modes]
+    found = {case: bars_of(results, lambda record: record.cpu_us_per_sample, *case, "none", "cold") for case in cases}
+    found = {case: bars for case, bars in found.items() if bars}
+    if not found:
+        return
+    title = "Processor time of a sample in a cold epoch, µs, all processes, imports aside"
+    with panels("cpu", title, list(found.values())) as all_axes:
+        for axes, ((workload, mode), bars) in zip(all_axes, found.items(), strict=True):
+            draw(axes, bars, "{:,.1f}")
+            log_scale(axes, [value for _, value, _ in bars])
+            axes.set_title(f"{workload}: {WORKLOADS[workload].title}" + (", decoded" if mode == "decoded" else ""))
+
+
+def plot_stall(results: Results) -> None:
+    found = {
+        workload: bars_of(results, lambda record: record.stall, workload, "raw", "cloud", "stall")
+        for workload in WORKLOADS
+    }
+    found = {workload: bars for workload, bars in found.items() if bars}
+    if not found:
+        return
+    title = (
+        f"Share of the time that a training loop with a step of {STEP_SECONDS * 1e3:.0f} ms waits, cloud-like bucket"
+    )
+    with panels("stall", title, list(found.values())) as all_axes:
+        for axes, (workload, bars) in zip(all_axes, found.items(), strict=True):
+            draw(axes, bars, "{:.1%}")
+            axes.set_xlim(0, 1)
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.set_title(f"{workload}: {WORKLOADS[workload].title}")
+
+
+def plot_tail(results: Results) -> None:
+    bars = []
+    for loader in (*LOADERS, *LIMITS):
+        kind = "steady" if loader in OURS else "limit" if loader in LIMITS else "cold"
+        of = {"workload": "jpegs", "mode": "raw", "loader": loader, "kind": kind}
+        value = results.ratio(rate, {**of, "profile": "cloud-tail"}, {**of, "profile": "cloud"})
+        if value is not None:
+            bars.append((TITLES.get(loader, loader), value, colour(loader)))
+    if not bars:
+        return
+    with panels("tail", "What is left of the rate when 5% of requests take 2 s longer (jpegs)", [bars]) as (axes,):
+        draw(axes, bars, "{:.2f}")
+        axes.set_xlim(0, 1.1 * max(1.0, *(value for _, value, _ in bars)))
+
+
+def plot(results: Results) -> None:
+    """Write all plots for which there are figures."""
+    for profile in PROFILE_TITLES:
+        plot_throughput(results, profile)
+    plot_cpu(results)
+    plot_stall(results)
+    plot_tail(results)
+
+
+if __name__ == "__main__":
+    plot(Results.load(Path(sys.argv[1]) if sys.argv[1:] else RESULTS / "full.jsonl"))

@@ -1,0 +1,139 @@
+"""What `benchmarks.compare` measured as tables in docs/performance.md: `python -m benchmarks.report [RESULTS]`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.cells import LIMITS, LOADERS, OURS, PROFILES, TITLES
+from benchmarks.results import Figure, Mixing, Record, Results
+from benchmarks.targets import table as target_table
+from benchmarks.workloads import RESULTS, WORKLOADS
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
+BEGIN, END = "<!-- compare:begin -->", "<!-- compare:end -->"
+NONE = ""
+
+Cells = Callable[[str], list[str]]
+"""The cells of a loader's row of a table, behind its name."""
+
+
+def shown(value: float | None, form: str) -> str:
+    return NONE if value is None else form.format(value)
+
+
+def table(head: list[str], names: list[str], cells: Cells) -> str:
+    """Return a markdown table with a row for each loader or limit of which there is any figure."""
+    lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
+    for name in names:
+        row = cells(name)
+        if any(row):
+            lines.append(f"| {TITLES.get(name, name)} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def speed_table(results: Results, workload: str, mode: str, profile: str) -> str:
+    """Return how fast each loader and limit was, and what processor time it took."""
+
+    def cells(name: str) -> list[str]:
+        def figure(figure: Figure, form: str, *kinds: str) -> str:
+            where = {"workload": workload, "mode": mode, "profile": profile, "loader": name}
+            found = (results.median(figure, **where, kind=kind) for kind in kinds)
+            return shown(next((value for value in found if value is not None), None), form)
+
+        best = ("steady", "cold", "limit") if name in OURS else ("cold", "limit")
+        return [
+            figure(lambda record: record.rate, "{:,.0f}", "cold") or failure(results, workload, mode, profile, name),
+            figure(lambda record: record.rate, "{:,.0f}", "steady", "limit"),
+            figure(lambda record: record.bytes_per_second / 1e6, "{:,.0f}", *best),
+            figure(lambda record: record.cpu_us_per_sample, "{:,.2f}", *best),
+            figure(lambda record: record.cpu_seconds_per_gb, "{:,.2f}", *best),
+            figure(lambda record: record.first_batch_seconds, "{:.2f}", "cold"),
+            figure(lambda record: record.stall, "{:.1%}", "stall"),
+        ]
+
+    head = ["", "cold, samples/s", "later", "MB/s", "CPU µs/sample", "CPU s/GB", "first batch, s", "stall"]
+    return table(head, [*LOADERS, *LIMITS], cells)
+
+
+def failure(results: Results, workload: str, mode: str, profile: str, loader: str) -> str:
+    """Return why a loader has no figure, if it was tried; the limits have no cold run."""
+    tried = results.where(workload=workload, mode=mode, profile=profile, loader=loader, kind="cold")
+    return (tried[0].error or "") if tried else ""
+
+
+def cost_table(results: Results, workload: str) -> str:
+    """Return what a cold epoch of each loader took besides time, and how well it mixed; from the unshaped bucket."""
+
+    def cells(name: str) -> list[str]:
+        where = {"workload": workload, "mode": "raw", "profile": "none", "loader": name, "kind": "cold"}
+
+        def figure(figure: Figure, form: str) -> str:
+            return shown(results.median(figure, **where), form)
+
+        def mixing(figure: Callable[[Mixing], float], form: str) -> str:
+            found = [figure(record.mixing) for record in results.measured(**where) if record.mixing is not None]
+            return shown(max(found), form) if found else NONE
+
+        memory = max((record.extra_bytes / 1e6 for record in memory_records(results, workload, name)), default=None)
+        return [
+            shown(memory, "{:,.0f}"),
+            figure(lambda record: record.disk_bytes / 1e6, "{:,.0f}"),
+            figure(lambda record: record.gets, "{:,.0f}"),
+            figure(lambda record: record.amplification, "{:.3f}"),
+            mixing(lambda found: found.rank_correlation, "{:.3f}"),
+            mixing(lambda found: found.neighbours, "{:,.1f}"),
+            mixing(lambda found: found.distance, "{:.2f}"),
+            mixing(lambda found: found.missing, "{:,.0f}"),
+            mixing(lambda found: found.duplicated, "{:,.0f}"),
+        ]
+
+    head = ["", "memory, MB", "disk, MB", "GETs", "bytes/payload"]
+    head += ["rank correlation", "neighbours", "distance", "lost", "twice"]
+    return table(head, list(LOADERS), cells)
+
+
+def memory_records(results: Results, workload: str, loader: str) -> Iterator[Record]:
+    """Yield the runs whose memory counts: all of a workload's, since the largest is asked for."""
+    for kind in ("cold", "steady"):
+        yield from results.measured(workload=workload, mode="raw", loader=loader, kind=kind)
+
+
+def text(results: Results) -> str:
+    """Return all tables, each under its heading."""
+    machine, selection = results.settings["machine"], results.settings["selection"]
+    parts = [
+        f"Measured with Python {machine['python']} on {machine['cores']} cores; medians of {selection['rounds']} rounds"
+        + (f", at {selection['scale']:g} of the full size." if selection["scale"] != 1 else "."),
+        "### Targets",
+        target_table(results),
+    ]
+    for workload in WORKLOADS.values():
+        for mode in workload.modes:
+            for profile in PROFILES:
+                if results.where(workload=workload.name, mode=mode, profile=profile):
+                    parts.append(f"### {workload.name}, {mode}, bucket `{profile}`: {workload.title}")
+                    parts.append(speed_table(results, workload.name, mode, profile))
+        if results.where(workload=workload.name, mode="raw", profile="none", kind="cold"):
+            parts.append(f"### {workload.name}: what else a cold epoch takes, and how it mixes")
+            parts.append(cost_table(results, workload.name))
+    return "\n\n".join(parts)
+
+
+def write(results: Results, document: Path = DOCUMENT) -> None:
+    """Put the tables between the markers of a document.
+
+    Raises:
+        ValueError: it does not have them.
+    """
+    before, begin, rest = document.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{document} has no {BEGIN} and {END}")
+    document.write_text(f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    write(Results.load(Path(sys.argv[1]) if sys.argv[1:] else RESULTS / "full.jsonl"))
+    print(f"tables: {DOCUMENT}")

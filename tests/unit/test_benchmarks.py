@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from benchmarks import report, targets
+from benchmarks.cells import LIMITS, LOADERS, Cell, Selection
+from benchmarks.child import Outcome, run_child
+from benchmarks.limits import pull_with_sockets
+from benchmarks.results import Mixing, Record, Results
+
+from stoker_local import BucketConfig, BucketSpec, running_bucket
+
+SAMPLES, PAYLOAD_BYTES = 1000, 3_080_000
+
+
+def epoch(seconds: float, samples: int = SAMPLES, wait_seconds: float = 0.0) -> dict[str, Any]:
+    return {"seconds": seconds, "samples": samples, "batches": 4, "wait_seconds": wait_seconds}
+
+
+def record(loader: str, kind: str, *seconds: float, round: int = 0, profile: str = "none", **fields: Any) -> Record:  # noqa: A002
+    """Return a record of an images cell whose epochs took so long."""
+    cell = Cell(workload="images", mode="raw", profile=profile, loader=loader, kind=kind, samples=SAMPLES, round=round)
+    result = {"first_batch_seconds": 0.5, "first_wait": 0.4, "epochs": [epoch(each) for each in seconds]}
+    result |= {"budget_bytes": 0, "super_samples": 1} if loader == "ours" else {}
+    result |= fields.pop("result", {})
+    fields = {"counts": counts(gets=1, bytes_out=PAYLOAD_BYTES), **fields}
+    return Record(cell=cell, result=result, payload_bytes=PAYLOAD_BYTES, **fields)
+
+
+def counts(gets: int, bytes_out: int) -> dict[str, Any]:
+    return {"requests": {"GetObject": gets, "ListObjectsV2": 9}, "bytes_out": bytes_out}
+
+
+def mixed(distance: float) -> Mixing:
+    return Mixing(missing=0, duplicated=0, rank_correlation=0.0, neighbours=1.0, distance=distance)
+
+
+def verdicts(results: Results) -> dict[str, str]:
+    """Return the last column of the table of targets, by its first."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in targets.table(results).splitlines()[2:]]
+    return {row[0]: row[-1] for row in rows}
+
+
+def test_a_cold_epoch_counts_from_the_construction_of_the_loader() -> None:
+    assert record("ours", "cold", 0.9).rate == pytest.approx(SAMPLES / (0.9 + 0.1))
+
+
+def test_a_steady_rate_leaves_out_the_first_epoch_and_those_that_came_out_of_memory() -> None:
+    budget = {"budget_bytes": 2 * PAYLOAD_BYTES}
+    assert record("ours", "steady", 9.0, 2.0, 4.0, 0.1, 0.1, result=budget).rate == pytest.approx(2000 / 6.0)
+    assert record("streaming", "steady", 9.0, 2.0, 4.0).rate == pytest.approx(2000 / 6.0)
+    everything = {"budget_bytes": 99 * PAYLOAD_BYTES}
+    assert record("ours", "steady", 9.0, 2.0, 0.1, result=everything).rate == pytest.approx(1000 / 2.0)
+
+
+def test_stall_is_the_waiting_behind_the_first_batch() -> None:
+    waiting = record("ours", "stall", result={"epochs": [epoch(10.4, wait_seconds=0.9)]})
+    assert waiting.stall == pytest.approx(0.5 / 10.0)
+
+
+def test_processor_time_is_by_sample_of_all_epochs_and_by_payload() -> None:
+    found = record("ours", "steady", 1.0, 1.0, cpu_seconds=0.01)
+    assert found.cpu_us_per_sample == pytest.approx(5.0)
+    assert found.cpu_seconds_per_gb == pytest.approx(0.01 / (2 * PAYLOAD_BYTES) * 1e9)
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    # The machine was ten times slower in the second round; the loader was at half the limit in each.
+    results = Results(
+        found
+        for number, drift in enumerate((1.0, 10.0, 1.0))
+        for found in (
+            record("ours", "steady", 1.0, 2.0 * drift, round=number),
+            record("aiohttp", "limit", 1.0 * drift, round=number),
+        )
+    )
+    assert targets.of_limit(results, "aiohttp", "images", "none") == pytest.approx(0.5)
+    assert results.median(lambda each: each.rate, loader="aiohttp") == pytest.approx(1000.0)
+
+
+def test_a_cell_measured_in_the_first_round_only_is_compared_with_every_round() -> None:
+    results = Results(
+        [
+            record("perobject", "cold", 9.9),
+            *(record("ours", "cold", seconds, round=number) for number, seconds in enumerate((0.9, 4.9, 1.9))),
+        ]
+    )
+    found = results.ratio(
+        lambda each: each.rate, {"loader": "ours", "kind": "cold"}, {"loader": "perobject", "kind": "cold"}
+    )
+    assert found == pytest.approx(10.0 / 2.0)
+
+
+def test_only_peers_that_really_shuffle_are_marks() -> None:
+    results = Results(
+        [
+            record("ours", "steady", 1.0, 0.1),
+            record("webdataset", "cold", 0.9, mixing=mixed(0.2)),
+            record("streaming", "cold", 9.9, mixing=mixed(1.0)),
+            record("perobject", "cold", 99.9, mixing=mixed(1.0)),
+        ]
+    )
+    assert results.shuffling_peers("images") == ["streaming", "perobject"]
+    assert targets.over_peers(results, "images", "ours", "steady", "cold") == pytest.approx(10_000 / 100)
+
+
+def test_what_an_epoch_adds_leaves_out_the_start_and_the_hedges() -> None:
+    steady = record(
+        "ours",
+        "steady",
+        *[0.5] * 31,
+        counts=counts(gets=9 + 30 * 19 + 5, bytes_out=PAYLOAD_BYTES * 31 + 100),
+        cpu_seconds=0.5 + 30 * 0.002,
+        result={"hedges": 5, "super_samples": 19},
+    )
+    cold = record("ours", "cold", 0.5, counts=counts(gets=9, bytes_out=PAYLOAD_BYTES + 100), cpu_seconds=0.5)
+    results = Results([steady, cold])
+    assert targets.gets_per_super_sample(results, "images", "none") == pytest.approx(1.0)
+    assert targets.amplification(results, "images", "none") == pytest.approx(1.0)
+    assert targets.cpu_us(results, "images", "none") == pytest.approx(2.0)
+
+
+def test_a_target_is_met_missed_or_not_measured() -> None:
+    fast, slow = (
+        Results([record("ours", "steady", 1.0, seconds), record("aiohttp", "limit", 1.0)]) for seconds in (1.1, 1.2)
+    )
+    what = "images: steady rate, of plain aiohttp's"
+    assert verdicts(fast)[what] == "met"
+    assert verdicts(slow)[what] == "**missed**"
+    assert set(verdicts(Results()).values()) == {"not measured"}
+
+
+def test_few_requests_say_nothing_about_the_tail() -> None:
+    for gets, expected in ((499, None), (500, 0.5)):
+        found = (
+            record("ours", "steady", 1.0, seconds, profile=profile, counts=counts(gets, 0))
+            for profile, seconds in (("cloud", 1.0), ("cloud-tail", 2.0))
+        )
+        results = Results(replace(each, cell=replace(each.cell, workload="jpegs")) for each in found)
+        assert targets.tail_ratio(results) == expected
+
+
+def test_lost_and_repeated_samples_are_found() -> None:
+    found = Mixing.of(np.array([3, 0, 0, 1, 5]), samples=6, batch=2)
+    assert (found.missing, found.duplicated) == (2, 1)
+
+
+def test_mixing_tells_a_permutation_from_packed_order() -> None:
+    shuffled = Mixing.of(np.random.default_rng(0).permutation(20_000), samples=20_000, batch=256)
+    assert shuffled.distance == pytest.approx(1.0, abs=0.02)
+    assert shuffled.neighbours == pytest.approx(1.0, abs=0.1)
+    assert shuffled.rank_correlation < 0.03
+    packed = Mixing.of(np.arange(20_000), samples=20_000, batch=256)
+    assert packed.rank_correlation == pytest.approx(1.0)
+    assert packed.distance < 0.001
+
+
+def test_results_survive_a_file_that_was_cut_short(tmp_path: Path) -> None:
+    records = [record("ours", "cold", 1.0, mixing=mixed(0.5)), record("aiohttp", "limit", 1.0)]
+    lines = [json.dumps({"machine": {}}), *(json.dumps(asdict(each)) for each in records)]
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join(lines) + '\n{"cell": {"workl')
+    results = Results.load(path)
+    assert list(results) == records
+    assert results.settings == {"machine": {}}
+
+
+def test_a_round_measures_every_loader_and_limit_before_the_next() -> None:
+    cells = list(Selection(rounds=2, workloads=("images",), profiles=("none",)).cells())
+    assert len(set(cells)) == len(cells)
+    assert [cell.round for cell in cells] == sorted(cell.round for cell in cells)
+    second = {cell.loader for cell in cells if cell.round == 1}
+    assert second == {*LOADERS, *LIMITS} - {"perobject", "decode"}
+
+
+def test_the_tables_say_why_a_figure_is_missing() -> None:
+    hung = replace(record("litdata", "cold"), error="no result within 150 s", result={})
+    results = Results([record("ours", "cold", 0.9), hung])
+    table = report.speed_table(results, "images", "raw", "none")
+    assert "| stoker | 1,000 |" in table
+    assert "| LitData | no result within 150 s |" in table
+
+
+def test_a_document_keeps_what_is_around_its_tables(tmp_path: Path) -> None:
+    document = tmp_path / "page.md"
+    document.write_text(f"before\n{report.BEGIN}\nstale figures\n{report.END}\nafter\n")
+    settings = {"machine": {"python": "3.11", "cores": 2}, "selection": {"rounds": 3, "scale": 1.0}}
+    results = Results([record("ours", "cold", 0.9)], settings)
+    for _ in range(2):
+        report.write(results, document)
+        text = document.read_text()
+        assert text.startswith(f"before\n{report.BEGIN}\n\n")
+        assert text.endswith(f"\n\n{report.END}\nafter\n")
+        assert text.count("| stoker | 1,000 |") == 1
+        assert "stale figures" not in text
+    document.write_text("no markers")
+    with pytest.raises(ValueError, match="compare:begin"):
+        report.write(results, document)
+
+
+def run_script(tmp_path: Path, script: str, timeout_seconds: float = 60.0) -> Outcome:
+    return run_child(
+        [sys.executable, "-c", script], environment={}, timeout_seconds=timeout_seconds, log=tmp_path / "child.log"
+    )
+
+
+BURN = "import os, time\nwhile time.process_time() < {seconds}: pass\n"
+FORK = "import os\npid = os.fork()\n"
+
+
+def test_a_child_s_result_is_all_the_json_that_it_printed(tmp_path: Path) -> None:
+    outcome = run_script(tmp_path, """print('{"a": 1, "b": 1}\\nnoise\\n{"b": 2}')""")
+    assert outcome.error is None
+    assert outcome.result == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        BURN.format(seconds=0.3),
+        f"{FORK}if pid: os.wait()\nelse:\n    {BURN.format(seconds=0.3)!r}\n    exec({BURN.format(seconds=0.3)!r})",
+        f"{FORK}import time\nif pid: time.sleep(2)\nelse:\n    exec({BURN.format(seconds=0.3)!r})\n    time.sleep(600)",
+    ],
+    ids=["itself", "a child that it waits for", "a child that outlives it"],
+)
+def test_processor_time_is_that_of_the_whole_tree(tmp_path: Path, script: str) -> None:
+    outcome = run_script(tmp_path, script)
+    assert outcome.error is None
+    assert outcome.cpu_seconds >= 0.3
+
+
+def test_a_child_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    script = f"{FORK}import sys, time\nprint(os.getpid(), file=sys.stderr, flush=True)\ntime.sleep(600)"
+    outcome = run_script(tmp_path, script, timeout_seconds=2.0)
+    assert outcome.error == "no result within 2 s"
+    pids = [int(word) for word in (tmp_path / "child.log").read_text().split()]
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        ("import sys; sys.exit('the bucket is gone')", "exit code 1: the bucket is gone"),
+        ("import os; os.abort()", "exit code -6: "),
+        ("print('{')", "its result is not JSON"),
+    ],
+)
+def test_a_child_that_fails_says_why(tmp_path: Path, script: str, error: str) -> None:
+    outcome = run_script(tmp_path, script)
+    assert outcome.result == {}
+    assert (outcome.error or "").startswith(error)
+
+
+def test_the_memory_of_a_child_is_seen(tmp_path: Path) -> None:
+    script = "import time; held = b'x' * (200 << 20); time.sleep(1)"
+    assert 200 << 20 < run_script(tmp_path, script).peak_bytes < 300 << 20
+
+
+@pytest.mark.parametrize("connections", [1, 3, 16])
+def test_plain_sockets_read_every_object_to_its_end(connections: int) -> None:
+    with running_bucket(BucketConfig(buckets=(BucketSpec(name="stoker", anonymous=True),))) as bucket:
+        sizes = [0, 1, 100, 1 << 20, (3 << 20) + 1]
+        for size in sizes:
+            bucket.put("stoker", f"of-{size}", bytes(size))
+        pull_with_sockets(bucket.url, [f"/stoker/of-{size}" for size in sizes], connections)
+        assert bucket.counts.requests["GetObject"] == len(sizes)
+        assert bucket.counts.bytes_out == sum(sizes)
+        with pytest.raises(ConnectionError, match="404"):
+            pull_with_sockets(bucket.url, ["/stoker/missing"], connections)
