@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.bench import BUCKET, Bench, Program
+from benchmarks.cells import Cell
+from benchmarks.workloads import WORKLOADS
+
+from stoker_local import BucketConfig, BucketSpec, bucket_process
+
+SAMPLES = 600
+
+
+def program(module: str) -> Program:
+    return Program(command=(sys.executable, "-m", f"benchmarks.{module}"), cpu_seconds=0.0, torch_bytes=0)
+
+
+def cell(loader: str, kind: str) -> Cell:
+    return Cell(workload="images", mode="raw", profile="none", loader=loader, kind=kind, samples=SAMPLES, round=0)
+
+
+def test_cells_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.bench.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.bench._LOGS", tmp_path / "logs")
+    monkeypatch.setattr("benchmarks.workloads.DATA", tmp_path)
+    WORKLOADS["images"].generate(SAMPLES)
+    with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))) as bucket:
+        bench = Bench(
+            workload="images",
+            samples=SAMPLES,
+            bucket=bucket,
+            programs={"ours": program("ours"), "sockets": program("limits"), "broken": program("missing")},
+            timeout_seconds=60.0,
+        )
+        bench.pack("ours", SAMPLES)
+        bench.pack("broken", SAMPLES)
+        ours, limit, broken = (
+            bench.measure(cell(*each)) for each in (("ours", "cold"), ("sockets", "limit"), ("broken", "cold"))
+        )
+    assert ours.error is None
+    assert ours.delivered == SAMPLES
+    assert ours.mixing is not None
+    assert (ours.mixing.missing, ours.mixing.duplicated) == (0, 0)
+    assert 1.0 <= ours.amplification < 1.05
+    assert ours.gets == ours.result["get_requests"]
+    assert ours.disk_bytes == 0
+    assert ours.cpu_seconds > 0
+    assert ours.extra_bytes > 50 << 20  # torch was imported
+    assert limit.error is None
+    assert limit.result["connections"] == ours.counts["peak_connections"]
+    assert limit.read_bytes > limit.cell.epochs * limit.payload_bytes
+    assert (broken.error or "").startswith("packing failed: exit code 1: ")
+    assert not list(tmp_path.glob("cell-*"))
