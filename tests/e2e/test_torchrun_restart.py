@@ -18,6 +18,9 @@ from support.tally_training import Checkpoint, End, TallyTask
 
 SAMPLES = 211
 EPOCHS = 2
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Makes torchrun give each attempt a store of its own. The agent's, which attempts share else, keeps the addresses of
+ranks that are dead, and torch 2.13 no longer tells attempts apart in it: new ranks then try to connect to dead ones."""
 _TIMEOUT_SECONDS = 180
 
 
@@ -46,7 +49,7 @@ def torchrun(task: TallyTask) -> None:
         [*command, str(tally_training.__file__), task.to_json()],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **FRESH_STORE},
     ) as process:
         try:
             _, errors = process.communicate(timeout=_TIMEOUT_SECONDS)
