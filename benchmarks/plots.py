@@ -29,6 +29,14 @@ PROFILE_TITLES = {
     "none": "a bucket as fast as the machine",
     "cloud": "a bucket like a cloud's: 20 ms, 90 MB/s a connection, 600 MB/s in all",
 }
+PLOTS = {
+    "throughput-none": "samples a second of every loader, unshaped bucket",
+    "throughput-cloud": "samples a second of every loader, cloud-like bucket",
+    "cpu": "processor time of a sample",
+    "stall": "share of the time that a training loop waits",
+    "tail": "rate when some requests are late, of that when none is",
+}
+"""What each plot shows, by name of its file."""
 STYLE: Any = {
     "figure.dpi": 100,
     "savefig.dpi": 100,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.cells import LIMITS, LOADERS, OURS, PROFILES, TITLES
+from benchmarks.plots import IMAGES, PLOTS
 from benchmarks.results import Figure, Mixing, Record, Results
 from benchmarks.targets import table as target_table
 from benchmarks.workloads import RESULTS, WORKLOADS
@@ -102,12 +103,14 @@ def memory_records(results: Results, workload: str, loader: str) -> Iterator[Rec
 
 def text(results: Results) -> str:
     """Return all tables, each under its heading."""
+    plots = [f"![{what}](images/{name}.png)" for name, what in PLOTS.items() if (IMAGES / f"{name}.png").exists()]
     machine, selection = results.settings["machine"], results.settings["selection"]
     parts = [
         f"Measured with Python {machine['python']} on {machine['cores']} cores; medians of {selection['rounds']} rounds"
         + (f", at {selection['scale']:g} of the full size." if selection["scale"] != 1 else "."),
         "### Targets",
         target_table(results),
+        *(["### Plots", *plots] if plots else []),
     ]
     for workload in WORKLOADS.values():
         for mode in workload.modes:
