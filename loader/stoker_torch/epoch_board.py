@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.sharedctypes import RawArray
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,17 @@ class EpochBoard:
     def __init__(self) -> None:
         self._memory = RawArray(ctypes.c_uint64, 1 + (1 + MAX_WORKERS) * _KEPT)
         self._words[0] = Turn(1, 0).word << _TAG_BITS
+
+    def __getstate__(self) -> object:
+        """Return the memory itself for a process that is being spawned, and for a copy what stands there."""
+        return self._memory if get_spawning_popen() is not None else self._words.copy()
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, np.ndarray):
+            self.__init__()  # type: ignore[misc]
+            self._words[:] = state
+        else:
+            self._memory = state
 
     @property
     def _words(self) -> NDArray[np.uint64]:

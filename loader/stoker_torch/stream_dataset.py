@@ -88,8 +88,7 @@ class StreamDataset(IterableDataset[Any]):
         self._loaded: _Loaded | None = None
         self._forget()
         try:
-            reader = self._opened(Worker.here())
-            LoaderPlan.of(reader.feed, Prices.load()).check_dollars(self.config.max_dollars_per_epoch)
+            self.plan.check_dollars(self.config.max_dollars_per_epoch)
         finally:
             self.close()  # a worker is best forked where no thread runs
         alike = {name: getattr(self.config, name) for name in _ALIKE} | {"batch_size": batch_size}
@@ -142,6 +141,11 @@ class StreamDataset(IterableDataset[Any]):
             self._opened(Worker.here())
         assert self._manifest is not None  # noqa: S101 - opening has read it
         return self._manifest
+
+    @property
+    def plan(self) -> LoaderPlan:
+        """What an epoch of this process takes: of the rank, where that is no worker; its text is one line."""
+        return LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load())
 
     def _opened(self, worker: Worker) -> StreamReader:
         """Return the reader of this process."""

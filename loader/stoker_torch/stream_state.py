@@ -41,8 +41,8 @@ class StreamState(SourceState):
         try:
             epoch, repeated = checked_integer(state, "epoch"), checked_integer(state, "repeated")
             values = cls.values_of(state)
-            delivered = {int(lane): checked_integer(state["lanes"], lane) for lane in state["lanes"]}
-        except (KeyError, TypeError, ValueError) as error:
+            delivered = {int(lane): checked_integer(state["lanes"], lane) for lane, _ in state["lanes"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, StateError):
                 raise
             raise StateError(f"this is not the state of a StreamDataset: {type(error).__name__}: {error}") from None

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
 from stoker.lane_share import Interleaving, LaneShare
+from stoker.order import OrderConfig
 from stoker.partition import LaneSlice
+from stoker.steps import Steps, Stretch
 
 
 @dataclass(frozen=True)
@@ -173,3 +175,20 @@ def test_a_repeated_sample_is_the_workers_last_and_comes_last() -> None:
 def test_what_cannot_be_dealt_evenly_is_refused(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         LaneShare(**{"samples": 50, "batch_size": 4} | wrong)
+
+
+@given(cases(), st.lists(st.integers(1, 8), min_size=1, max_size=20), st.sampled_from(["none", "block", "window"]))
+@settings(max_examples=200, deadline=None)
+def test_no_super_sample_is_read_by_two_workers_but_those_that_a_lanes_border_cuts(
+    case: Case, sizes: list[int], shuffle: Any
+) -> None:
+    samples = np.array(sizes + [1] * max(0, case.ranks * case.workers - sum(sizes)))
+    case = replace(case, samples=int(samples.sum()))
+    order = OrderConfig(shuffle=shuffle, window=2, lanes=case.lanes)
+    reads = []
+    for share in (share for workers in case.shares(evaluation=True) for share in workers):
+        steps = Steps(samples, Stretch(order=order, partition=share, end_epoch=1))
+        while (step := steps.next()) is not None:
+            reads += [super_sample for _, super_sample in step.first_uses]
+    assert set(reads) == set(range(len(samples)))
+    assert len(reads) <= len(samples) + case.lanes - 1

@@ -1,0 +1,113 @@
+"""Which epoch an iteration is, as the processes that take part in it find out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import ConfigError
+from stoker_torch.epoch_board import MAX_EPOCH, MAX_WORKERS, EpochBoard, Seat, Turn
+
+ALONE = Seat()
+
+
+def seats(base_seed: int, workers: int = 3) -> list[Seat]:
+    return [Seat.of_worker(worker, base_seed) for worker in range(workers)]
+
+
+def epochs(board: EpochBoard, base_seed: int) -> set[int]:
+    """Begin an iteration in three workers; return which epochs they take."""
+    return {board.begin(seat).epoch for seat in seats(base_seed)}
+
+
+def test_epochs_of_one_process_follow_one_another_and_looking_ahead_changes_nothing() -> None:
+    board = EpochBoard()
+    for epoch in range(3):
+        assert board.coming(ALONE) == board.coming(ALONE) == Turn(1, epoch)
+        assert board.begin(ALONE) == Turn(1, epoch)
+
+
+@given(
+    st.lists(
+        st.tuples(st.permutations(range(4)), st.sets(st.integers(0, 3), max_size=3)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_workers_agree_in_whatever_order_they_begin_and_whichever_never_do(
+    iterations: list[tuple[list[int], set[int]]],
+) -> None:
+    board = EpochBoard()
+    for epoch, (order, missing) in enumerate(iterations):
+        base_seed = 1000 + epoch
+        begun = {board.begin(Seat.of_worker(worker, base_seed)).epoch for worker in order if worker not in missing}
+        assert begun == {epoch}
+
+
+def test_iterations_with_the_same_seed_are_told_apart_as_those_of_workers_that_are_kept_must_be() -> None:
+    board = EpochBoard()
+    assert [epochs(board, 7) for _ in range(9)] == [{epoch} for epoch in range(9)]
+
+
+def test_two_iterations_side_by_side_keep_their_epochs() -> None:
+    board = EpochBoard()
+    one, other = seats(1), seats(2)
+    assert [board.begin(seat).epoch for seat in (one[0], other[0], other[1], one[1], one[2], other[2])] == [
+        0, 1, 1, 0, 0, 1,
+    ]  # fmt: skip
+    assert epochs(board, 3) == {2}
+
+
+def test_what_the_parent_orders_comes_next_everywhere_also_backwards() -> None:
+    board = EpochBoard()
+    epochs(board, 1)
+    epochs(board, 2)
+    assert not board.is_ordered()
+    board.order(5)
+    assert board.is_ordered()
+    assert (epochs(board, 2), epochs(board, 3)) == ({5}, {6})
+    board.order(0)
+    board.order(1)
+    assert (epochs(board, 3), board.begin(ALONE).epoch) == ({1}, 2)
+
+
+def test_workers_that_have_states_of_their_own_agree_on_their_epoch_and_go_on_from_it() -> None:
+    board = EpochBoard()
+    for base_seed in range(4):
+        epochs(board, base_seed)
+    assert {board.begin(seat, 1) for seat in seats(9)} == {Turn(2, 1)}
+    assert epochs(board, 10) == {2}
+    board.order(7)
+    assert {board.begin(seat, 4) for seat in seats(11)} == {Turn(4, 4)}
+    assert epochs(board, 12) == {5}
+
+
+def test_it_knows_whether_workers_began_the_latest_iteration() -> None:
+    board = EpochBoard()
+    assert not board.is_in_workers()
+    board.begin(ALONE)
+    assert not board.is_in_workers()
+    epochs(board, 4)
+    assert board.is_in_workers()
+    board.begin(ALONE)
+    assert not board.is_in_workers()
+    epochs(board, 5)
+    board.order(0)
+    assert not board.is_in_workers()
+
+
+def test_only_the_turn_that_was_ordered_with_a_state_needs_it() -> None:
+    board = EpochBoard()
+    turn = board.order(3, with_state=True)
+    assert board.needs_state(turn)
+    assert not board.needs_state(turn._replace(epoch=4))
+    assert not board.needs_state(board.order(3))
+
+
+def test_the_last_worker_and_the_last_epoch_have_room() -> None:
+    board = EpochBoard()
+    board.order(MAX_EPOCH)
+    assert board.begin(Seat.of_worker(MAX_WORKERS - 1, 2**63 - 1)).epoch == MAX_EPOCH
+    with pytest.raises(ConfigError, match=f"worker {MAX_WORKERS}"):
+        Seat.of_worker(MAX_WORKERS, 0)
