@@ -2,6 +2,7 @@
 
 See README.md in the folder above for the settings.
 """
+# ruff: noqa: E402  (a module must be replaced before the imports)
 
 from __future__ import annotations
 
