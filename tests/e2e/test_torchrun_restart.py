@@ -20,13 +20,14 @@ SAMPLES = 211
 EPOCHS = 2
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Makes torchrun give each attempt a store of its own. The agent's, which attempts share else, keeps the addresses of
-ranks that are dead, and torch 2.13 no longer tells attempts apart in it: new ranks then try to connect to dead ones."""
+ranks that are dead, and torch 2.13 no longer tells attempts apart in it: new ranks then try to connect to dead ones
+(https://github.com/pytorch/pytorch/issues/135712)."""
 _TIMEOUT_SECONDS = 180
 
 
 @pytest.fixture
 def task(tmp_path: Path) -> TallyTask:
-    """A training whose first rank is killed at once, and the second, in the next attempt, behind some checkpoints."""
+    """A training one of whose ranks is killed in the first attempt, behind some checkpoints."""
     with stoker.Packer(tmp_path / "data", schema={"x": stoker.Array("int64")}, super_sample_bytes=128) as packer:
         packer.extend({"x": index} for index in range(SAMPLES))
     (tmp_path / "run").mkdir()
@@ -36,7 +37,7 @@ def task(tmp_path: Path) -> TallyTask:
         global_batch=12,
         epochs=EPOCHS,
         checkpoint_steps=3,
-        ends=(End(rank=0, step=2), End(rank=1, step=8)),
+        ends=(End(rank=1, step=8),),
     )
 
 
