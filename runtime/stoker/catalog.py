@@ -30,6 +30,7 @@ from stoker.store.protocol import ObjectInfo, Readable, Store
 __all__ = ["advance", "commit", "list_versions", "newest_manifest", "publish", "read_manifest"]
 
 LARGE_BYTES = 8 << 20
+MAX_MANIFEST_BYTES = 1 << 30  # of thirty million super-samples
 _SMALL_SECONDS = 0.25  # a manifest that takes longer is worth a second request, which tells whether it is large
 _PARALLEL_READS = 8
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
@@ -224,6 +225,8 @@ async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearra
         await asyncio.wait({whole}, timeout=_SMALL_SECONDS)
         if not whole.done():
             info = await reader.head(key)
+            if info.size_bytes > MAX_MANIFEST_BYTES:
+                raise FormatError(f"{reader.url}/{key} has {info.size_bytes} bytes, more than any manifest")
             if info.size_bytes > LARGE_BYTES and not whole.done():
                 return await _fetch_in_parts(reader, info)
         return (await whole)[0]

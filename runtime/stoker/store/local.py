@@ -43,6 +43,7 @@ _T = TypeVar("_T")
 
 _READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
 _PAGE_KEYS = 1000
+_MAX_WHOLE_BYTES = 1 << 30  # what is read whole is small: a manifest of thirty million super-samples fits
 
 _ERRORS: dict[int, tuple[type[StoreError], str]] = {
     errno.ENOENT: (NotFoundError, "does not exist"),
@@ -79,6 +80,10 @@ class LocalStore:
 
         def read(cancelled: threading.Event) -> tuple[bytes, ObjectInfo]:
             with self._opened(key, path) as (file, info):
+                if info.size_bytes > _MAX_WHOLE_BYTES:
+                    raise StoreError(
+                        f"{self._at.object_url(key)} has {info.size_bytes} bytes, too many to read at once"
+                    )
                 data = bytearray(info.size_bytes)
                 self._fill(file, info, memoryview(data), 0, cancelled)
                 return bytes(data), info

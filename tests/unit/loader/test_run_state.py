@@ -34,12 +34,16 @@ def test_a_state_comes_back_from_plain_values() -> None:
     assert RunState.from_dict(changed(limit=5)).limit == 5
 
 
+NO_COUNTS: list[Any] = [-1, 2.0, True, "3", None, [], 1 << 64]
+NO_TEXTS: list[Any] = [None, 3, [], b"digits"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, value) for name in ("epoch", "position", "seed") for value in (-1, 2.0, True, "3", None, [], 1 << 64)),
+        *((name, value) for name in ("epoch", "position", "seed") for value in NO_COUNTS),
         *((name, value) for name in ("version", "window", "lanes", "limit") for value in (0, 2.0, True, "3", 10**400)),
-        *((name, value) for name in ("dataset", "shuffle") for value in (None, 3, [], b"digits")),
+        *((name, value) for name in ("dataset", "shuffle") for value in NO_TEXTS),
         *(("format", value) for value in (0, 2, True, 1.0, "1", None, [1], "x" * 5000)),
         ("sources", []),
         ("sources", [{}, {}]),
