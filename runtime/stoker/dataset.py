@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -132,7 +133,12 @@ class Dataset:
     def __len__(self) -> int:
         return self._samples
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield all samples in the packed order; those of a super-sample are read at a time."""
+        for start, end in pairwise(accumulate(map(int, self._manifest.rows.samples), initial=0)):
+            yield from self.samples(range(start, end))
+
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
         """Return one sample; a negative index counts from the end.
 
         Raises:

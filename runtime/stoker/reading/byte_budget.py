@@ -30,7 +30,19 @@ class ByteBudget:
 
     @asynccontextmanager
     async def hold(self, size_bytes: int) -> AsyncIterator[None]:
-        """Hold bytes, after waiting for them. A wait that is cancelled leaves none behind.
+        """Hold bytes for a while, after waiting for them.
+
+        Raises:
+            BudgetError: there are never so many.
+        """
+        await self.acquire(size_bytes)
+        try:
+            yield
+        finally:
+            self.release(size_bytes)
+
+    async def acquire(self, size_bytes: int) -> None:
+        """Wait for bytes and hold them until they are released. A wait that is cancelled leaves none behind.
 
         Raises:
             BudgetError: there are never so many.
@@ -41,11 +53,11 @@ class ByteBudget:
             await self._wait(size_bytes)
         else:
             self._held_bytes += size_bytes
-        try:
-            yield
-        finally:
-            self._held_bytes -= size_bytes
-            self._admit()
+
+    def release(self, size_bytes: int) -> None:
+        """Give back bytes that were acquired."""
+        self._held_bytes -= size_bytes
+        self._admit()
 
     async def _wait(self, size_bytes: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -43,11 +43,11 @@ class HeadCache:
     def __init__(self, manifest: Manifest, fetcher: Fetcher, limit_bytes: int) -> None:
         self._manifest = manifest
         self._fetcher = fetcher
-        self._in_use = ByteBudget(limit_bytes)  # a head counts once for every user
+        self._in_use = ByteBudget(limit_bytes)
         self._used: dict[int, OpenHead] = {}
         self._idle: OrderedDict[int, OpenHead] = OrderedDict()
         self._idle_bytes = 0
-        self._reading: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def held_bytes(self) -> int:
@@ -65,24 +65,30 @@ class HeadCache:
             FormatError: it is not what the manifest says.
         """
         size_bytes = head_bytes_held(self._manifest.schema, int(self._manifest.rows.head_bytes[row]))
-        async with self._in_use.hold(size_bytes):
-            async with self._reading.setdefault(row, asyncio.Lock()):
-                opened = self._found(row, size_bytes) or await self._read(row, urgent)
-                opened.users += 1
+        async with self._opening.setdefault(row, asyncio.Lock()):
+            opened = self._used.get(row)
+            if opened is None:
+                await self._in_use.acquire(size_bytes)
+                try:
+                    opened = self._found(row, size_bytes) or await self._read(row, urgent)
+                except BaseException:
+                    self._in_use.release(size_bytes)
+                    raise
                 self._used[row] = opened
-            try:
-                yield opened
-            finally:
-                opened.users -= 1
-                if not opened.users:
-                    self._idle[row] = self._used.pop(row)
-                    self._idle_bytes += size_bytes
+            opened.users += 1
+        try:
+            yield opened
+        finally:
+            opened.users -= 1
+            if not opened.users:
+                self._idle[row] = self._used.pop(row)
+                self._idle_bytes += size_bytes
+                self._in_use.release(size_bytes)
 
     def _found(self, row: int, size_bytes: int) -> OpenHead | None:
-        """Return a head that is here, taken from the idle ones; and let go of those for which there is no more room."""
-        found = self._used.get(row)
-        if row in self._idle:
-            found = self._idle.pop(row)
+        """Take a head from the idle ones, if it is there; and let go of those for which there is no more room."""
+        found = self._idle.pop(row, None)
+        if found is not None:
             self._idle_bytes -= size_bytes
         while self.held_bytes > self._in_use.limit_bytes:
             _, oldest = self._idle.popitem(last=False)

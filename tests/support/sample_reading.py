@@ -1,0 +1,59 @@
+"""A reader of samples by number, in virtual time, from a bucket that can do everything wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.clock import run_virtual
+from stoker.fetch.fetcher import FetchConfig
+from stoker.manifest import Manifest
+from stoker.reading.sample_memory import SampleMemory
+from stoker.reading.samples import SampleReader
+from support.faulty_store import FaultyStore, Weather
+
+__all__ = ["AMPLE_BYTES", "SampleBench"]
+
+AMPLE_BYTES = 100_000_000
+
+
+class SampleBench:
+    """A reader of some columns, and its store."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        objects: Mapping[str, bytes],
+        *,
+        columns: Sequence[str] | None = None,
+        memory_bytes: int = AMPLE_BYTES,
+        weather: Weather | None = None,
+        seed: int = 0,
+        **config: Any,
+    ) -> None:
+        fetch = FetchConfig(**config)
+        self.store = FaultyStore(objects, weather=weather or Weather(tail_sigma=0.0), seed=seed)
+        self.memory = SampleMemory.plan(manifest, fetch.hedge_burst if fetch.hedge else 0, memory_bytes)
+        self.reader = SampleReader(self.store, manifest, manifest.schema.chosen(columns), self.memory, fetch)
+
+    async def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return samples by number."""
+        return await self.reader.read(np.array(indices, np.int64))
+
+    def samples(self, *indices: int) -> list[dict[str, Any]]:
+        """Return samples by number, each call in a virtual time of its own."""
+        return run_virtual(self.read(indices))
+
+    def asked(self, *indices: int) -> list[tuple[str, int, int]]:
+        """Read samples, and return the ranges that were requested for it."""
+        before = len(self.store.sent_ranges)
+        self.samples(*indices)
+        return self.store.sent_ranges[before:]
+
+    def leaves_nothing(self) -> bool:
+        """Return whether nothing is held and nothing under way."""
+        reader, heads = self.reader, self.reader._heads
+        held = reader._values.held_bytes, heads._in_use.held_bytes, len(heads._used), len(heads._opening)
+        return (held, self.store.active, reader.stats.in_flight) == ((0, 0, 0, 0), 0, 0)
