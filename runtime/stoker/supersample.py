@@ -279,6 +279,12 @@ class Head:
             start, end = int(self.offsets[name][start]), int(self.offsets[name][end])
         return base + start * column.element_bytes, base + end * column.element_bytes
 
+    def row_ranges(self, name: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return first byte and end in the object of each row's value of column ``name``, ``int64 [rows]``."""
+        column, base = self.schema[name], self.starts[name]
+        starts, ends = (rows, rows + 1) if column.is_fixed else (self.offsets[name][rows], self.offsets[name][rows + 1])
+        return base + starts * column.element_bytes, base + ends * column.element_bytes
+
     def is_in_head(self, name: str) -> bool:
         """Return whether the values of column ``name`` lie in the head."""
         return is_small(self.schema[name])

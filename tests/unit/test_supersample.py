@@ -140,6 +140,16 @@ def test_the_head_alone_opens_an_object_and_says_where_every_value_is() -> None:
         assert head.is_in_head(name) == (head.row_range(name, 0, 6)[1] <= head.head_bytes)
 
 
+def test_the_ranges_of_any_rows_are_those_of_each() -> None:
+    body, _ = built(EVERY_KIND, samples_of(EVERY_KIND, 6))
+    head = Head.parse(body, len(body))
+    rows = np.array([5, 0, 3, 3])
+    for name in EVERY_KIND:
+        starts, ends = head.row_ranges(name, rows)
+        assert list(zip(starts, ends, strict=True)) == [head.row_range(name, row, row + 1) for row in rows.tolist()]
+    assert all(len(found) == 0 for found in head.row_ranges("jpeg", rows[:0]))
+
+
 def test_small_columns_are_in_the_head_and_large_ones_behind_it() -> None:
     schema = Schema({"a": Array("uint8", 65), "b": Array("uint8", 64), "c": Array("int64"), "d": Bytes(), "e": Text()})
     data, _ = built(schema, samples_of(schema, 3))

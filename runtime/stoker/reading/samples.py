@@ -141,24 +141,22 @@ class SampleReader:
                     values, reads, data, manifest=self._manifest, fetcher=self._fetcher, urgent=urgent
                 )
                 ends = starts + values.ends - values.starts
-                encoded = {
-                    name: [data[start:end] for start, end in zip(first.tolist(), last.tolist(), strict=True)]
-                    for name, first, last in zip(self._large, starts, ends, strict=True)
-                }
+                large = zip(self._large, starts, ends, strict=True)
+                encoded = {name: _cut(data, first, last) for name, first, last in large}
                 small = [name for name in self._columns if name not in encoded]
                 encoded |= {name: _encoded(opened.head, name, share.rows, opened.data) for name in small}
                 self._deliver(share, encoded, found)
 
     def _located(self, share: _Share, head: Head) -> Values:
-        rows = share.rows.tolist()
-        extents = np.array([[head.row_range(name, row, row + 1) for row in rows] for name in self._large], np.int64)
-        extents = extents.reshape(len(self._large), len(rows), 2)
+        extents = np.empty((2, len(self._large), len(share.rows)), np.int64)
+        for number, name in enumerate(self._large):
+            extents[:, number] = head.row_ranges(name, share.rows)
         numbers = [list(head.schema).index(name) for name in self._large]
         return Values(
-            samples=Group(np.full(len(rows), share.super_sample), share.rows),
+            samples=Group(np.full(len(share.rows), share.super_sample), share.rows),
             columns=self._large,
-            starts=extents[:, :, 0],
-            ends=extents[:, :, 1],
+            starts=extents[0],
+            ends=extents[1],
             checksums=head.checksums[share.rows][:, numbers].T,
         )
 
@@ -170,4 +168,8 @@ class SampleReader:
 
 def _encoded(head: Head, name: str, rows: NDArray[np.int64], data: memoryview) -> list[memoryview]:
     """Return the bytes of each row's value of a column that lies in ``data``, from the start of its object on."""
-    return [data[slice(*head.row_range(name, row, row + 1))] for row in rows.tolist()]
+    return _cut(data, *head.row_ranges(name, rows))
+
+
+def _cut(data: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[memoryview]:
+    return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
