@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class FetchService:
         self._dataset, self._cache, self._executor = dataset, cache, executor
         self._visible, self._renew = visible, renew
         self._lock = threading.RLock()  # the collector may end a sampler's iteration, and so call forget, anywhere
+        self._pid = os.getpid()
         self._wanted: set[int] = set()
         self._refusal: SampleError | None = None
         self._has_warned = self._is_closed = False
@@ -108,8 +110,9 @@ class FetchService:
 
     def forget(self, indices: Iterable[int]) -> None:
         """Do not begin to read samples that were asked for and are not needed any more."""
-        with self._lock:
-            self._wanted.difference_update(indices)
+        if self._pid == os.getpid():  # a forked child may collect its copy of an iteration, with a lock held for ever
+            with self._lock:
+                self._wanted.difference_update(indices)
 
     def close(self) -> None:
         """Drop what is not begun, and return when what is has ended."""
