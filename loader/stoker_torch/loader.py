@@ -150,7 +150,9 @@ class Loader:
             with_ids=self.config.with_ids,
             pin_memory=self._pins_memory,
         )
+        asked = time.perf_counter()
         iteration = Iteration(parts, self.remaining)
+        self._times.begun(asked, time.perf_counter())
         if not self.remaining:
             self._place = (self._place[0] + 1, 0)  # nothing for this rank: its epoch is over, as the others' will be
         self._iteration = weakref.ref(iteration)

@@ -15,7 +15,9 @@ __all__ = ["LoaderStatistics"]
 class LoaderStatistics:
     """Counts since the loader was made.
 
-    A loaded state with other lanes or of another version begins the counts of fetching anew.
+    A loaded state with other lanes or of another version begins the counts of fetching anew. A forked child counts on
+    from its parent's figures, but for retries and hedges, which begin at zero when it fetches; the parent knows nothing
+    of its children. A spawned process makes a loader of its own, with counts of its own.
 
     Attributes:
         batches: yielded.
@@ -24,7 +26,7 @@ class LoaderStatistics:
         bad_samples: that failed in ``decode`` or ``transform`` and were replaced.
         wait_seconds: time that the training loop waited for batches: for the bucket and for the pool.
         bucket_wait_seconds: of it, time that it waited for super-samples.
-        loop_seconds: time between the first request for a batch and the last batch yielded.
+        loop_seconds: time between the beginning of the first iteration and the last batch yielded.
         first_batch_seconds: from the construction of the loader to its first batch, None before it.
         look_ups: super-samples that a batch asked for when it first needed them.
         misses: of these, those that were not in memory yet.
@@ -65,24 +67,31 @@ class LoopTimes:
 
     Attributes:
         made: when the loader was constructed.
-        first_asked: when a batch was first asked for.
+        first_asked: when the first iteration was begun.
         first_yielded: when the first batch was yielded.
         last_yielded: when the latest was.
-        waited: spent between asking and yielding, in all.
+        beginning: spent on beginning iterations that have not yielded yet.
+        waited: spent on beginning iterations, and between asking for a batch and yielding it, in all.
     """
 
     made: float
     first_asked: float | None = None
     first_yielded: float | None = None
     last_yielded: float | None = None
+    beginning: float = 0.0
     waited: float = 0.0
+
+    def begun(self, asked: float, now: float) -> None:
+        """Note an iteration that was asked for and has begun, which may have to read something first."""
+        self.first_asked = asked if self.first_asked is None else self.first_asked
+        self.beginning += now - asked
 
     def yielded(self, asked: float, now: float) -> None:
         """Note a batch that was asked for and yielded."""
-        self.first_asked = asked if self.first_asked is None else self.first_asked
         self.first_yielded = now if self.first_yielded is None else self.first_yielded
         self.last_yielded = now
-        self.waited += now - asked
+        self.waited += self.beginning + now - asked
+        self.beginning = 0.0
 
 
 def statistics(

@@ -216,26 +216,37 @@ if __name__ == "__main__":
     assert quiet(body, url, tmp_path) == "0\n"
 
 
-def test_memory_files_and_threads_stay_flat_over_many_epochs(url: str, tmp_path: Path) -> None:
+def test_a_forked_child_counts_on_from_its_parent_which_counts_for_itself_alone(url: str, tmp_path: Path) -> None:
     body = """
-import gc, resource
-def used():
-    loader.close()
-    gc.collect()
-    files = len(os.listdir("/dev/fd"))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, files, threading.active_count()
-unit_bytes = 1 if sys.platform == "darwin" else 1024
-loader = Loader(URL, batch_size=32, memory="1MB", limit=100, decode={"text": len}, workers=2)
-for epoch in range(220):
-    for batch in loader:
-        if epoch % 10 == 9:
-            break
-    if epoch == 20:
-        before = used()
-after = used()
-print((after[0] - before[0]) * unit_bytes < 8_000_000, after[1:] == before[1:])
+loader = Loader(URL, batch_size=40, shuffle="none", epochs=1)
+batches = iter(loader)
+for _ in range(3):
+    next(batches)
+before = loader.stats()
+assert (before.batches, before.samples) == (3, 120)
+
+def check(stats):
+    assert (stats.batches, stats.samples) == (10, 400)
+    assert 0 <= stats.misses <= stats.look_ups and stats.look_ups > before.look_ups
+    assert (stats.retries, stats.hedge_wins, stats.bad_samples, stats.repeated_samples) == (0, 0, 0, 0)
+    assert stats.first_batch_seconds == before.first_batch_seconds
+    assert 0 <= stats.bucket_wait_seconds <= stats.wait_seconds <= stats.loop_seconds and 0 <= stats.stall <= 1
+
+if not (child := os.fork()):
+    assert loader.stats() == before
+    numbers(batches)
+    check(loader.stats())
+    assert loader.stats().get_requests > before.get_requests
+    sys.exit()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert loader.stats().batches == 3
+numbers(batches)
+check(loader.stats())
+super_samples = len(loader.manifest)
+assert loader.stats().look_ups == super_samples
+assert super_samples < loader.stats().get_requests <= super_samples + 3 + loader.stats().hedges
 """
-    assert quiet(body, url, tmp_path) == "True True\n"
+    assert quiet(body, url, tmp_path) == "0\n"
 
 
 def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing(url: str, tmp_path: Path) -> None:

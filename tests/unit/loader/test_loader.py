@@ -13,6 +13,7 @@ import torch
 
 import stoker
 from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
+from stoker.feed import Feed
 from stoker.order import Order, OrderConfig
 from stoker_torch import Loader, LoaderConfig, RaggedColumn
 from stoker_torch.config import Settings
@@ -287,6 +288,24 @@ def test_statistics_count_what_was_done(url: str) -> None:
     assert 0 <= statistics.wait_seconds <= statistics.loop_seconds
     assert 0 <= statistics.stall <= 1
     assert statistics.first_batch_seconds is not None
+
+
+def test_the_time_to_begin_an_iteration_is_time_that_the_loop_waits(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Feed.start
+
+    def slow(self: Feed, epoch: int, position: int = 0) -> None:
+        time.sleep(0.05)
+        start(self, epoch, position)
+
+    monkeypatch.setattr(Feed, "start", slow)
+    with Loader(url, batch_size=50, epochs=3) as loader:
+        for waits in (1, 2):
+            next(iter(loader))
+            loader.close()
+            iter(loader)  # begun and not waited for: no wait of the loop yet
+            statistics = loader.stats()
+            assert 0.05 * waits <= statistics.wait_seconds <= statistics.loop_seconds
+            loader.close()
 
 
 def test_the_plan_is_one_line(url: str) -> None:
