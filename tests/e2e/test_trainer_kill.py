@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -22,6 +23,7 @@ GLOBAL_BATCH = 12
 EPOCHS = 2
 STEPS = -(-SAMPLES // GLOBAL_BATCH) * EPOCHS
 WORLD_SIZES = (2, 3, 1)
+_serial = count()
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def run_ranks(task: TallyTask, world_size: int) -> list[int]:
 
     Where the training has an end for one of them, the others are killed when that one is gone, as launchers do.
     """
-    rendezvous = task.folder / f"rendezvous-{sum(1 for _ in task.folder.iterdir())}"
+    rendezvous = task.folder / f"rendezvous-{next(_serial)}"
     with ExitStack() as stack:
         ranks = [
             stack.enter_context(running(train, task, f"file://{rendezvous}", rank, world_size))
