@@ -71,6 +71,10 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         """Return the virtual time in seconds."""
         return self._clock.now_seconds
 
+    def jump(self, seconds: float) -> None:
+        """Let so much time pass at once, as when the process is stopped: every timer that is due then fires late."""
+        self._clock.now_seconds += seconds
+
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Call ``func`` at once on this thread: a thread of its own would run in real time."""
         future: asyncio.Future[T] = self.create_future()

@@ -10,17 +10,16 @@ import asyncio
 import random
 import warnings
 from collections import Counter
-from collections.abc import Coroutine
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
 
 from stoker.clock import VirtualClockError, run_virtual
 from stoker.errors import StoreError
 from stoker.fetch import fetcher as fetch_module
-from stoker.fetch import range_reader
 from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher
 from stoker.fetch.prefetcher import Item, Prefetcher
+from stoker.fetch.range_reader import RangeReader
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from support.faulty_store import FAULTS, FaultyStore, Weather, pin
@@ -181,11 +180,11 @@ def test_no_weather_delivers_wrong_bytes_loses_an_item_or_leaves_anything_behind
         print(f"\n{SCHEDULES} random fault schedules:")
         for what, counts in {"injected": injected, "retried": retried, "raised": raised, "counted": counted}.items():
             print(f"  {what}:", ", ".join(f"{name} {count}" for name, count in counts.most_common()))
-    assert set(injected) == {*FAULTS, "outage", "expired", "missing", "changed"}
+    assert set(injected) >= {*FAULTS, "outage", "expired", "missing", "changed"}
     assert set(retried) == {
         "ThrottledError", "ServerError", "ConnectionLostError", "TruncatedError", "ChecksumError", "DeadlineError",
     }  # fmt: skip
-    assert set(raised) == {"FetchError", "NotFoundError", "ObjectChangedError", "CredentialsError"}
+    assert set(raised) == {"FetchError", "NotFoundError", "ObjectChangedError", "ExpiredCredentialsError"}
     assert all(count > 0 for count in counted.values()), counted
     assert len(counted) == 9
 
@@ -221,16 +220,14 @@ def test_a_consumer_that_releases_twice_is_caught(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_slot_freed_before_its_transport_ended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetcher that does not wait for the loser of a race."""
+    """A fetcher that does not wait for the losers of a race."""
+    lend = RangeReader._lend
 
-    async def impatient(
-        primary: asyncio.Task[StoreError | None], rival: Coroutine[Any, Any, StoreError | None]
-    ) -> bool:
-        hedge = asyncio.ensure_future(rival)
-        await asyncio.wait((primary, hedge), return_when=asyncio.FIRST_COMPLETED)
-        return hedge.done() and hedge.result() is None and not primary.done()
+    def not_for_long(reader: RangeReader, size_bytes: int, lent: ExitStack) -> memoryview | None:
+        with ExitStack() as at_once:
+            return lend(reader, size_bytes, at_once)
 
-    monkeypatch.setattr(range_reader, "_race", impatient)
+    monkeypatch.setattr(RangeReader, "_lend", not_for_long)
     caught = 0
     for seed in range(100):
         try:

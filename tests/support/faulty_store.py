@@ -1,8 +1,8 @@
 """A bucket in virtual time that can do everything wrong that a real one does, and watches its client's memory.
 
-Fixed first-byte time and rate with a lognormal tail; faults are drawn per request from a seeded generator, or forced
-for whole stretches of time (outages). Beside serving, it checks the client: no two transfers may ever write to the
-same memory, and a cancelled transfer goes on writing until it has really ended.
+A first-byte time with a lognormal tail, and a rate per connection and in all; faults are drawn per request from a
+seeded generator, or forced for whole stretches of time (outages). Beside serving, it checks the client: no two
+transfers may ever write to the same memory, and a cancelled transfer goes on writing until it has really ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from stoker.checksum import crc32c
 from stoker.errors import (
     ConnectionLostError,
-    CredentialsError,
     NotFoundError,
     ObjectChangedError,
     ServerError,
@@ -26,22 +25,39 @@ from stoker.errors import (
     TruncatedError,
 )
 from stoker.store.protocol import ObjectInfo
+from stoker.store.renewal import ExpiredCredentialsError, with_renewal
 from stoker.tier import ObjectRef
+from support.shared_link import SharedLink
 
-FAULTS = ("throttle", "error", "reset", "truncate", "corrupt", "stall", "drip")
+FAULTS = (
+    "throttle",  # 503 with Retry-After, if the weather has one
+    "throttle_bare",  # 503 without
+    "error", "dns", "reset", "truncate", "corrupt", "stall", "drip",
+)  # fmt: skip
+STORM_MOST = 3
+"""Requests at once that a throttling storm lets through."""
 
 
 @dataclass(kw_only=True)
 class Weather:
-    """How the store behaves: probabilities per request, and times in seconds."""
+    """How the store behaves: probabilities per request, and times in seconds.
+
+    In an outage nothing connects; in a storm what is more than a few requests at once is throttled. Credentials that
+    expire are renewed by the adapter, or cannot be.
+    """
 
     first_byte_seconds: float = 0.02
     bytes_per_second: float = 90e6
+    total_bytes_per_second: float = float("inf")
     tail_sigma: float = 0.3
+    late_fraction: float = 0.0
+    late_seconds: float = 2.0
     probability: dict[str, float] = field(default_factory=dict)
     outages: list[tuple[float, float]] = field(default_factory=list)
+    storms: list[tuple[float, float]] = field(default_factory=list)
     retry_after_seconds: float | None = None
     credentials_expire_at: float = float("inf")
+    credentials_renewable: bool = False
     closing_seconds: float = 0.0
 
 
@@ -69,8 +85,14 @@ class FaultyStore:
         self.active = 0
         self.peak_active = 0
         self.script: Callable[[int, str], str | None] | None = None
+        self.link = SharedLink(
+            connection_bytes_per_second=self.weather.bytes_per_second,
+            total_bytes_per_second=self.weather.total_bytes_per_second,
+        )
         self._rng = random.Random(seed)
         self._writing: dict[int, tuple[int, int]] = {}
+        self._lost_before = 0
+        self._renewed = False
 
     async def get_range(
         self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
@@ -85,7 +107,7 @@ class FaultyStore:
         self.reading[key, start] += 1
         self.peak_active = max(self.peak_active, self.active)
         try:
-            return await self._serve(number, key, start, end, into, tag)
+            return await with_renewal(self, lambda used: self._serve(number, used, (key, start, end), into, tag))
         except asyncio.CancelledError:
             await self._close_slowly(into)
             raise
@@ -94,18 +116,40 @@ class FaultyStore:
             self.reading[key, start] -= 1
             del self._writing[number]
 
+    def lose_connections(self) -> None:
+        """Break every transfer that is under way; each finds out when it would go on."""
+        self._lost_before = len(self.sent_seconds)
+
+    async def current(self) -> bool:
+        """Return the credentials: whether they are the renewed ones."""
+        return self._renewed
+
+    async def renew(self, used: bool) -> bool:
+        await asyncio.sleep(0.1)
+        self._renewed = self.weather.credentials_renewable
+        return self._renewed
+
     async def _serve(
-        self, number: int, key: str, start: int, end: int, into: memoryview, tag: str | None
+        self, number: int, renewed: bool, wanted: tuple[str, int, int], into: memoryview, tag: str | None
     ) -> ObjectInfo:
         now = asyncio.get_running_loop().time()
-        weather = self.weather
-        await asyncio.sleep(weather.first_byte_seconds * self._rng.lognormvariate(0.0, weather.tail_sigma))
-        if any(begin <= now < end_ for begin, end_ in weather.outages):
+        weather, key = self.weather, wanted[0]
+        late = weather.late_fraction and self._rng.random() < weather.late_fraction
+        self.faults["late"] += bool(late)
+        await asyncio.sleep(
+            weather.first_byte_seconds * self._rng.lognormvariate(0.0, weather.tail_sigma)
+            + weather.late_seconds * bool(late)
+        )
+        self._check_connection(number, key)
+        if _within(now, weather.outages):
             self.faults["outage"] += 1
             raise ConnectionLostError(f"{key}: connection refused")
-        if now >= weather.credentials_expire_at:
-            self.faults["expired"] += 1
-            raise CredentialsError(f"{key}: the token has expired")
+        if _within(now, weather.storms) and self.active > STORM_MOST:
+            self.faults["storm"] += 1
+            raise ThrottledError(f"{key}: slow down")
+        if now >= weather.credentials_expire_at and not renewed:
+            self.faults["expired, renewed" if weather.credentials_renewable else "expired"] += 1
+            raise ExpiredCredentialsError(f"{key}: the token has expired")
         if key not in self.objects:
             self.faults["missing"] += 1
             raise NotFoundError(f"{self.url}/{key} does not exist")
@@ -116,7 +160,12 @@ class FaultyStore:
         if fault is not None:
             self.faults[fault] += 1
         self._refuse(fault, key)
-        return await self._send(fault, key, start, end, into)
+        return await self._send(number, fault, wanted, into)
+
+    def _check_connection(self, number: int, key: str) -> None:
+        if number < self._lost_before:
+            self.faults["lost"] += 1
+            raise ConnectionLostError(f"{key}: connection reset by peer")
 
     def _draw(self, number: int, key: str) -> str | None:
         if self.script is not None:
@@ -131,16 +180,20 @@ class FaultyStore:
     def _refuse(self, fault: str | None, key: str) -> None:
         if fault == "throttle":
             raise ThrottledError(f"{key}: slow down", retry_after_seconds=self.weather.retry_after_seconds)
+        if fault == "throttle_bare":
+            raise ThrottledError(f"{key}: slow down")
         if fault == "error":
             raise ServerError(f"{key}: internal error")
+        if fault == "dns":
+            raise ConnectionLostError(f"{key}: cannot connect to host bucket: temporary failure in name resolution")
 
-    async def _send(self, fault: str | None, key: str, start: int, end: int, into: memoryview) -> ObjectInfo:
+    async def _send(self, number: int, fault: str | None, wanted: tuple[str, int, int], into: memoryview) -> ObjectInfo:
+        key, start, end = wanted
         data = self.objects[key]
         size = end - start
-        rate = self.weather.bytes_per_second / (1000.0 if fault == "drip" else 1.0)
         half = size // 2
         into[:half] = data[start : start + half]
-        await asyncio.sleep(half / rate)
+        await self._carry(half, slowly=fault == "drip")
         if fault == "reset":
             raise ConnectionLostError(f"{key}: connection reset by peer")
         if fault == "stall":
@@ -148,10 +201,18 @@ class FaultyStore:
         if fault == "truncate" or end > len(data):
             raise TruncatedError(f"{key}: {half} of {size} bytes")
         into[half:] = data[start + half : end]
-        await asyncio.sleep((size - half) / rate)
+        await self._carry(size - half, slowly=fault == "drip")
+        self._check_connection(number, key)
         if fault == "corrupt":
             into[self._rng.randrange(size)] ^= 0xFF
         return ObjectInfo(key=key, size_bytes=len(data), tag=self.tags[key])
+
+    async def _carry(self, size_bytes: int, *, slowly: bool) -> None:
+        if slowly:
+            await asyncio.sleep(1000 * size_bytes / self.weather.bytes_per_second)
+        else:
+            self.link.connection_bytes_per_second = self.weather.bytes_per_second  # tests change it
+            await self.link.carry(size_bytes)
 
     async def _close_slowly(self, into: memoryview) -> None:
         """A transport that is closing may still write what had arrived; cancelled again, it ends at once."""
@@ -178,3 +239,7 @@ class FaultyStore:
         for key in sorted(self.objects):
             if key.startswith(prefix) and key > start_after:
                 yield await self.head(key)
+
+
+def _within(now: float, periods: list[tuple[float, float]]) -> bool:
+    return any(begin <= now < end for begin, end in periods)

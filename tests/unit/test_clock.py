@@ -74,6 +74,26 @@ def test_timeouts_work_in_virtual_time() -> None:
     assert run_virtual(main()) == 30.0
 
 
+def test_a_jump_makes_every_timer_that_it_passes_late_and_keeps_their_order() -> None:
+    async def main() -> list[tuple[str, float]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        fired: list[tuple[str, float]] = []
+
+        async def sleeper(name: str, seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            fired.append((name, loop.time()))
+
+        async with asyncio.TaskGroup() as group:
+            for name, seconds in (("second", 9.0), ("first", 8.0), ("behind", 200.0)):
+                group.create_task(sleeper(name, seconds))
+            await asyncio.sleep(5.0)
+            loop.jump(100.0)
+        return fired
+
+    assert run_virtual(main()) == [("first", 105.0), ("second", 105.0), ("behind", 200.0)]
+
+
 def test_sockets_are_refused() -> None:
     async def main() -> None:
         with socket.socket() as listener:

@@ -3,28 +3,34 @@
 A pure controller in the manner of TCP's AIMD (Chiu and Jain, 1989) with throughput in the place of loss: a shared
 link that is full does not drop object-store requests, it only makes each slower. So the limit is tried a step up and a
 step down in turn, and a step is kept if throughput answers to it; a throttled request (503, 429) halves the limit.
-Trying both ways matters: throughput is noisy, and steps up alone would be kept by luck until the limit is at its most.
+
+Throughput is what one request moves in a second, the median of a round, times the limit (Little's law). Counting what
+arrives in a while would be simpler and says less: requests of one size that share a link end in bunches, and a few
+that are late by seconds would hide whatever a step did. Too many in flight is not free, even on a link that stays full:
+each takes longer then, so one that is late is noticed later and waited for longer.
 """
 
 from __future__ import annotations
+
+from statistics import median
 
 __all__ = ["Aimd"]
 
 ROUND = 2
 """A round is this many completions for each request in flight: the more, the less noisy its throughput."""
-ANSWERED = 0.1
-"""A step up by a fraction f is kept if throughput rose by this part of f; one down, unless it fell by that. Well below
-a half, since an idle link costs more than some connections too many."""
+ANSWERED = 0.2
+"""A step up by a fraction f is kept if throughput rose by this part of f; one down, unless it fell by that. Below a
+half, since an idle link costs more than some connections too many."""
 PATIENCE_ROUNDS = 8
-"""After a step that was not kept: rounds before one the other way is tried."""
+"""Where steps neither way were kept: rounds before one is tried again."""
 
 
 class Aimd:
     """Adapts :attr:`limit` between ``least`` and ``most`` from completions and throttles. Time is given, not read."""
 
     __slots__ = (
-        "_baseline", "_completed", "_cut_seconds", "_least", "_limit", "_most", "_patience", "_previous",
-        "_round_bytes", "_round_seconds", "_saturated", "_upwards",
+        "_baseline", "_cut_seconds", "_least", "_limit", "_most", "_patience", "_previous", "_rates", "_refused",
+        "_saturated", "_settling", "_upwards",
     )  # fmt: skip
 
     def __init__(self, *, start: int, least: int, most: int) -> None:
@@ -34,32 +40,31 @@ class Aimd:
         self._previous: int | None = None  # the limit before a step that is on trial
         self._upwards = True
         self._baseline = 0.0  # bytes per second at that limit
+        self._refused = 0  # steps in a row that were not kept
         self._patience = 0
         self._cut_seconds = float("-inf")
-        self._round_seconds: float | None = None
-        self._round_bytes = 0
-        self._completed = 0
+        self._rates: list[float] = []
         self._saturated = 0
+        self._settling = start  # completions of requests that ran, in part, beside more or fewer than the limit
 
     @property
     def limit(self) -> int:
         """Requests that may be in flight now."""
         return self._limit
 
-    def completed(self, size_bytes: int, now_seconds: float, *, saturated: bool) -> None:
-        """A request brought ``size_bytes``; ``saturated``: others were waiting for their turn meanwhile."""
-        if self._round_seconds is None:
-            self._begin_round(now_seconds)
+    def completed(self, size_bytes: int, seconds: float, *, saturated: bool) -> None:
+        """A request brought ``size_bytes`` in ``seconds``; ``saturated``: others were waiting for their turn then."""
+        if self._settling > 0 or seconds <= 0.0:
+            self._settling -= 1
             return
-        self._completed += 1
-        self._round_bytes += size_bytes
+        self._rates.append(size_bytes / seconds)
         self._saturated += saturated
-        if self._completed < ROUND * max(4, self._limit) or now_seconds <= self._round_seconds:
+        if len(self._rates) < ROUND * max(4, self._limit):
             return
-        # In a round without a queue, throughput says how much was wanted, not how much is possible.
-        if 2 * self._saturated >= self._completed:
-            self._judge(self._round_bytes / (now_seconds - self._round_seconds))
-        self._begin_round(now_seconds)
+        # In a round without a queue, fewer than the limit were in flight.
+        if 2 * self._saturated >= len(self._rates):
+            self._judge(self._limit * median(self._rates))
+        self._begin_round()
 
     def throttled(self, sent_seconds: float, now_seconds: float) -> None:
         """A request sent at ``sent_seconds`` was refused; one cut answers all that were in flight together."""
@@ -69,16 +74,19 @@ class Aimd:
         self._limit = max(self._least, self._limit // 2)
         self._previous = None
         self._upwards = True
+        self._refused = 0
         self._patience = 1
-        self._begin_round(None)
+        self._begin_round()
 
     def _judge(self, rate: float) -> None:
         if self._previous is not None:
             step = (self._limit - self._previous) / self._previous
             if rate < self._baseline * (1.0 + ANSWERED * step):
                 self._limit, self._previous = self._previous, None
+                self._settling = self._limit
                 self._turn()
                 return
+            self._refused = 0
         elif self._patience > 0:
             self._patience -= 1
             return
@@ -87,16 +95,18 @@ class Aimd:
         step_requests = max(1, self._limit // 4)
         stepped = self._limit + (step_requests if self._upwards else -step_requests)
         self._limit = min(self._most, max(self._least, stepped))
+        self._settling = self._limit
         if self._limit == self._previous:  # there is no way on
             self._previous = None
             self._turn()
 
     def _turn(self) -> None:
         self._upwards = not self._upwards
-        self._patience = PATIENCE_ROUNDS
+        self._refused += 1
+        if self._refused == 2:
+            self._refused = 0
+            self._patience = PATIENCE_ROUNDS
 
-    def _begin_round(self, now_seconds: float | None) -> None:
-        self._round_seconds = now_seconds
-        self._round_bytes = 0
-        self._completed = 0
+    def _begin_round(self) -> None:
+        self._rates.clear()
         self._saturated = 0

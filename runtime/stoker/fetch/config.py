@@ -17,16 +17,18 @@ class FetchConfig:
     """How the fetcher retries, hedges and adapts.
 
     Attributes:
-        deadline_seconds: for an object in all, from the moment its first request may be sent. What normally ends the
-            attempts in an outage.
+        deadline_seconds: for an object in all, from the moment its first request may be sent; what is under way then
+            may go on for as long as the object takes at ``least_bytes_per_second``. What normally ends the attempts in
+            an outage.
         attempts: requests for one range, at most, hedges aside.
-        attempt_seconds: for one request; a transfer slower than this never succeeds.
+        attempt_seconds: for one request, beside what its bytes take at ``least_bytes_per_second``.
+        least_bytes_per_second: a transfer slower than this never succeeds. A link is shared by all in flight.
         checksum_attempts: readings of an object whose checksum differs before it counts as spoilt at rest.
         backoff_base_seconds: bound of the first wait; doubles with every failure.
         backoff_cap_seconds: bound of every wait.
         hedge: whether late requests are sent a second time.
-        hedge_fraction: hedges per request, in the long run at most.
-        hedge_burst: hedges that may be sent at once.
+        hedge_fraction: hedges per request, at most.
+        hedge_burst: hedges that may be sent beyond that.
         hedge_after_factor: a request is late after this many times the expected (median) time.
         hedge_least_seconds: and never before this.
         hedge_first_seconds: when a request is late while too few were seen to expect anything.
@@ -40,13 +42,14 @@ class FetchConfig:
     deadline_seconds: float = 60.0
     attempts: int = 32
     attempt_seconds: float = 20.0
+    least_bytes_per_second: float = 64 << 10
     checksum_attempts: int = 3
     backoff_base_seconds: float = 0.05
     backoff_cap_seconds: float = 5.0
     hedge: bool = True
     hedge_fraction: float = 0.10
     hedge_burst: int = 2
-    hedge_after_factor: float = 2.0
+    hedge_after_factor: float = 1.75
     hedge_least_seconds: float = 0.01
     hedge_first_seconds: float = 1.0
     concurrency_start: int = 16
@@ -57,8 +60,8 @@ class FetchConfig:
 
     def __post_init__(self) -> None:
         positive = (
-            "deadline_seconds", "attempts", "attempt_seconds", "checksum_attempts", "backoff_base_seconds",
-            "hedge_first_seconds", "concurrency_least", "split_parts", "split_least_bytes",
+            "deadline_seconds", "attempts", "attempt_seconds", "least_bytes_per_second", "checksum_attempts",
+            "backoff_base_seconds", "hedge_first_seconds", "concurrency_least", "split_parts", "split_least_bytes",
         )  # fmt: skip
         for name in positive:
             if not getattr(self, name) > 0:
@@ -71,3 +74,11 @@ class FetchConfig:
             raise ConfigError(f"hedge_after_factor must be >= 1 and hedge_least_seconds >= 0, not {self}")
         if not self.concurrency_least <= self.concurrency_start <= self.concurrency_most:
             raise ConfigError(f"concurrency must be least <= start <= most, not {self}")
+
+    def transfer_seconds(self, size_bytes: int) -> float:
+        """Return what a transfer may take at most, beside all that waiting for it may."""
+        return size_bytes / self.least_bytes_per_second
+
+    def attempt_limit_seconds(self, size_bytes: int) -> float:
+        """Return what a request for so many bytes may take at most."""
+        return self.attempt_seconds + self.transfer_seconds(size_bytes)

@@ -69,8 +69,8 @@ class Fetcher:
 
         The slot is acquired before the first await. ``urgent`` objects go before others and are read in parallel
         ranges. Cancelling waits until no transport writes to the slot and frees it, as every error does. Takes
-        ``deadline_seconds`` at most, not counting the wait in line before the first request, and before that
-        ``attempt_seconds`` for each tier.
+        ``deadline_seconds`` at most and what its bytes take at ``least_bytes_per_second``, not counting the wait in
+        line before the first request, and before that ``attempt_seconds`` and as much for each tier.
 
         Raises:
             FetchError: not fetched by the deadline or the last attempt, or its checksum always differs.
@@ -134,19 +134,20 @@ class Fetcher:
             into=into,
             urgent=urgent,
             tag=(ref.tag or None) if self._sends_tags else None,
+            size_bytes=sum(part.size_bytes for part in parts),
         )
         try:
-            async with pursuit.scope:
+            async with pursuit.deadline:
                 await self._read_and_verify(pursuit, parts, verify)
         except TimeoutError as error:
             self._tally.failed += 1
-            if not pursuit.scope.expired():
+            if not pursuit.deadline.expired:
                 raise
             raise self._reader.gave_up(pursuit, "its deadline passed") from (pursuit.last_error or error)
         except StokerError:
             self._tally.failed += 1
             raise
-        self._delivered(sum(part.size_bytes for part in parts))
+        self._delivered(pursuit.size_bytes)
 
     async def _read_and_verify(
         self, pursuit: Pursuit, parts: Sequence[RangePart], verify: Callable[[memoryview], None]
@@ -191,7 +192,7 @@ class Fetcher:
         """
         for tier in self._tiers:
             try:
-                async with asyncio.timeout(self.config.attempt_seconds):
+                async with asyncio.timeout(self.config.attempt_limit_seconds(ref.size_bytes)):
                     if not await tier.read(ref, into):
                         continue
                 _verify_whole(ref, into)

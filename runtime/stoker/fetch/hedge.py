@@ -19,19 +19,24 @@ LEAST_SPREAD = 0.25
 """Sizes closer than this fraction of the larger say nothing about the rate: noise over almost nothing."""
 
 
+SAVED_REQUESTS = 120
+"""Late requests come in clusters. What so many requests earned is kept for them, and no more: after a long calm, the
+hedges that a store that turns slow is met with are few."""
+
+
 class HedgeBudget:
     """A token bucket filled by requests, not by time: hedges <= ``burst`` + ``fraction`` x requests, always."""
 
-    __slots__ = ("_burst", "_fraction", "_tokens")
+    __slots__ = ("_fraction", "_most", "_tokens")
 
     def __init__(self, fraction: float, burst: int) -> None:
         self._fraction = fraction
-        self._burst = float(burst)
         self._tokens = float(burst)
+        self._most = burst + fraction * SAVED_REQUESTS
 
     def earn(self) -> None:
         """A request that is neither a hedge nor a retry was sent."""
-        self._tokens = min(self._burst, self._tokens + self._fraction)
+        self._tokens = min(self._most, self._tokens + self._fraction)
 
     def spend(self) -> bool:
         """Take a token for a hedge; False if there is none."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from stoker.errors import (
     DeadlineError,
@@ -25,6 +24,7 @@ from stoker.errors import (
 from stoker.fetch.aimd import Aimd
 from stoker.fetch.backoff import backoff_seconds
 from stoker.fetch.config import FetchConfig
+from stoker.fetch.deadline import Deadline
 from stoker.fetch.gate import Gate
 from stoker.fetch.hedge import HedgeBudget, TransferTimes
 from stoker.fetch.statistics import FetchStatistics, FetchTally
@@ -34,6 +34,13 @@ from stoker.task_group import task_group
 from stoker.tier import ObjectRef
 
 __all__ = ["Pursuit", "RangePart", "RangeReader"]
+
+LOOK_SECONDS = 0.02
+"""How often a request that is late looks whether it may be hedged: about a first byte's time."""
+TIMER_SECONDS = 0.001
+"""Timers are no finer: what is due sooner than this is due."""
+HEDGES = 3
+"""For one request at most: where 5% are late, one in 400 is so twice, and holds up what is in order behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,8 @@ class Pursuit:
         into: where its bytes go; the caller's.
         urgent: whether its requests go before others.
         tag: precondition of its requests; None sends none.
-        scope: ends the fetch at its deadline.
-        deadline_seconds: that moment in loop time; None until the first request may be sent.
+        size_bytes: of all that is to be read.
+        deadline: ends the fetch; counts from the moment the first request may be sent.
         requests: sent so far.
         last_error: of the last request that failed.
     """
@@ -77,16 +84,10 @@ class Pursuit:
     into: memoryview
     urgent: bool
     tag: str | None
-    scope: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    deadline_seconds: float | None = None
+    size_bytes: int
+    deadline: Deadline = field(default_factory=Deadline)
     requests: int = 0
     last_error: StoreError | None = None
-
-    def begin(self, seconds: float) -> None:
-        """Start the clock: from the first permit on time counts, not while waiting in line."""
-        if self.deadline_seconds is None:
-            self.deadline_seconds = asyncio.get_running_loop().time() + seconds
-            self.scope.reschedule(self.deadline_seconds)
 
 
 class RangeReader:
@@ -134,11 +135,12 @@ class RangeReader:
             FetchError: every attempt failed, or the next one would miss the deadline.
             StoreError: what the store raised, if trying again cannot help.
         """
+        into = pursuit.into[part.offset : part.offset + part.size_bytes]
         self._budget.earn()
         async with self._gate.permit(urgent=pursuit.urgent):
-            pursuit.begin(self._config.deadline_seconds)
+            pursuit.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(pursuit.size_bytes))
             for attempt in count(1):
-                error = await self._attempt(pursuit, part)
+                error = await self._attempt(pursuit, part, into)
                 if error is None:
                     return
                 if not isinstance(error, TransientError):
@@ -160,8 +162,7 @@ class RangeReader:
             rng=self._rng,
             retry_after_seconds=error.retry_after_seconds,
         )
-        deadline_seconds = pursuit.deadline_seconds
-        if deadline_seconds is not None and asyncio.get_running_loop().time() + wait_seconds >= deadline_seconds:
+        if pursuit.deadline.forbids(wait_seconds):
             raise self.gave_up(pursuit, "its deadline would pass before the next try") from error
         self._tally.retries[type(error).__name__] += 1
         await asyncio.sleep(wait_seconds)
@@ -180,60 +181,69 @@ class RangeReader:
             f"checksum_attempts={config.checksum_attempts}); last error: {pursuit.last_error}"
         )
 
-    async def _attempt(self, pursuit: Pursuit, part: RangePart) -> StoreError | None:
-        """Send a request and, if it is late, a second one; return the first one's error if neither succeeds."""
-        into = pursuit.into[part.offset : part.offset + part.size_bytes]
+    async def _attempt(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> StoreError | None:
+        """Send a request and, when it is late, a hedge, which may be late, too; return the error if none succeeds.
+
+        Each has memory of its own, and has ended before its memory is used for anything else.
+        """
         if not self._config.hedge:
             return await self._request(pursuit, part, into)
-        async with task_group() as legs:
-            primary = legs.create_task(self._request(pursuit, part, into))
-            await asyncio.wait((primary,), timeout=self._lateness_seconds(part.size_bytes))
-            if not primary.done() and await self._hedge(pursuit, part, into, primary):
-                return None
-        return primary.result()
-
-    async def _hedge(
-        self, pursuit: Pursuit, part: RangePart, into: memoryview, primary: asyncio.Task[StoreError | None]
-    ) -> bool:
-        """Race a second request, in memory of its own, against a late one; return whether the second one won.
-
-        Then its bytes are in ``into``, the late one has ended, and the memory is free again.
-        """
-        with self._spare(part.size_bytes) as data:
-            if data is None:
-                return False
-            self._tally.hedges += 1
-            with self._gate.extra():
-                won = await _race(primary, self._request(pursuit, part, data))
-            if won:
-                into[:] = data
+        with ExitStack() as lent:
+            async with task_group() as group:
+                legs = {group.create_task(self._request(pursuit, part, into)): into}
+                sent_seconds = asyncio.get_running_loop().time()
+                while (winner := _winner(legs)) is None and not all(leg.done() for leg in legs):
+                    left_seconds = self._left_seconds(part.size_bytes, sent_seconds) if len(legs) <= HEDGES else None
+                    if left_seconds == 0.0:
+                        left_seconds = LOOK_SECONDS
+                        if (data := self._lend(part.size_bytes, lent)) is not None:
+                            legs[group.create_task(self._request(pursuit, part, data))] = data
+                            sent_seconds = asyncio.get_running_loop().time()
+                    running = [leg for leg in legs if not leg.done()]
+                    await asyncio.wait(running, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
+                for leg in legs:
+                    leg.cancel()
+            self._tally.hedged_bytes += (len(legs) - 1) * part.size_bytes
+            primary = next(iter(legs))
+            if winner is not None and winner is not primary:
+                into[:] = legs[winner]
                 self._tally.hedge_wins += 1
-            self._tally.hedged_bytes += part.size_bytes
-            return won
+        return primary.result() if winner is None else None
 
-    @contextmanager
-    def _spare(self, size_bytes: int) -> Iterator[memoryview | None]:
-        """Lend memory for a hedge that the budget allows: one of the small buffers, else a slot; None if there is none.
+    def _left_seconds(self, size_bytes: int, sent_seconds: float) -> float:
+        """Return when to look next at a request that was sent at ``sent_seconds``; 0 if it is late."""
+        config, expected_seconds = self._config, self._times.expected_seconds(size_bytes)
+        if expected_seconds is None:
+            late_seconds = config.hedge_first_seconds
+        else:
+            late_seconds = max(config.hedge_least_seconds, config.hedge_after_factor * expected_seconds)
+        left_seconds = sent_seconds + late_seconds - asyncio.get_running_loop().time()
+        if left_seconds < TIMER_SECONDS:
+            return 0.0
+        # While nothing is expected, others that were sent at the same time may yet teach it.
+        return left_seconds if expected_seconds is not None else min(LOOK_SECONDS, left_seconds)
 
-        There are ``hedge_burst`` small buffers.
+    def _lend(self, size_bytes: int, lent: ExitStack) -> memoryview | None:
+        """Return memory for a hedge, until ``lent`` is closed; None if the budget allows none or there is no memory.
+
+        It is one of ``hedge_burst`` small buffers, else a slot.
         """
         is_small = size_bytes <= self._small_hedge_bytes and self._small_hedges < self._config.hedge_burst
         if not (is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
-            yield None
-            return
+            return None
+        self._tally.hedges += 1
+        lent.enter_context(self._gate.extra())
         if is_small:
             self._small_hedges += 1
-            try:
-                yield memoryview(bytearray(size_bytes))
-            finally:
-                self._small_hedges -= 1
-            return
+            lent.callback(self._return_small)
+            return memoryview(bytearray(size_bytes))
         slot = self._ring.acquire()
         assert slot is not None  # noqa: S101 - it has a spare slot, and nothing ran in between
-        try:
-            yield self._ring.view(slot, size_bytes)
-        finally:
-            self._ring.abort(slot)
+        lent.callback(self._ring.abort, slot)
+        return self._ring.view(slot, size_bytes)
+
+    def _return_small(self) -> None:
+        self._small_hedges -= 1
 
     async def _request(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> StoreError | None:
         """Call the store once; return its error: in a race, a leg that fails must not stop the other."""
@@ -251,20 +261,21 @@ class RangeReader:
         now_seconds = loop.time()
         self._tally.bytes += part.size_bytes
         self._times.observe(part.size_bytes, now_seconds - sent_seconds)
-        self._aimd.completed(part.size_bytes, now_seconds, saturated=self._gate.saturated)
+        self._aimd.completed(part.size_bytes, now_seconds - sent_seconds, saturated=self._gate.saturated)
         return None
 
     async def _get(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> None:
         ref = pursuit.ref
+        limit_seconds = self._config.attempt_limit_seconds(part.size_bytes)
         try:
-            async with asyncio.timeout(self._config.attempt_seconds):
+            async with asyncio.timeout(limit_seconds):
                 info = await self._store.get_range(ref.key, part.start, part.end, into=into, tag=pursuit.tag)
         except StoreError:
             raise
         except TimeoutError as error:
             raise DeadlineError(
-                f"{pursuit.name}: bytes {part.start} to {part.end} are not there after "
-                f"{self._config.attempt_seconds:g} s; on a slow link raise attempt_seconds"
+                f"{pursuit.name}: bytes {part.start} to {part.end} are not there after {limit_seconds:g} s; on a very "
+                "slow link lower least_bytes_per_second"
             ) from error
         if info.size_bytes != ref.size_bytes:
             raise ObjectChangedError(
@@ -272,27 +283,7 @@ class RangeReader:
                 "overwritten since it was packed"
             )
 
-    def _lateness_seconds(self, size_bytes: int) -> float:
-        expected_seconds = self._times.expected_seconds(size_bytes)
-        if expected_seconds is None:
-            return self._config.hedge_first_seconds
-        return max(self._config.hedge_least_seconds, self._config.hedge_after_factor * expected_seconds)
 
-
-async def _race(primary: asyncio.Task[StoreError | None], rival: Coroutine[Any, Any, StoreError | None]) -> bool:
-    """Run ``rival`` against a task until one succeeds or both fail; return whether the rival won.
-
-    The loser is cancelled, and has ended when this returns: not before may its memory be used.
-    """
-    async with task_group() as group:
-        hedge = group.create_task(rival)
-        running = {primary, hedge}
-        winner: asyncio.Task[StoreError | None] | None = None
-        while running and winner is None:
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            winner = next((leg for leg in (primary, hedge) if leg in done and leg.result() is None), None)
-        for leg in running:
-            leg.cancel()
-        if running:
-            await asyncio.wait(running)
-    return winner is hedge
+def _winner(legs: Iterable[asyncio.Task[StoreError | None]]) -> asyncio.Task[StoreError | None] | None:
+    """Return a request that has succeeded, the one sent first if there are several."""
+    return next((leg for leg in legs if leg.done() and leg.result() is None), None)

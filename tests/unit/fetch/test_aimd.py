@@ -17,15 +17,17 @@ def drive(
     link_rate: float,
     completions: int,
     saturated: bool = True,
-    now: float = 0.0,
     noise: random.Random | None = None,
+    late_fraction: float = 0.0,
 ) -> list[int]:
-    """Complete requests at the rate that ``aimd.limit`` of them reach together; return the limit after each."""
+    """Complete requests in the time that each takes beside ``aimd.limit`` others; return the limit after each."""
     limits = []
+    rng = random.Random(0)
     for _ in range(completions):
-        seconds = SIZE_BYTES / min(link_rate, aimd.limit * CONNECTION_RATE)
-        now += seconds * (noise.lognormvariate(0.0, 0.5) if noise else 1.0)
-        aimd.completed(SIZE_BYTES, now, saturated=saturated)
+        seconds = SIZE_BYTES / min(CONNECTION_RATE, link_rate / aimd.limit)
+        seconds *= noise.lognormvariate(0.0, 0.5) if noise else 1.0
+        seconds += 2.0 * (rng.random() < late_fraction)
+        aimd.completed(SIZE_BYTES, seconds, saturated=saturated)
         limits.append(aimd.limit)
     return limits
 
@@ -53,7 +55,7 @@ def test_noise_does_not_drive_it_to_its_most() -> None:
 def test_grows_again_when_the_link_does() -> None:
     aimd = Aimd(start=4, least=1, most=64)
     drive(aimd, link_rate=10 * CONNECTION_RATE, completions=1000)
-    limits = drive(aimd, link_rate=1e12, completions=10_000, now=1000.0)
+    limits = drive(aimd, link_rate=1e12, completions=10_000)
     assert max(limits) == 64
 
 
@@ -76,7 +78,7 @@ def test_never_leaves_its_bounds() -> None:
     aimd = Aimd(start=4, least=3, most=5)
     limits = drive(aimd, link_rate=1e12, completions=2000)
     assert (min(limits), max(limits)) == (4, 5)
-    limits = drive(aimd, link_rate=CONNECTION_RATE, completions=2000, now=1000.0)
+    limits = drive(aimd, link_rate=CONNECTION_RATE, completions=2000)
     assert (min(limits), max(limits)) == (3, 5)
     for second in range(5):
         aimd.throttled(2000.0 + second, 2000.0 + second)
@@ -87,11 +89,30 @@ def test_recovers_after_throttling_ends() -> None:
     aimd = Aimd(start=16, least=1, most=64)
     aimd.throttled(0.0, 0.0)
     aimd.throttled(1.0, 1.0)
-    assert max(drive(aimd, link_rate=1e12, completions=500, now=2.0)) >= 16
+    assert max(drive(aimd, link_rate=1e12, completions=500)) >= 16
 
 
-def test_completions_at_one_instant_do_not_divide_by_zero() -> None:
+def test_completions_in_no_time_do_not_divide_by_zero() -> None:
     aimd = Aimd(start=4, least=1, most=64)
     for _ in range(100):
-        aimd.completed(SIZE_BYTES, 1.0, saturated=True)
+        aimd.completed(SIZE_BYTES, 0.0, saturated=True)
     assert aimd.limit == 4
+
+
+def test_a_few_requests_that_are_late_by_seconds_do_not_mislead_it() -> None:
+    for link_rate, least, most in ((1e12, 64, 64), (10 * CONNECTION_RATE, 8, 15)):
+        aimd = Aimd(start=16, least=1, most=64)
+        limits = drive(aimd, link_rate=link_rate, completions=5000, late_fraction=0.05)
+        assert least <= median(limits[2500:]) <= most
+
+
+def test_comes_down_within_a_few_rounds_where_fewer_do_as_well() -> None:
+    aimd = Aimd(start=64, least=1, most=64)
+    assert drive(aimd, link_rate=10 * CONNECTION_RATE, completions=1200)[-1] <= 16
+
+
+def test_what_ran_beside_more_or_fewer_than_the_limit_is_not_judged() -> None:
+    aimd = Aimd(start=8, least=1, most=64)
+    for _ in range(8):
+        aimd.completed(SIZE_BYTES, 1e-6, saturated=True)  # a start with the link to itself
+    assert max(drive(aimd, link_rate=1e12, completions=2000)) == 64

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.fetch.hedge import HedgeBudget, TransferTimes
+from stoker.fetch.hedge import SAVED_REQUESTS, HedgeBudget, TransferTimes
 
 
 @given(st.lists(st.booleans(), max_size=300), st.floats(0.0, 1.0), st.integers(1, 5))
@@ -22,11 +22,12 @@ def test_hedges_never_exceed_burst_plus_fraction_of_requests(requests: list[bool
         assert hedged <= burst + fraction * sent + 1e-9
 
 
-def test_an_idle_budget_saves_no_more_than_its_burst() -> None:
+def test_a_budget_saves_what_a_hundred_requests_earn_and_no_more() -> None:
     budget = HedgeBudget(0.1, 2)
-    for _ in range(1000):
-        budget.earn()
     assert [budget.spend() for _ in range(3)] == [True, True, False]
+    for _ in range(10_000):
+        budget.earn()
+    assert sum(budget.spend() for _ in range(100)) == 2 + SAVED_REQUESTS // 10
 
 
 def test_nothing_is_expected_before_four_transfers() -> None:
