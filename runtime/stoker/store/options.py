@@ -27,7 +27,7 @@ class HttpOptions:
 
     max_connections: int = 64
     connect_timeout_seconds: float = 10.0
-    read_timeout_seconds: float = 60.0
+    read_timeout_seconds: float = 20.0
     transport: Literal["direct", "aiohttp"] = "direct"
     receive_buffer_bytes: int = 256 << 10
 
