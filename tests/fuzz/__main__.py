@@ -17,7 +17,8 @@ from pathlib import Path
 from support.fuzzed.registry import READERS
 
 FOLDER = Path(".fuzz")
-FIGURES = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)")
+FIRST = re.compile(r"INITED\s+cov: (\d+) ft: (\d+)")
+LAST = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)")
 
 
 def corpus_of(name: str) -> Path:
@@ -36,7 +37,7 @@ def attack(name: str, seconds: int, seed: int) -> bool:
     options = {
         "max_total_time": seconds,
         "seed": seed,
-        "timeout": 10,  # seconds for one input
+        "timeout": 60,  # seconds for one input, on a machine that others use too
         "rss_limit_mb": 2048,
         "max_len": 1 << 16,
         "artifact_prefix": f"{crashes}/{name.replace(' ', '-')}-",
@@ -48,11 +49,16 @@ def attack(name: str, seconds: int, seed: int) -> bool:
             [*command, *(f"-{option}={value}" for option, value in options.items())], stderr=output, stdout=output
         )
     spent = time.monotonic() - started
-    if ended.returncode or not (figures := FIGURES.search(log.read_text(errors="replace"))):
+    said = log.read_text(errors="replace")
+    first, last = FIRST.search(said), LAST.search(said)
+    if ended.returncode or first is None or last is None:
         print(f"{name}: FAILED, see {log} and {crashes}/", flush=True)
         return False
-    runs, coverage, features, corpus = map(int, figures.groups())
-    print(f"| {name} | {spent:.0f} | {runs:,} | {coverage:,} | {features:,} | {corpus:,} |", flush=True)
+    runs, coverage, features, corpus = map(int, last.groups())
+    print(
+        f"| {name} | {spent:.0f} | {runs:,} | {first[1]} → {coverage} | {first[2]} → {features} | {corpus} |",
+        flush=True,
+    )
     return True
 
 

@@ -131,9 +131,9 @@ def _read_manifest(data: bytes) -> str:
     manifest = Manifest.from_bytes(data)
     _theirs(data)
     _check_manifest(manifest)
-    again = Manifest.from_bytes(manifest.to_bytes())
-    assert again.to_bytes() == manifest.to_bytes()
-    assert manifest.file_bytes == len(manifest.to_bytes())
+    written = manifest.to_bytes()
+    assert Manifest.from_bytes(written).to_bytes() == written
+    assert manifest.file_bytes == len(written)
     longer = manifest.extended(manifest.rows, PackRun("f" * 16, 0, len(manifest)))
     assert [longer.rows.tag(len(manifest) + row) for row in range(len(manifest))] == [
         manifest.rows.tag(row) for row in range(len(manifest))

@@ -51,9 +51,9 @@ RAW_ENTRIES = [  # what no dict can say, and what json.dumps would not write
     b'"label":{"dtype":"U8","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,0]}',
     b'"\xff":0',
     b'"\xed\xa0\x80":0',
-    b'"n' + b"a" * 70_000 + b'":0',
+    b'"n' + b"a" * 20_000 + b'":0',
     b'"deep":' + b'{"a":' * 2000 + b"0" + b"}" * 2000,
-    b'"deep":' + b"[" * 100_000 + b"]" * 100_000,
+    b'"deep":' + b"[" * 5000 + b"]" * 5000,
 ]
 
 
