@@ -177,11 +177,16 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, or go on where a loaded state says. An older iteration in the same process ends."""
         worker = Worker.here()
-        # A worker is asked for data at once. Elsewhere an epoch begins with its first sample, so that an iterator that
-        # nobody uses (as StatefulDataLoader makes one) skips none.
-        return self._values(self._begin(worker) if worker.is_child else None)
+        if not worker.is_child:  # where an iterator that nobody uses, as StatefulDataLoader makes one, skips no epoch
+            return self._values(None)
+        try:
+            return self._values(self._begin(worker))
+        except Exception as error:  # noqa: BLE001 - raised when asked for data: torch would end a kept worker here
+            return self._values(error)
 
-    def _values(self, begun: Iteration | None) -> Iterator[Any]:
+    def _values(self, begun: Iteration | Exception | None) -> Iterator[Any]:
+        if isinstance(begun, Exception):
+            raise begun
         iteration = self._begin(Worker.here()) if begun is None else begun
         progress = self._progress
         assert progress is not None  # noqa: S101 - the iteration has just begun

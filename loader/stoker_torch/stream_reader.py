@@ -119,6 +119,7 @@ class StreamReader:
         self.feed = supply.feed = supply.made_feed(manifest, config, feed_config)
         self._pool = self._made_pool()
         self._begun: Progress | None = None
+        self._end_epoch: int | None = None
         supply.arm(self)
 
     def _made_pool(self) -> SamplePool | None:
@@ -141,10 +142,11 @@ class StreamReader:
     def iterate(self, progress: Progress) -> Iteration:
         """Return what is left of a share, batch by batch or chunk by chunk, and count it into ``progress``."""
         before, self._begun = self._begun, progress
-        if before is not None and (progress.share is not self.share or before.epoch == progress.epoch):
+        is_resumed = progress.share is not self.share
+        if before is not None and (is_resumed or progress.epoch in (before.epoch, self._end_epoch)):
             self.feed.stop()  # nothing of what was fetched ahead is what comes now
         # Most worker processes end with their epoch; only one that begins another may look ahead beyond it.
-        end_epoch = progress.epoch + 1 if self._part.worker.is_child and before is None else None
+        end_epoch = self._end_epoch = progress.epoch + 1 if self._part.worker.is_child and before is None else None
 
         def go() -> None:
             if self.feed.place != (progress.epoch, progress.fetched):

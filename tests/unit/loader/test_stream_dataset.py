@@ -25,6 +25,12 @@ SAMPLES = 403
 COLLATED = ["x", "image"]
 
 
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are read in many chunks, as those of a large data set are."""
+    monkeypatch.setattr("stoker_torch.stream_reader._CHUNK_SAMPLES", 11)
+
+
 @pytest.fixture(scope="module")
 def url() -> str:
     return pack_numbers(SAMPLES)
