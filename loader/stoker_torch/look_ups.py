@@ -104,7 +104,7 @@ class LocalCounts:
 class SharedCounts:
     """Counts of all processes that know the path of the file they are in.
 
-    The file is opened and locked for each addition (some 5 µs). So there is nothing that a forked child could inherit
+    The file is opened and locked for each addition (some 20 µs). So there is nothing that a forked child could inherit
     in a bad state, a process that is killed leaves no lock, and any copy of this object, in any process, is as good as
     another.
 

@@ -20,6 +20,16 @@ def test_train_digits_packs_a_folder_trains_from_it_and_recognises_digits(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"train", "test"}
 
 
+def test_cached_dataset_trains_in_three_ways_and_fetches_ahead() -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "cached_dataset.py")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stderr
+    assert len(re.findall(r"waited [\d.]+ s in 2 epochs", run.stdout)) == 3
+    found = re.search(r"(\d+) of 200 look-ups were misses", run.stdout)
+    assert found is not None
+    assert int(found[1]) < 200
+
+
 def test_every_example_has_a_line_in_their_readme() -> None:
     lines = (EXAMPLES / "README.md").read_text().splitlines()
     for script in EXAMPLES.glob("*.py"):
