@@ -163,11 +163,12 @@ class Bench:
 
     def _run(self, loader: str, arguments: list[Word], folder: Path, timeout_seconds: float) -> Outcome:
         """Run a program; its temporary files and its cache are in the folder."""
-        (folder / "cache").mkdir()
+        for name in ("cache", "tmp"):
+            (folder / name).mkdir()
         command = [*self.programs[loader].command, *arguments, "--workload", self.workload, "--url", self.url(loader)]
         return run_child(
             [str(word) for word in command],
-            environment={**self.bucket.environment(), "TMPDIR": str(folder / "cache")},
+            environment={**self.bucket.environment(), "TMPDIR": str(folder / "tmp")},
             timeout_seconds=timeout_seconds,
             log=_LOGS / f"{self.workload}-{loader}-{arguments[0]}.log",
         )

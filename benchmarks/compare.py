@@ -29,7 +29,7 @@ from benchmarks.results import Record, Results
 from benchmarks.workloads import RESULTS, WORKLOADS
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 
-CELL_TIMEOUT_SECONDS = 150.0
+CELL_TIMEOUT_SECONDS = 90.0
 QUICK = {"rounds": 1, "scale": 0.2}
 # What a cell takes on 2 cores at scale 1, for the first estimate; by loader, else by kind.
 USUAL_SECONDS = {"perobject": 25.0, "steady": 10.0, "cold": 8.0, "stall": 30.0, "limit": 4.0}
@@ -79,6 +79,9 @@ class Comparison:
         timeout_seconds: for each.
         path: of the results.
         afresh: throw away what an interrupted run has left.
+
+    Attributes:
+        left: cells that are still to be measured.
     """
 
     def __init__(self, selection: Selection, timeout_seconds: float, path: Path, *, afresh: bool) -> None:
@@ -92,24 +95,31 @@ class Comparison:
             if done.settings != json.loads(json.dumps(self._settings)):
                 done = Results()
         self._done = done
-        self._left = [cell for cell in selection.cells() if cell not in done]
+        self.left = [cell for cell in selection.cells() if cell not in done]
 
     def run(self) -> None:
         """Measure what is left to be measured."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         total = len(list(self._selection.cells()))
-        minutes = self._estimate.seconds(self._left) / 60
-        print(f"{len(self._left)} of {total} cells to be measured, about {minutes:.0f} minutes", flush=True)
-        with self._unfinished.open("w") as file:  # written anew: a line that was cut short is gone
-            _write(file, self._settings)
-            for record in self._done:
-                _write(file, asdict(record))
-            if self._left:
-                programs, broken = _programs(self._left)
-                for workload, cells in groupby(list(self._left), key=lambda cell: cell.workload):
+        minutes = self._estimate.seconds(self.left) / 60
+        print(f"{len(self.left)} of {total} cells to be measured, about {minutes:.0f} minutes", flush=True)
+        self.begin_file()
+        with self._unfinished.open("a") as file:
+            if self.left:
+                programs, broken = _programs(self.left)
+                for workload, cells in groupby(list(self.left), key=lambda cell: cell.workload):
                     self._measure(workload, list(cells), (programs, broken), file)
         self._unfinished.rename(self._path)
         print(f"\nresults: {self._path}")
+
+    def begin_file(self) -> None:
+        """Begin the file with what an interrupted run has measured, without the line that was cut short."""
+        whole = self._path.with_suffix(".whole")
+        with whole.open("w") as file:
+            _write(file, self._settings)
+            for record in self._done:
+                _write(file, asdict(record))
+        whole.replace(self._unfinished)
 
     def _measure(self, workload: str, cells: list[Cell], programs: Programs, file: TextIO) -> None:
         samples = WORKLOADS[workload].scaled(self._selection.scale)
@@ -131,9 +141,9 @@ class Comparison:
                 started = time.perf_counter()
                 record = bench.measure(cell)
                 _write(file, asdict(record))
-                self._left.remove(cell)
+                self.left.remove(cell)
                 self._estimate.add(cell, time.perf_counter() - started)
-                minutes = self._estimate.seconds(self._left) / 60
+                minutes = self._estimate.seconds(self.left) / 60
                 print(f"{cell}: {summary(record)} ({minutes:.0f} min left)", flush=True)
 
     def _connections(self, workload: str) -> dict[str, int]:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import report, targets
 from benchmarks.cells import LIMITS, LOADERS, Cell, Selection
 from benchmarks.child import Outcome, run_child
+from benchmarks.compare import Comparison
 from benchmarks.limits import pull_with_sockets
 from benchmarks.results import Mixing, Record, Results
 
@@ -170,6 +171,25 @@ def test_results_survive_a_file_that_was_cut_short(tmp_path: Path) -> None:
     results = Results.load(path)
     assert list(results) == records
     assert results.settings == {"machine": {}}
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was_if_it_is_the_same(tmp_path: Path) -> None:
+    path, selection = tmp_path / "results.jsonl", Selection(workloads=("images",), profiles=("none",), rounds=2)
+    cells = list(selection.cells())
+
+    def left(selection: Selection, *, afresh: bool = False) -> list[Cell]:
+        return Comparison(selection, 9.0, path, afresh=afresh).left
+
+    Comparison(selection, 9.0, path, afresh=False).begin_file()
+    with path.with_suffix(".unfinished").open("a") as file:
+        file.write(json.dumps(asdict(Record(cell=cells[0]))) + "\n")
+        file.write(json.dumps(asdict(Record(cell=cells[1])))[:-9])  # cut short
+    assert left(selection) == cells[1:]
+    Comparison(selection, 9.0, path, afresh=False).begin_file()
+    assert left(selection) == cells[1:]
+    assert left(selection, afresh=True) == cells
+    other = replace(selection, scale=0.5)
+    assert left(other) == list(other.cells())
 
 
 def test_a_round_measures_every_loader_and_limit_before_the_next() -> None:
