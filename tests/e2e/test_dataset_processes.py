@@ -19,7 +19,6 @@ PREAMBLE = """
 import logging, os, signal, sys, threading
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # its debug mode reports a busy machine as slow callbacks
 import stoker
-from torch.utils.data import DataLoader
 
 URL = sys.argv[1]
 
@@ -64,22 +63,26 @@ def quiet(body: str, url: str, folder: Path, *, returns: int = 0) -> str:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_worker_processes_of_a_data_loader_deliver_every_sample_once(url: str, tmp_path: Path, context: str) -> None:
     body = f"""
+from torch.utils.data import DataLoader
 if __name__ == "__main__":
     with stoker.open(URL) as dataset:
         first = dataset[3]["text"]
-        batches = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2, multiprocessing_context="{context}")
+        workers = dict(num_workers=2, persistent_workers=True, multiprocessing_context="{context}")
+        batches = DataLoader(dataset, batch_size=64, shuffle=True, **workers)
         for epoch in range(2):
             seen = whole(batches)
             print(len(batches), sorted(seen) == list(range(400)), seen != sorted(seen))
         print(dataset[3]["text"] == first)
-    print(threading.enumerate() == [threading.main_thread()])
+    print([thread.name for thread in threading.enumerate() if thread.name.startswith("stoker")])
 """
-    assert quiet(body, url, tmp_path) == "7 True True\n7 True True\nTrue\nTrue\n"
+    assert quiet(body, url, tmp_path) == "7 True True\n7 True True\nTrue\n[]\n"
 
 
 def test_a_data_loader_asks_for_a_batch_in_one_go(url: str, tmp_path: Path) -> None:
     body = """
-with stoker.open(URL) as dataset:
+from stoker.fetch.config import FetchConfig
+from torch.utils.data import DataLoader
+with stoker.open(URL, fetch=FetchConfig(hedge=False)) as dataset:
     requests = dataset.stats().get_requests
     print(whole(DataLoader(dataset, batch_size=400)) == list(range(400)))
     print(dataset.stats().get_requests - requests == len(dataset.manifest), len(dataset.manifest) > 3)

@@ -12,7 +12,7 @@ from stoker.sizes import format_bytes
 
 __all__ = ["SampleMemory", "head_bytes_held"]
 
-_HEAD_OBJECT_BYTES = 1024
+_HEAD_OBJECT_BYTES = 1536
 _TENSOR_OBJECT_BYTES = 256
 """What an open head takes besides its bytes: measured, and rounded up. It knows where each of its tensors starts."""
 

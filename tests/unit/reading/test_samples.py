@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tracemalloc
 from typing import Any
 
@@ -134,6 +135,25 @@ def test_heads_used_longest_ago_make_room_and_are_read_again() -> None:
     asked = [[key for key, _, _ in reading.asked(number)] for number in (0, ROWS, 0, 2 * ROWS, 0, ROWS)]
     assert asked == [[KEYS[0]], [KEYS[1]], [], [KEYS[2]], [], [KEYS[1]]]
     assert reading.reader._heads.held_bytes <= reading.memory.head_bytes
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, EVERY_KIND, every_dtype()], ids=["plain", "every kind", "every dtype"])
+def test_an_open_head_takes_no_more_memory_than_it_counts_for(schema: Schema) -> None:
+    reading = SampleBench(*packed_objects(schema, samples_of(schema, 400), [2] * 200), columns=[next(iter(schema))])
+    reading.samples(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        heads = reading.reader._heads
+        before = heads.held_bytes
+        assert len(reading.asked(*range(2, 400, 2))) >= 199
+        gc.collect()
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    logged_bytes = 199 * 400  # what the store of the test keeps of each request
+    assert 0.4 * taken_bytes < heads.held_bytes - before
+    assert taken_bytes - logged_bytes < heads.held_bytes - before
 
 
 def least_bytes(**settings: Any) -> int:
