@@ -51,8 +51,8 @@ def save_on_sigterm(
     where it is. Signals that come while the callback runs are ignored.
 
     Under torch.distributed all ranks have to leave at the same step, or some would wait for one that is gone. So let
-    each add :attr:`Preemption.is_requested` to something that a step reduces over all ranks anyway, and let all save and
-    leave where the sum is not zero, whichever of them got the signal.
+    each add :attr:`Preemption.is_requested` to something that a step reduces over all ranks anyway; where the sum is
+    not zero all save and leave, whichever of them got the signal.
 
     Then the signal goes on to the handler that was there before; if that is the default, it ends the process. An
     exception from the callback goes up through the training loop instead, so ``raise SystemExit`` unwinds it in order.
