@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench fuzz clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stoker needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
@@ -30,5 +30,16 @@ test: lint
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+# Coverage-guided fuzzing of every reader of bytes: docs/fuzzing.md. SECONDS= for each; READER= for one of them.
+SECONDS ?= 60
+FUZZ := .fuzz/packages
+
+$(FUZZ)/.installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --constraint constraints.txt --target $(FUZZ) atheris
+	@touch $@
+
+fuzz: $(FUZZ)/.installed
+	PYTHONPATH=$(FUZZ):tests $(BIN)/python -m fuzz $(if $(READER),'$(READER)') $(INPUT) --seconds $(SECONDS)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis
