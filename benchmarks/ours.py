@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy.random  # noqa: F401  (numpy imports it at its first use)
+
 import stoker
 import stoker.store.s3  # what opening an s3:// URL imports
 from benchmarks.peers.common import SHAPES, SIDE, Packing, Running, main
