@@ -7,13 +7,13 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Self, get_args
+from typing import Any, Self, Unpack
 
 from torch.utils.data import Dataset, IterableDataset
 
 from stoker.errors import ConfigError
-from stoker_torch.crew import Crew, Executor
-from stoker_torch.fetch_service import FetchService, Visible
+from stoker_torch.crew import Executor
+from stoker_torch.fetch_service import FetchService, ServiceConfig, ServiceSettings
 from stoker_torch.look_ups import CacheStatistics
 from stoker_torch.sample_cache import DamagedEntryError, SampleCache
 
@@ -31,13 +31,10 @@ class CachedDataset(Dataset[Any]):
     Args:
         dataset: map-style, any type of sample that the cache can hold.
         cache: a :class:`~stoker_torch.MemoryCache` or :class:`~stoker_torch.DiskCache`; not closed with this.
-        threads: how many samples are fetched at a time.
-        visible: ``"each"`` fetched sample can be seen as soon as it is read, or those of one fetch ``"together"`` when
-            the slowest is, as in the paper.
-        renew: whether an index to be fetched that is cached already becomes the last to be evicted, so that it is
-            still there when it is used; in the paper it keeps its place.
         clock: seconds, for :attr:`CacheStatistics.wait_seconds`.
         executor: does the fetching, in place of threads.
+        **settings: of a :class:`~stoker_torch.fetch_service.ServiceConfig`: ``threads``, ``visible``, ``renew``,
+            ``drop_late``.
 
     Raises:
         ConfigError: the data set is not map-style, or a setting is none.
@@ -48,23 +45,17 @@ class CachedDataset(Dataset[Any]):
         dataset: Any,
         cache: SampleCache,
         *,
-        threads: int = 16,
-        visible: Visible = "each",
-        renew: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         executor: Executor | None = None,
+        **settings: Unpack[ServiceSettings],
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise ConfigError(f"a {type(dataset).__qualname__} has no samples to ask for by index")
-        if threads < 1 or visible not in get_args(Visible):
-            raise ConfigError(f"threads must be at least 1 and visible each or together, not {threads} and {visible!r}")
         self.dataset = dataset
         self.cache = cache
         self._clock = clock
         self._pid = os.getpid()
-        self._service: FetchService | None = FetchService(
-            dataset, cache, executor or Crew(threads, "stoker-fetch"), visible=visible, renew=renew
-        )
+        self._service: FetchService | None = FetchService(dataset, cache, ServiceConfig(**settings), executor)
         self._finalizer: weakref.finalize[..., Any] | None = weakref.finalize(self, _close, self._service, self._pid)
 
     @property
@@ -91,6 +82,8 @@ class CachedDataset(Dataset[Any]):
                 return self.cache.get(operator.index(index))
             except KeyError as error:
                 missed, damaged = True, isinstance(error, DamagedEntryError)
+            if self._service is not None:
+                self._service.note_miss(operator.index(index))
             return self.dataset[index]
         finally:
             self.cache.counts.add(missed=missed, damaged=damaged, wait_seconds=self._clock() - asked)

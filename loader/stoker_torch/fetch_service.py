@@ -8,18 +8,57 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, get_args
 
-from stoker.errors import SampleError, StokerError
-from stoker_torch.crew import Executor
+from stoker.errors import ConfigError, SampleError, StokerError
+from stoker_torch.crew import Crew, Executor
 from stoker_torch.sample_cache import SampleCache
 
-__all__ = ["FetchCounts", "FetchService", "Visible"]
+__all__ = ["FetchCounts", "FetchService", "ServiceConfig", "ServiceSettings", "Visible"]
 
 _log = logging.getLogger("stoker")
 
 Visible = Literal["each", "together"]
 """When a sample can be seen: as soon as it is read, or when all of its fetch are, as in the paper."""
+
+
+class ServiceSettings(TypedDict, total=False):
+    """The settings of a :class:`ServiceConfig`, for those who pass them on."""
+
+    threads: int
+    visible: Visible
+    renew: bool
+    drop_late: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """How samples are fetched; ``visible="together", renew=False, drop_late=False`` is the paper's way.
+
+    Attributes:
+        threads: how many samples are read at a time.
+        visible: ``"each"`` fetched sample can be seen as soon as it is read, or those of one fetch ``"together"`` when
+            the slowest is.
+        renew: whether an index to be fetched that is cached already becomes the last to be evicted, so that it is
+            still there when it is used; or it keeps its place.
+        drop_late: whether a sample whose turn to be read has not come when training misses it is not read any more,
+            for training does that; so a service that has fallen behind catches up. It cannot know what is missed in
+            other processes.
+
+    Raises:
+        ConfigError: a setting is none.
+    """
+
+    threads: int = 16
+    visible: Visible = "each"
+    renew: bool = True
+    drop_late: bool = True
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or self.visible not in get_args(Visible):
+            raise ConfigError(
+                f"threads must be at least 1 and visible each or together, not {self.threads} and {self.visible!r}"
+            )
 
 
 @dataclass(slots=True)
@@ -59,16 +98,15 @@ class FetchService:
     Args:
         dataset: map-style; read from the executor's threads.
         cache: where the samples go.
-        executor: does the reading.
-        visible: ``"each"`` sample as soon as it is read, or those of a fetch ``"together"``.
-        renew: whether an index that is asked for and cached becomes the last to be evicted, and not the next.
+        config: how to fetch.
+        executor: does the reading; default so many threads.
     """
 
     def __init__(
-        self, dataset: Any, cache: SampleCache, executor: Executor, *, visible: Visible = "each", renew: bool = True
+        self, dataset: Any, cache: SampleCache, config: ServiceConfig, executor: Executor | None = None
     ) -> None:
-        self._dataset, self._cache, self._executor = dataset, cache, executor
-        self._visible, self._renew = visible, renew
+        self._dataset, self._cache, self._config = dataset, cache, config
+        self._executor = executor or Crew(config.threads, "stoker-fetch")
         self._lock = threading.RLock()  # the collector may end a sampler's iteration, and so call forget, anywhere
         self._pid = os.getpid()
         self._wanted: set[int] = set()
@@ -87,12 +125,12 @@ class FetchService:
         with self._lock:
             self.counts.fetches += 1
             for index in indices:
-                if index in self._wanted or self._cache.holds(index, renew=self._renew):
+                if index in self._wanted or self._cache.holds(index, renew=self._config.renew):
                     self.counts.already_cached += 1
                 else:
                     self._wanted.add(index)
                     missing.append(index)
-        fetch = _Fetch(missing) if self._visible == "together" else None
+        fetch = _Fetch(missing) if self._config.visible == "together" else None
         for index in missing:
             self._executor.submit(partial(self._work, index, fetch))
 
@@ -107,6 +145,11 @@ class FetchService:
             raise self._refusal
         if self._is_closed:
             raise StokerError("the CachedDataset is closed; it fetches nothing for a sampler any more")
+
+    def note_miss(self, index: int) -> None:
+        """Take note that training reads a sample itself."""
+        if self._config.drop_late:
+            self.forget((index,))
 
     def forget(self, indices: Iterable[int]) -> None:
         """Do not begin to read samples that were asked for and are not needed any more."""

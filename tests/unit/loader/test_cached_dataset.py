@@ -217,6 +217,18 @@ def test_what_is_forgotten_before_it_is_begun_is_not_read_and_may_be_asked_for_a
     assert squares.reads == [2, 1]
 
 
+@pytest.mark.parametrize("drop_late", [True, False])
+def test_what_training_has_read_itself_is_not_read_again_unless_asked_for_as_in_the_paper(drop_late: bool) -> None:
+    squares = Squares()
+    later = Delayed()
+    dataset = cached(squares, executor=later, drop_late=drop_late)
+    dataset.service.fetch([1, 2])
+    assert dataset[1] == 1
+    later.do_all()
+    assert squares.reads == ([1, 2] if drop_late else [1, 1, 2])
+    assert dataset.cache.holds(1, renew=False) is not drop_late
+
+
 class Gated(Squares):
     """Reads wait at a gate."""
 

@@ -19,7 +19,7 @@ from stoker_torch.memory_cache import MemoryCache
 from stoker_torch.prefetch_sampler import PrefetchSampler
 from support.executors import Delayed, Immediate
 
-PAPER: dict[str, Any] = {"visible": "together", "renew": False}
+PAPER: dict[str, Any] = {"visible": "together", "renew": False, "drop_late": False}
 
 
 def paper_misses(
@@ -196,6 +196,37 @@ def test_across_epochs_only_the_very_first_samples_are_waited_for() -> None:
     assert missed[True] == [5, 0, 0, 0]
     assert missed[False][0] == 5
     assert min(missed[False]) > 0
+
+
+class HalfSpeed(Delayed):
+    """Does work every other tick, as much as it takes to read one sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.reads += 1
+        return index
+
+    def tick(self) -> None:
+        self._now += 1
+        before = self.reads
+        while self._now % 2 and self._due and self.reads == before:
+            self._due.pop(0)[1]()
+
+
+def test_a_service_that_cannot_keep_up_is_of_use_if_it_drops_what_training_has_read_itself() -> None:
+    missed = {}
+    for drop_late in (False, True):
+        half = HalfSpeed()
+        dataset = CachedDataset(half, MemoryCache(40), executor=half, drop_late=drop_late)
+        for index in PrefetchSampler(range(400), dataset, fetch_size=20, threshold=20, epochs=1):
+            assert dataset[index] == index
+            half.tick()
+        missed[drop_late] = dataset.stats().misses
+    assert missed[False] > 350  # it reads what training has read already, ever further behind
+    assert missed[True] < 250  # it reads about one of two
 
 
 @pytest.mark.parametrize(("threshold", "fetch_size"), [(0, 12), (6, 6), (11, 1), (3, 5)])
