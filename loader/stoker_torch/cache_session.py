@@ -47,9 +47,9 @@ class CacheSession:
         """
         path.mkdir(parents=True, exist_ok=True)
         with locked(path):  # or another process that begins could take a folder that is not locked yet for a dead one
-            for entry in os.scandir(path):
-                if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                    _remove_unless_in_use(Path(entry.path))
+            for left in path.iterdir():
+                if _NAME.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                    _remove_unless_in_use(left)
             folder = path / f"stoker-cache-{secrets.token_hex(8)}"
             folder.mkdir(mode=0o700)
             lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
