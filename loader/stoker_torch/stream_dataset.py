@@ -303,8 +303,9 @@ class StreamDataset(IterableDataset[Any]):
         """Make the next iteration go on where the state was taken.
 
         It may be a state that a data set with the same lanes for each worker gave, or what :func:`merge_states` made of
-        the states of all. Its manifest version and lanes are taken over. A StatefulDataLoader hands each worker its
-        own; before a plain DataLoader is iterated over, it reaches all of its workers.
+        the states of all. Its manifest version and lanes are taken over. Loaded before a DataLoader is iterated over,
+        it reaches all of its workers. A StatefulDataLoader hands each worker its own; the data set must have been made
+        with the version and the lanes of that one.
 
         Raises:
             StateError: the state is of another data set or order than this one's settings.
@@ -312,19 +313,32 @@ class StreamDataset(IterableDataset[Any]):
             NotFoundError: the manifest version is gone.
         """
         loaded = StreamState.from_dict(state)
+        worker = Worker.here()
         loaded.check(self._source(loaded.lanes), self.config)
+        if worker.is_child:
+            self._check_pinned(loaded, self._lanes or self.world_size * worker.count)
+            self._loaded = _Loaded(loaded, None)
+            return
         self._leave()
         if loaded.version != self.manifest.version:
             self._version, self._manifest = loaded.version, None
         self._lanes = loaded.lanes
-        if Worker.here().is_child:
-            self._loaded = _Loaded(loaded, None)
-            return
-        share = self._opened(Worker.here()).share.resumed(loaded.delivered, loaded.repeated)
+        share = self._opened(worker).share.resumed(loaded.delivered, loaded.repeated)
         if not share.steps_from(0):  # an epoch that is over
             self.set_epoch(loaded.epoch + 1)
             return
         self._loaded = _Loaded(loaded, self._board.order(loaded.epoch, with_state=True))
+
+    def _check_pinned(self, loaded: StreamState, lanes: int) -> None:
+        """Refuse what a worker cannot take over for the workers of later epochs."""
+        for name, theirs, mine in (
+            ("version", loaded.version, self.manifest.version),
+            ("lanes", loaded.lanes, lanes),
+        ):
+            if theirs != mine:
+                raise StateError(
+                    f"the state was taken with {name}={theirs}, this data set has {mine}; give it {name}={theirs}"
+                )
 
     # The end.
 

@@ -49,8 +49,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker_torch.stream_reader._CHUNK_SAMPLES", 11)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
     """No thread, open file or process outlives a test."""
     resource_tracker.ensure_running()  # the process that Python keeps where others are spawned
     multiprocessing.RawArray("b", 1 << 20)  # a pool of memory for boards, which stays open
@@ -89,15 +89,17 @@ def epoch_of(data: StreamDataset, epoch: int, lanes: int, **settings: Any) -> li
 
 
 def failure_of(loader: DataLoader[Any]) -> StokerError:
-    """Return what a loop ends with. Its iterator goes at once; torch waits for workers if the collector finds it."""
-    batches = iter(loader)
+    """Return what a loop ends with; torch would wait seconds for workers that only the collector finds."""
+    batches: Any = None
     try:
+        batches = iter(loader)
         for _ in batches:
             pass
     except StokerError as error:
         return error.with_traceback(None)
     finally:
-        del batches
+        if batches is not None:
+            batches._shutdown_workers()
     raise AssertionError("the loop ended well")
 
 
@@ -116,6 +118,7 @@ def fail(sample: dict[str, Any]) -> dict[str, Any]:
 # Exactly once.
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_an_epoch_has_every_sample_once_and_each_worker_every_so_manyth(url: str, workers: int) -> None:
     data = dataset(url, transform=with_epoch, columns=None)
@@ -165,6 +168,10 @@ def test_ranks_with_workers_make_equally_many_batches_and_share_the_samples(
     assert len(every) == world_size * -(-SAMPLES // world_size)
 
 
+def test_workers_that_have_nothing_end_at_once(url: str) -> None:
+    assert len(numbers(forked(dataset(url, limit=2), 3))) == 2
+
+
 def test_an_evaluation_on_two_ranks_has_every_sample_once(url: str) -> None:
     every = [
         number
@@ -198,6 +205,7 @@ def test_ragged_columns_come_whole_from_workers(url: str) -> None:
 # Epochs.
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_break_abandons_an_epoch_in_workers_made_anew_or_kept(url: str, is_kept: bool) -> None:
     data = dataset(url)
@@ -211,6 +219,7 @@ def test_break_abandons_an_epoch_in_workers_made_anew_or_kept(url: str, is_kept:
     assert sorted(next(iter(loader))["x"].tolist()) == wanted[3]
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_iterators_side_by_side_are_two_epochs(url: str) -> None:
     loader = forked(dataset(url), 2)
     one, other = [], []
@@ -265,6 +274,7 @@ def test_a_spawned_stateful_dataloader_resumes_exactly(url: str) -> None:
     assert sorted(before + numbers(loader)) == list(range(SAMPLES))
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_stateful_dataloader_goes_back_to_an_earlier_epoch(url: str) -> None:
     data = dataset(url)
     loader = stateful(data, 2)
@@ -351,9 +361,29 @@ def test_the_state_of_one_worker_is_not_enough_for_another(url: str) -> None:
     assert "merge_states" in str(error)
 
 
+@pytest.mark.parametrize(("settings", "match"), [({"version": 1}, "lanes=6"), ({"lanes": 6}, "version=1")])
+def test_a_worker_refuses_a_state_that_later_workers_would_know_nothing_of(
+    tmp_path: Path, settings: dict[str, Any], match: str
+) -> None:
+    url = str(tmp_path / "ds")
+    with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=2000) as packer:
+        packer.extend(map(sample_of, range(50)))
+    loader = stateful(dataset(url, lanes=6), 1)
+    next(iter(loader))
+    state = loader.state_dict()
+    with stoker.Packer(url, schema=SCHEMA, mode="append", super_sample_bytes=2000) as packer:
+        packer.extend(map(sample_of, range(50, 60)))
+    other = stateful(dataset(url, **settings), 1)
+    other.load_state_dict(state)
+    error = failure_of(other)
+    assert isinstance(error, StateError)
+    assert match in str(error)
+
+
 # Errors and limits.
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 def test_an_error_in_a_worker_reaches_the_loop_with_its_type_and_message(url: str) -> None:
     error = failure_of(forked(dataset(url, transform=fail), 2))
     assert isinstance(error, SampleError)
