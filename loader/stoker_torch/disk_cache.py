@@ -172,12 +172,16 @@ class DiskCache:
 
 
 class _Writer:
-    """The files of one folder, and in memory their order and sizes. Thread-safe; one file is written at a time."""
+    """The files of one folder, and in memory their order and sizes. Thread-safe; one file is written at a time.
+
+    Two locks, so that who asks what is there does not wait for the disk: ``_writing`` is held during a write,
+    ``_looking`` for a moment, also within the other.
+    """
 
     def __init__(self, folder: Path, samples: int, max_bytes: int | None) -> None:
         self._folder = folder
         self._capacity, self._max_bytes = samples, max_bytes
-        self._lock = threading.Lock()
+        self._writing, self._looking = threading.Lock(), threading.Lock()
         self._sizes: dict[int, int] = {}
         self._bytes = 0
         self._is_closed = False
@@ -185,14 +189,14 @@ class _Writer:
 
     @property
     def is_own(self) -> bool:
-        """Whether this is not a copy that a forked child has, with a lock that may be held for ever."""
+        """Whether this is not a copy that a forked child has, with locks that may be held for ever."""
         return self._pid == os.getpid()
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def holds(self, index: int, *, renew: bool) -> bool:
-        with self._lock:
+        with self._looking:
             if renew and index in self._sizes:
                 self._sizes[index] = self._sizes.pop(index)
             return index in self._sizes
@@ -201,30 +205,40 @@ class _Writer:
         size_bytes = -(-sum(map(len, parts)) // _BLOCK_BYTES) * _BLOCK_BYTES
         if self._max_bytes is not None and size_bytes > self._max_bytes:
             return False
-        with self._lock:
+        with self._writing:
             if self._is_closed:
                 raise StokerError("the DiskCache is closed")
-            if index not in self._sizes:
-                self._make_room(size_bytes)
+            if not self.holds(index, renew=False):
+                while self._is_full(size_bytes):
+                    self._evict()
                 self._write(str(index), parts)
-                self._sizes[index] = size_bytes
-                self._bytes += size_bytes
+                self._note(index, size_bytes)
         return True
 
     def close(self) -> None:
-        with self._lock:
+        with self._writing, self._looking:
             self._is_closed = True
             self._sizes.clear()
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Remove the oldest files until there is room; only then is anything written."""
-        while self._sizes and (
-            len(self._sizes) >= self._capacity
-            or (self._max_bytes is not None and self._bytes + size_bytes > self._max_bytes)
-        ):
+    def _is_full(self, size_bytes: int) -> bool:
+        is_over = self._max_bytes is not None and self._bytes + size_bytes > self._max_bytes
+        return bool(self._sizes) and (len(self._sizes) >= self._capacity or is_over)
+
+    def _evict(self) -> None:
+        with self._looking:
             oldest = next(iter(self._sizes))
+            size_bytes = self._sizes.pop(oldest)
+            self._bytes -= size_bytes
+        try:
             (self._folder / str(oldest)).unlink(missing_ok=True)
-            self._bytes -= self._sizes.pop(oldest)
+        except OSError:
+            self._note(oldest, size_bytes)  # it still takes its room
+            raise
+
+    def _note(self, index: int, size_bytes: int) -> None:
+        with self._looking:
+            self._sizes[index] = size_bytes
+            self._bytes += size_bytes
 
     def _write(self, name: str, parts: tuple[bytes | bytearray, ...]) -> None:
         writing = self._folder / "writing"

@@ -169,7 +169,7 @@ class FetchService:
             if index in self._wanted:
                 read[index] = self._dataset[index]
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: training reads it again, and gets the error
-            self._note_failure(index, error)
+            self._note_failure(index, type(error).__name__)  # only that: its text may have a signed URL in it
         if fetch is not None:
             with self._lock:
                 fetch.read |= read
@@ -185,17 +185,20 @@ class FetchService:
         except Exception as error:  # noqa: BLE001 - a task boundary: the cache is full or closed, training goes on
             if isinstance(error, SampleError):
                 self._refusal = error
-            self._note_failure(index, error)
+            self._note_failure(index, str(error))
+            return
+        if not is_cached:
+            self._note_failure(index, "it alone is more than the cache may take")
             return
         with self._lock:
             self._wanted.discard(index)
-            self.counts.fetched += is_cached
-            self.counts.failures += not is_cached
+            self.counts.fetched += 1
 
-    def _note_failure(self, index: int, error: BaseException) -> None:
+    def _note_failure(self, index: int, reason: str) -> None:
+        """Count a failure, and log the first."""
         with self._lock:
             self._wanted.discard(index)
             self.counts.failures += 1
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
-            _log.warning("sample %d could not be fetched ahead, training will read it: %r", index, error)
+            _log.warning("sample %d could not be fetched ahead, and training will read it: %s", index, reason)

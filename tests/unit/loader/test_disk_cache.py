@@ -181,6 +181,38 @@ def test_a_full_disk_leaves_no_part_of_a_file(
     assert cache.get(1) == 1
 
 
+def test_a_file_that_cannot_be_removed_still_counts_and_gives_way_to_the_next(cache: DiskCache, tmp_path: Path) -> None:
+    for index in range(3):
+        cache.put(index, index)
+    make_folder(file_of(tmp_path, 0))
+    with pytest.raises(OSError, match=r"directory|permitted"):
+        cache.put(3, 3)
+    assert len(cache) == 3
+    assert cache.put(3, 3)
+    assert held(tmp_path) == {"0", "2", "3"}
+
+
+def test_who_asks_what_is_there_does_not_wait_for_the_disk(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    renaming, go_on = threading.Event(), threading.Event()
+    rename = Path.rename
+
+    def slow(self: Path, target: Path) -> Path:
+        renaming.set()
+        assert go_on.wait(60)
+        return rename(self, target)
+
+    cache.put(0, 0)
+    monkeypatch.setattr(Path, "rename", slow)
+    writer = threading.Thread(target=cache.put, args=(1, 1))
+    writer.start()
+    assert renaming.wait(60)
+    assert cache.holds(0, renew=True)
+    assert not cache.holds(1, renew=False)
+    go_on.set()
+    writer.join()
+    assert cache.holds(1, renew=False)
+
+
 def test_a_type_that_needs_pickle_is_an_error_that_names_sample_and_type(cache: DiskCache) -> None:
     with pytest.raises(SampleError, match=r"sample 4 .*builtins\.set.*encode="):
         cache.put(4, {1, 2})
@@ -270,7 +302,10 @@ def test_a_copy_is_a_reader_and_its_end_is_not_the_end_of_the_files(cache: DiskC
 
 def test_a_forked_child_reads_and_takes_nothing_along_when_it_ends(cache: DiskCache) -> None:
     cache.put(0, 41)
-    with cache._own_writer()._lock:  # a thread of the parent is writing at the moment of the fork
+    with (
+        cache._own_writer()._writing,
+        cache._own_writer()._looking,
+    ):  # threads of the parent are writing at the moment of the fork
         child = multiprocessing.get_context("fork").Process(target=_use_as_child, args=(cache,))
         child.start()
     child.join()
