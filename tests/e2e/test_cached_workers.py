@@ -123,7 +123,7 @@ PROGRAM = """
 import os, signal, sys, threading, time
 import torch
 from torch.utils.data import DataLoader
-from stoker_torch import CachedDataset, DiskCache, PrefetchSampler
+from stoker_torch import CachedDataset, DiskCache, InformedDataLoader, PrefetchSampler
 
 class Slow:
     def __getitem__(self, index):
@@ -132,10 +132,11 @@ class Slow:
     def __len__(self):
         return 4000
 
-def main(folder, end):
+def main(folder, end, workers="1"):
     dataset = CachedDataset(Slow(), DiskCache(folder, 400), threads=4)
     sampler = PrefetchSampler.half_and_half(range(4000), dataset)
-    for number, batch in enumerate(DataLoader(dataset, batch_size=8, sampler=sampler, num_workers=1)):
+    loader = DataLoader if int(workers) else InformedDataLoader
+    for number, batch in enumerate(loader(dataset, batch_size=8, sampler=sampler, num_workers=int(workers))):
         if number == 3:
             print("training", flush=True)
             if end == "return":
@@ -150,10 +151,10 @@ if __name__ == "__main__":
 """
 
 
-def start(folder: Path, end: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     program = folder.with_suffix(".py")
     program.write_text(textwrap.dedent(PROGRAM))
-    command = [sys.executable, "-W", "error", str(program), str(folder), end]
+    command = [sys.executable, "-W", "error", str(program), str(folder), *arguments]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None
     assert running.stdout.readline() == "training\n"
@@ -171,13 +172,14 @@ def test_a_training_that_ends_leaves_no_file(tmp_path: Path, end: str, code: int
     assert not list(folder.iterdir())
 
 
-def test_an_interrupted_training_leaves_no_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_interrupted_training_leaves_no_file(tmp_path: Path, workers: str) -> None:
     folder = tmp_path / "cache"
-    running = start(folder, "wait")
+    running = start(folder, "wait", workers)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=_TIMEOUT_SECONDS)
     assert running.returncode != 0
-    assert "KeyboardInterrupt" in errors
+    assert errors.strip().endswith("KeyboardInterrupt")
     assert not list(folder.iterdir())
 
 
