@@ -35,38 +35,37 @@ class Program:
 
     Attributes:
         command: the interpreter and what it runs.
-        cpu_seconds: that its imports take.
         torch_bytes: what a process of this interpreter needs for importing torch.
     """
 
     command: tuple[str | Path, ...]
-    cpu_seconds: float
     torch_bytes: int
 
     @classmethod
     def of(cls, loader: str) -> Program:
-        """Find a program, making its environment if need be, and measure what it costs before it does anything.
+        """Find a program, making its environment if need be.
 
         Raises:
-            RuntimeError: it does not start.
+            RuntimeError: it cannot import torch.
+            subprocess.CalledProcessError: its environment could not be made.
         """
         command: tuple[str | Path, ...]
         if loader in (*OURS, *LIMITS):
             command = (sys.executable, "-m", f"benchmarks.{loader if loader in OURS else 'limits'}")
         else:
             command = (python_of(loader), program(loader))
-        imports, bare = _started((*command, "--help")), _started((command[0], "-c", _TORCH))
-        return cls(command=command, cpu_seconds=imports.cpu_seconds, torch_bytes=bare.peak_bytes)
+        return cls(command=command, torch_bytes=_torch_bytes(command[0]))
 
 
 @cache
-def _started(command: tuple[str | Path, ...]) -> Outcome:
-    """Run a program that ends by itself, twice: the first time compiles, and reads the disk."""
-    for _ in range(2):
-        outcome = run_child(command, environment={}, timeout_seconds=IMPORT_TIMEOUT_SECONDS, log=_LOGS / "imports.log")
-        if outcome.error:
-            raise RuntimeError(f"{' '.join(map(str, command))} failed: {outcome.error}")
-    return outcome
+def _torch_bytes(python: str | Path) -> int:
+    """Return the memory of a process that has imported torch."""
+    outcome = run_child(
+        (python, "-c", _TORCH), environment={}, timeout_seconds=IMPORT_TIMEOUT_SECONDS, log=_LOGS / "torch.log"
+    )
+    if outcome.error:
+        raise RuntimeError(f"{python} cannot import torch: {outcome.error}")
+    return outcome.peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class Bench:
     def _record(self, cell: Cell, outcome: Outcome, mixing: Mixing | None, disk_bytes: int) -> Record:
         if outcome.error:
             return Record(cell=cell, error=outcome.error, wall_seconds=outcome.wall_seconds)
-        begun, counts = self.programs[cell.loader], self.bucket.counts()
+        counts = self.bucket.counts()
         if cell.loader == "ours":
             self.connections[cell.profile] = counts["peak_connections"]
         return Record(
@@ -137,8 +136,8 @@ class Bench:
             counts=counts,
             payload_bytes=WORKLOADS[self.workload].payload_bytes(self.samples, cell.samples),
             wall_seconds=outcome.wall_seconds,
-            cpu_seconds=max(0.0, outcome.cpu_seconds - begun.cpu_seconds),
-            extra_bytes=outcome.peak_bytes - begun.torch_bytes,
+            cpu_seconds=outcome.cpu_seconds - outcome.result["imports_cpu_seconds"],
+            extra_bytes=outcome.peak_bytes - self.programs[cell.loader].torch_bytes,
             disk_bytes=max(disk_bytes, outcome.result.get("disk_bytes_peak", 0)),
             mixing=mixing,
         )

@@ -195,8 +195,14 @@ def main() -> None:
         measure = partial(_gather, options.workload, options.source, options.batch, options.epochs)
     else:
         measure = partial(_decoded, options.source)
+    imports_cpu_seconds = time.process_time()
     samples, seconds = measure()
-    print(json.dumps({"epochs": [{"samples": samples, "seconds": seconds}], "connections": options.connections}))
+    result = {
+        "epochs": [{"samples": samples, "seconds": seconds}],
+        "connections": options.connections,
+        "imports_cpu_seconds": imports_cpu_seconds,
+    }
+    print(json.dumps(result))
 
 
 def _decoded(folder: Path) -> tuple[int, float]:

@@ -54,7 +54,7 @@ def speed_table(results: Results, workload: str, mode: str, profile: str) -> str
             figure(lambda record: record.stall, "{:.1%}", "stall"),
         ]
 
-    head = ["", "cold, samples/s", "later", "MB/s", "CPU µs/sample", "CPU s/GB", "first batch, s", "stall"]
+    head = ["", "cold, samples/s", "later, or limit", "MB/s", "CPU µs/sample", "CPU s/GB", "first batch, s", "stall"]
     return table(head, [*LOADERS, *LIMITS], cells)
 
 
@@ -106,8 +106,9 @@ def text(results: Results) -> str:
     plots = [f"![{what}](images/{name}.png)" for name, what in PLOTS.items() if (IMAGES / f"{name}.png").exists()]
     machine, selection = results.settings["machine"], results.settings["selection"]
     parts = [
-        f"Measured with Python {machine['python']} on {machine['cores']} cores; medians of {selection['rounds']} rounds"
-        + (f", at {selection['scale']:g} of the full size." if selection["scale"] != 1 else "."),
+        f"Measured with Python {machine['python']} on {machine['cores']} cores, in {selection['rounds']} rounds"
+        + (f", at {selection['scale']:g} of the full size;" if selection["scale"] != 1 else ";")
+        + " medians.",
         "### Targets",
         target_table(results),
         *(["### Plots", *plots] if plots else []),

@@ -203,14 +203,14 @@ def _unshaped() -> Iterator[Target]:
             least=least,
             shown=times,
         )
-    for name in WORKLOADS:
+    for name in WORKLOADS:  # not asked for, but what a reader will ask
         yield Target(
-            what=f"{name}: the same with `full` shuffle, which mixes as they do",
+            what=f"{name}: steady rate with `full` shuffle, times the best really shuffling peer's cold epoch",
             measure=partial(over_peers, workload=name, loader="ours_full", kind="steady", peers_kind="cold"),
             shown=times,
         )
         yield Target(
-            what=f"{name}: steady rate, times the best really shuffling peer's later epochs, from its disk",
+            what=f"{name}: steady rate, times the best really shuffling peer's later epochs, most from its disk",
             measure=partial(over_peers, workload=name, loader="ours", kind="steady", peers_kind="steady"),
             shown=times,
         )

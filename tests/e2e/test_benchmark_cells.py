@@ -14,7 +14,7 @@ SAMPLES = 600
 
 
 def program(module: str) -> Program:
-    return Program(command=(sys.executable, "-m", f"benchmarks.{module}"), cpu_seconds=0.0, torch_bytes=0)
+    return Program(command=(sys.executable, "-m", f"benchmarks.{module}"), torch_bytes=0)
 
 
 def cell(loader: str, kind: str) -> Cell:
