@@ -53,3 +53,24 @@ def test_cancelling_the_block_cancels_its_tasks_and_stays_a_cancellation() -> No
         assert running.cancelled()
 
     run_virtual(main())
+
+
+def test_a_timeout_around_a_group_that_failed_while_it_waited_still_ends_as_a_timeout() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(1)
+        raise KeyError("mine")
+
+    async def fail_and_go_on() -> None:
+        try:
+            async with task_group() as group:
+                group.create_task(fail())
+                group.create_task(asyncio.sleep(2))
+        except KeyError:
+            await asyncio.sleep(1e6)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await fail_and_go_on()
+
+    run_virtual(main())
