@@ -22,7 +22,7 @@ from stoker_torch.config import LoaderConfig, Settings
 from stoker_torch.iteration import Iteration, IterationParts
 from stoker_torch.plan import LoaderPlan
 from stoker_torch.pool import SamplePool, SampleWork
-from stoker_torch.ranks import compare_ranks, find_rank
+from stoker_torch.ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch.state import RunState, SourceState
 from stoker_torch.statistics import LoaderStatistics, LoopTimes, statistics
 from stoker_torch.supply import Supply
@@ -135,8 +135,11 @@ class Loader:
         """Begin the next epoch, or go on where a loaded state says. An older iteration ends.
 
         Raises:
+            ConfigError: torch.distributed, initialized since the loader was made, says that this is another rank.
             RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the place.
         """
+        if self.config.rank is None:
+            confirm_rank(self.rank, self.world_size)
         self._leave()
         if not self._is_fresh and self._place[1]:
             self._place = (self._place[0] + 1, 0)  # the last iteration was left early
@@ -179,8 +182,9 @@ class Loader:
         self._times.yielded(asked, time.perf_counter())
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins, from its start.
+        """Make ``epoch`` the one that the next iteration begins.
 
+        It begins at its start, but where a state was just loaded that is of this epoch: that goes on at its place.
         Costs nothing where it names the epoch that comes next anyway: what was fetched ahead is kept.
 
         Raises:
@@ -188,6 +192,8 @@ class Loader:
         """
         if not isinstance(epoch, int | np.integer) or epoch < 0:
             raise ConfigError(f"epoch {epoch!r} is not an integer from 0")
+        if self._is_fresh and epoch == self._place[0]:
+            return
         self._leave()
         self._place, self._is_fresh = (int(epoch), 0), True
 

@@ -11,14 +11,20 @@ from torch import distributed
 
 from stoker.errors import ConfigError, RankMismatchError
 
-__all__ = ["compare_ranks", "find_rank"]
+__all__ = ["compare_ranks", "confirm_rank", "find_rank"]
+
+_REMEDY = (
+    "make it when torch.distributed is initialized (under Lightning in train_dataloader()), or give it rank= and "
+    "world_size="
+)
 
 
 def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and world size: as given, else torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
 
     Raises:
-        ConfigError: only one of them is given, or the environment's are not numbers.
+        ConfigError: only one of them is given, the environment's are not numbers, or it has several ranks and does not
+            say which this is.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank {rank} and world_size {world_size} go together: give both or neither")
@@ -28,9 +34,25 @@ def find_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return distributed.get_rank(), distributed.get_world_size()
     texts = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     try:
-        return int(texts[0]), int(texts[1])
+        found = int(texts[0]), int(texts[1])
     except ValueError:
         raise ConfigError(f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} are not both numbers") from None
+    if found[1] > 1 and "RANK" not in os.environ:  # as in the processes that Lightning starts
+        raise ConfigError(f"WORLD_SIZE is {found[1]} and RANK is not set; {_REMEDY}")
+    return found
+
+
+def confirm_rank(rank: int, world_size: int) -> None:
+    """Check that torch.distributed, if it was initialized since :func:`find_rank`, says what was found then.
+
+    Raises:
+        ConfigError: it does not; ranks would read what others read, too.
+    """
+    if _is_distributed() and (rank, world_size) != (distributed.get_rank(), distributed.get_world_size()):
+        raise ConfigError(
+            f"this was made as rank {rank} of {world_size}, and torch.distributed says rank {distributed.get_rank()} "
+            f"of {distributed.get_world_size()}; {_REMEDY}"
+        )
 
 
 def _is_distributed() -> bool:

@@ -18,7 +18,8 @@ from stoker_torch.config import LoaderConfig, SharedSettings
 from stoker_torch.epoch_board import MAX_EPOCH, EpochBoard, Turn
 from stoker_torch.iteration import Iteration
 from stoker_torch.plan import LoaderPlan
-from stoker_torch.ranks import compare_ranks, find_rank
+from stoker_torch.ranks import compare_ranks, confirm_rank, find_rank
+from stoker_torch.resharding import refuse_resharding
 from stoker_torch.state import SourceState
 from stoker_torch.stream_reader import Part, Progress, StreamReader, Worker, samples_of
 from stoker_torch.stream_state import StreamState
@@ -112,6 +113,7 @@ class StreamDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a spawned worker needs: no connection goes with it."""
+        self._check_dealing()
         forgotten = ("_manifest", "_reader", "_iteration", "_progress")
         return {name: value for name, value in self.__dict__.items() if name not in forgotten}
 
@@ -200,8 +202,19 @@ class StreamDataset(IterableDataset[Any]):
                 progress.position += 1
                 yield sample
 
+    def _check_dealing(self) -> None:
+        """Check that the samples are dealt to the ranks, and once.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        if self.config.rank is None:
+            confirm_rank(self.rank, self.world_size)
+        refuse_resharding(self, self.rank, self.world_size)
+
     def _begin(self, worker: Worker) -> Iteration:
         """Begin the iteration whose turn it is."""
+        self._check_dealing()
         self._leave()
         own = self._own_state()
         turn = self._board.begin(worker.seat, None if own is None else own.epoch)
@@ -252,13 +265,19 @@ class StreamDataset(IterableDataset[Any]):
         return share.resumed(state.delivered, state.repeated)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the one that the next iteration begins, from its start; also in workers that are kept.
+        """Make ``epoch`` the one that the next iteration begins, also in workers that are kept.
+
+        It begins at its start, but where a state was just loaded that is of this epoch: that goes on at its place.
 
         Raises:
-            ConfigError: it is not an epoch's number.
+            ConfigError: it is not an epoch's number, or Accelerate deals the samples out again.
         """
         if not isinstance(epoch, int | np.integer) or not 0 <= epoch <= MAX_EPOCH:
             raise ConfigError(f"epoch {epoch!r} is not an integer in [0, {MAX_EPOCH}]")
+        self._check_dealing()  # Accelerate calls this on every rank, and iterates on one
+        loaded = None if self._loaded is None else self._loaded.turn
+        if loaded is not None and loaded.epoch == epoch and self._board.is_ordered():
+            return
         self._leave()
         self._loaded = None
         self._board.order(int(epoch))

@@ -60,6 +60,19 @@ def test_naming_the_epoch_under_way_begins_it_again(url: str) -> None:
         assert numbers(loader) == first
 
 
+def test_naming_the_epoch_that_a_state_was_loaded_for_keeps_its_place(url: str) -> None:
+    with Loader(url, batch_size=16) as loader:
+        whole = [numbers(loader) for _ in range(3)]
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = loader.state_dict()
+        for first in (1, 2):
+            loader.load_state_dict(state)
+            for epoch in range(first, 3):
+                loader.set_epoch(epoch)
+                assert numbers(loader) == (whole[1][16:] if epoch == 1 else whole[epoch])
+
+
 @pytest.mark.parametrize("epoch", [-1, 1.0, "1", None])
 def test_an_epoch_that_is_no_number_from_0_is_refused(url: str, epoch: Any) -> None:
     with Loader(url, batch_size=16) as loader, pytest.raises(ConfigError, match="epoch"):

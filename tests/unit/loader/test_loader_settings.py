@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch import distributed
 
 from stoker.errors import ConfigError, RankMismatchError, StateError
-from stoker_torch import Loader, LoaderConfig
+from stoker_torch import Loader, LoaderConfig, StreamDataset
 from stoker_torch.ranks import compare_ranks, find_rank
 from stoker_torch.state import RunState
 from support.datasets import pack_numbers
@@ -114,6 +116,11 @@ def test_rank_and_world_size_are_as_given_else_of_the_environment_else_alone(mon
     for half in ((1, None), (None, 2)):
         with pytest.raises(ConfigError, match="go together"):
             find_rank(*half)
+    monkeypatch.delenv("RANK")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 4 and RANK is not set; make it when torch.distributed is"):
+        find_rank(None, None)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert find_rank(None, None) == (0, 1)
 
 
 class FakeDistributed:
@@ -197,3 +204,21 @@ def test_pin_memory_without_a_gpu_trains_all_the_same(
     with Loader(pack_numbers(20), batch_size=10, pin_memory=True, reuse_buffers=True) as loader:
         assert "pin_memory has no effect" in caplog.text
         assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("kind", [partial(Loader, batch_size=4), StreamDataset])
+def test_what_was_made_before_torch_distributed_refuses_to_be_read_as_another_rank(
+    monkeypatch: pytest.MonkeyPatch, kind: Callable[..., Loader | StreamDataset]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    url = pack_numbers(10)
+    early, given = kind(url), kind(url, rank=0, world_size=1)
+    group = FakeDistributed(2)
+    group.install(monkeypatch)
+    group.ranks.own = 1
+    with pytest.raises(ConfigError, match=r"rank 0 of 1, and torch.distributed says rank 1 of 2; .*train_dataloader"):
+        next(iter(early))
+    next(iter(given))
+    early.close()
+    given.close()

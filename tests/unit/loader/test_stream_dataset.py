@@ -236,12 +236,21 @@ def test_loading_or_setting_an_epoch_replaces_what_was_loaded(url: str) -> None:
     next(iter(dataset))
     state = dataset.state_dict()
     dataset.load_state_dict(state)
-    dataset.set_epoch(0)
+    dataset.set_epoch(1)
     assert dataset.state_dict()["lanes"] == {"0": 0}
-    assert xs(dataset) == order_of(dataset, 0)
+    assert xs(dataset) == order_of(dataset, 1)
     dataset.load_state_dict(state)
     assert xs(dataset) == order_of(dataset, 0)[1:]
     assert xs(dataset) == order_of(dataset, 1)
+
+
+def test_naming_the_epoch_that_a_state_was_loaded_for_keeps_its_place(url: str) -> None:
+    dataset = StreamDataset(url)
+    next(iter(dataset))
+    dataset.load_state_dict(dataset.state_dict())
+    for epoch, start in ((0, 1), (1, 0), (1, 0)):
+        dataset.set_epoch(epoch)
+        assert xs(dataset) == order_of(dataset, epoch)[start:]
 
 
 def test_a_state_pins_its_version_and_lanes(url: str) -> None:
