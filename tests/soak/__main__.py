@@ -1,0 +1,81 @@
+"""As many random fault schedules as asked for: ``PYTHONPATH=tests python -m soak --schedules 100000``.
+
+Exits with 1 if any failed, and prints for each the command that plays it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from support.fault_schedules import LEVELS, play
+from support.fault_weather import Tables
+
+_SEEDS_A_TASK = 50
+_TRACEBACK_LINES = 12
+
+
+@dataclass(slots=True)
+class Played:
+    """What some schedules of one level came to."""
+
+    tables: Tables = field(default_factory=Tables)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+def play_all(level: str, seeds: range) -> Played:
+    played = Played()
+    for seed in seeds:
+        try:
+            played.tables.merge(play(level, seed).tables())
+        except Exception:  # noqa: BLE001 - whatever fails is the find; the next seed does not depend on it
+            played.failed[seed] = traceback.format_exc()
+    return played
+
+
+def soak(level: str, seeds: range, processes: int) -> Played:
+    """Play the schedules, report progress and failures as they come, and return all of it."""
+    total, begun_seconds, done = Played(), time.monotonic(), 0
+    tasks = [seeds[start : start + _SEEDS_A_TASK] for start in range(0, len(seeds), _SEEDS_A_TASK)]
+    with ProcessPoolExecutor(processes) as pool:
+        for task, played in zip(tasks, pool.map(play_all, [level] * len(tasks), tasks), strict=True):
+            total.tables.merge(played.tables)
+            total.failed.update(played.failed)
+            for seed, trace in played.failed.items():
+                print(
+                    f"\n{level} {seed} FAILED:\n", *trace.splitlines(True)[-_TRACEBACK_LINES:], sep="", file=sys.stderr
+                )
+            done += len(task)
+            rate = done / (time.monotonic() - begun_seconds)
+            print(f"\r{level}: {done} of {len(seeds)}, {rate:.0f} a second", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return total
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=20_000, help="how many, of each level")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--level", choices=LEVELS, action="append", help="only this one")
+    chosen = parser.parse_args(arguments)
+    seeds = range(chosen.first_seed, chosen.first_seed + chosen.schedules)
+    failed: list[tuple[str, int]] = []
+    for level in chosen.level or LEVELS:
+        played = soak(level, seeds, chosen.processes)
+        print(f"{len(seeds)} random fault schedules, {level}:\n{played.tables}")
+        failed += [(level, seed) for seed in played.failed]
+    again = f"play it again: PYTHONPATH=tests {sys.executable} -m soak --schedules 1"
+    for level, seed in failed:
+        print(f"{again} --level {level} --first-seed {seed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
