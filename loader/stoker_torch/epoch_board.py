@@ -102,8 +102,7 @@ class EpochBoard:
 
     @property
     def _rows(self) -> NDArray[np.uint64]:
-        rows: NDArray[np.uint64] = self._words[1:].reshape(1 + MAX_WORKERS, _KEPT)
-        return rows
+        return _rows_of(self._words)
 
     @property
     def _ordered(self) -> int:
@@ -130,7 +129,8 @@ class EpochBoard:
 
     def coming(self, seat: Seat, epoch: int | None = None) -> Turn:
         """Return the turn that :meth:`begin` would."""
-        rows, mask = self._rows, np.uint64((1 << _TAG_BITS) - 1)
+        words, mask = self._words.copy(), np.uint64((1 << _TAG_BITS) - 1)  # once: others begin meanwhile
+        rows = _rows_of(words)
         if seat.tag:
             begun = rows[rows & mask == seat.tag] >> np.uint64(_TAG_BITS)
             mine = rows[seat.row][rows[seat.row] & mask == seat.tag] >> np.uint64(_TAG_BITS)
@@ -138,7 +138,7 @@ class EpochBoard:
             joined = min((turn for turn in others if epoch is None or turn.epoch == epoch), default=None)
             if joined is not None:
                 return joined
-        latest, ordered = Turn.of(self._latest), Turn.of(self._ordered)
+        latest, ordered = (Turn.of(int(word) >> _TAG_BITS) for word in (rows.max(), words[0]))
         if epoch is not None:
             return Turn(max(latest, ordered).serial + 1, epoch)
         return ordered if ordered.serial > latest.serial else latest._replace(epoch=latest.epoch + 1)
@@ -162,3 +162,7 @@ class EpochBoard:
     def is_in_workers(self) -> bool:
         """Return whether it was a worker that began the latest iteration."""
         return not self.is_ordered() and int(self._rows[0].max()) >> _TAG_BITS < self._latest
+
+
+def _rows_of(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return words[1:].reshape(1 + MAX_WORKERS, _KEPT)

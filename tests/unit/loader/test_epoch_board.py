@@ -45,6 +45,31 @@ def test_workers_agree_in_whatever_order_they_begin_and_whichever_never_do(
         assert begun == {epoch}
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("reads", range(5))
+def test_workers_agree_when_one_begins_while_another_finds_out(
+    monkeypatch: pytest.MonkeyPatch, is_ordered: bool, reads: int
+) -> None:
+    board = EpochBoard()
+    one, other = seats(5, 2)
+    begun: list[Turn] = []
+    words = EpochBoard._words.fget  # type: ignore[attr-defined]
+    left = iter(range(reads, -1, -1))
+
+    def read(_: EpochBoard) -> object:
+        if next(left, None) == 0:
+            monkeypatch.undo()
+            begun.append(board.begin(other))
+        return words(board)
+
+    if is_ordered:
+        board.order(4)
+    monkeypatch.setattr(EpochBoard, "_words", property(read))
+    turn = board.begin(one)
+    monkeypatch.undo()
+    assert turn == (begun[0] if begun else board.begin(other))
+
+
 def test_iterations_with_the_same_seed_are_told_apart_as_those_of_workers_that_are_kept_must_be() -> None:
     board = EpochBoard()
     assert [epochs(board, 7) for _ in range(9)] == [{epoch} for epoch in range(9)]
