@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ CONNECTIONS = 8
 SEED = 7
 PACK_TIMEOUT_SECONDS = 300.0
 IMPORT_TIMEOUT_SECONDS = 120.0
+MOST_TIMEOUTS = 2  # in a workload: a loader that hangs would take hours otherwise
 _TORCH = "import torch, time; time.sleep(0.5)"  # long enough for its memory to be looked at
 _LOGS = RESULTS / "logs"
 
@@ -79,7 +81,8 @@ class Bench:
         programs: by loader.
         timeout_seconds: for a cell.
         connections: how many our loader had open at once, by profile.
-        broken: loaders that could not pack, and why.
+        broken: loaders that could not be started, could not pack or hung too often, and why.
+        timeouts: cells that hung, by loader.
     """
 
     workload: str
@@ -89,6 +92,7 @@ class Bench:
     timeout_seconds: float
     connections: dict[str, int] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    timeouts: Counter[str] = field(default_factory=Counter)
 
     @property
     def source(self) -> Path:
@@ -125,6 +129,9 @@ class Bench:
         return self._record(cell, outcome, mixing, disk_bytes)
 
     def _record(self, cell: Cell, outcome: Outcome, mixing: Mixing | None, disk_bytes: int) -> Record:
+        self.timeouts[cell.loader] += outcome.timed_out
+        if outcome.timed_out and self.timeouts[cell.loader] == MOST_TIMEOUTS:
+            self.broken[cell.loader] = f"{outcome.error}, {MOST_TIMEOUTS} times; not tried again"
         if outcome.error:
             return Record(cell=cell, error=outcome.error, wall_seconds=outcome.wall_seconds)
         counts = self.bucket.counts()

@@ -26,6 +26,7 @@ class Outcome:
     Attributes:
         result: the JSON objects that it printed, one a line, merged; empty if it failed.
         error: why there is no result, None if there is one.
+        timed_out: whether it was killed because it took too long.
         wall_seconds: from start to end.
         cpu_seconds: of its whole process tree, user and system.
         peak_bytes: the tree's proportional set size (pages that processes share count once), the most that was seen.
@@ -33,6 +34,7 @@ class Outcome:
 
     result: dict[str, Any]
     error: str | None
+    timed_out: bool
     wall_seconds: float
     cpu_seconds: float
     peak_bytes: int
@@ -73,6 +75,7 @@ def run_child(
     return Outcome(
         result=result,
         error=error,
+        timed_out=status is None,
         wall_seconds=wall_seconds,
         cpu_seconds=cpu_seconds + orphans_cpu_seconds,
         peak_bytes=tree.peak_bytes,
@@ -145,7 +148,7 @@ class _Tree:
 
 def _result(printed: Path, log: Path, status: int | None, timeout_seconds: float) -> tuple[dict[str, Any], str | None]:
     if status is None:
-        return {}, f"no result within {timeout_seconds:.0f} s"
+        return {}, f"no result within {timeout_seconds:g} s"
     if status:
         lines = log.read_text(errors="replace").strip().splitlines()
         return {}, f"exit code {status}: {lines[-1] if lines else 'nothing on standard error'}"[:500]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,27 @@ def cell(loader: str, kind: str) -> Cell:
     return Cell(workload="images", mode="raw", profile="none", loader=loader, kind=kind, samples=SAMPLES, round=0)
 
 
-def test_cells_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.bench.RESULTS", tmp_path)
     monkeypatch.setattr("benchmarks.bench._LOGS", tmp_path / "logs")
     monkeypatch.setattr("benchmarks.workloads.DATA", tmp_path)
     WORKLOADS["images"].generate(SAMPLES)
+
+
+def test_a_loader_that_hangs_is_given_up_after_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(tmp_path, monkeypatch)
+    hung = Program(command=(sys.executable, "-c", "import time; time.sleep(600)"), torch_bytes=0)
+    with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET),))) as bucket:
+        bench = Bench(
+            workload="images", samples=SAMPLES, bucket=bucket, programs={"litdata": hung}, timeout_seconds=0.5
+        )
+        errors = [bench.measure(replace(cell("litdata", "cold"), round=number)).error for number in range(3)]
+    once = "no result within 0.5 s"
+    assert errors == [once, once, f"{once}, 2 times; not tried again"]
+
+
+def test_cells_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(tmp_path, monkeypatch)
     with bucket_process(BucketConfig(buckets=(BucketSpec(name=BUCKET, anonymous=True),))) as bucket:
         bench = Bench(
             workload="images",
