@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import boto3
+import boto3  # type: ignore[import-untyped]  # it ships no types
 import numpy as np
 import simplejpeg
 from PIL import Image
