@@ -46,8 +46,8 @@ class Fetcher:
             rng: for jitter.
             config: deadlines, retries, hedges and concurrency.
             tiers: nearer places to ask for whole objects first, in turn.
-            small_hedge_bytes: a hedge up to this size has one of ``config.hedge_burst`` buffers of its own, if one is
-                free; every other one needs a free slot.
+            small_hedge_bytes: hedges up to this size share memory of their own, ``config.hedge_burst`` times as much,
+                while there is room; every other one needs a free slot.
         """
         self.config = config or FetchConfig()
         self._store = store

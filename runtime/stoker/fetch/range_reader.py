@@ -117,7 +117,7 @@ class RangeReader:
         self._budget = HedgeBudget(config.hedge_fraction, config.hedge_burst)
         self._times = TransferTimes()
         self._small_hedge_bytes = small_hedge_bytes
-        self._small_hedges = 0
+        self._small_used_bytes = 0
 
     def statistics(self) -> FetchStatistics:
         """Return what was counted, with what is expected and allowed now."""
@@ -226,24 +226,25 @@ class RangeReader:
     def _lend(self, size_bytes: int, lent: ExitStack) -> memoryview | None:
         """Return memory for a hedge, until ``lent`` is closed; None if the budget allows none or there is no memory.
 
-        It is one of ``hedge_burst`` small buffers, else a slot.
+        It comes out of what ``hedge_burst`` small buffers hold, else it is a slot.
         """
-        is_small = size_bytes <= self._small_hedge_bytes and self._small_hedges < self._config.hedge_burst
+        room_bytes = self._config.hedge_burst * self._small_hedge_bytes - self._small_used_bytes
+        is_small = size_bytes <= min(self._small_hedge_bytes, room_bytes)
         if not (is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
             return None
         self._tally.hedges += 1
         lent.enter_context(self._gate.extra())
         if is_small:
-            self._small_hedges += 1
-            lent.callback(self._return_small)
+            self._small_used_bytes += size_bytes
+            lent.callback(self._return_small, size_bytes)
             return memoryview(bytearray(size_bytes))
         slot = self._ring.acquire()
         assert slot is not None  # noqa: S101 - it has a spare slot, and nothing ran in between
         lent.callback(self._ring.abort, slot)
         return self._ring.view(slot, size_bytes)
 
-    def _return_small(self) -> None:
-        self._small_hedges -= 1
+    def _return_small(self, size_bytes: int) -> None:
+        self._small_used_bytes -= size_bytes
 
     async def _request(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> StoreError | None:
         """Call the store once; return its error: in a race, a leg that fails must not stop the other."""

@@ -254,6 +254,30 @@ def test_small_ranges_are_hedged_in_a_few_buffers_when_no_slot_is_spare() -> Non
     run_virtual(main())
 
 
+def test_hedges_of_very_small_ranges_share_the_memory_of_a_few_buffers() -> None:
+    async def main() -> None:
+        bench = Bench(config=FetchConfig(hedge_burst=2, hedge_fraction=1.0), small_hedge_bytes=100)
+        await warm_up(bench)
+        while bench.ring.free:
+            bench.ring.acquire()
+        into = memoryview(bytearray(240))
+        scripted_after_warm_up(bench, *["stall"] * 12)
+
+        async def read(number: int) -> None:
+            part = RangePart(20 * number, 20 * number + 20, 20 * number)
+            await bench.fetcher.fetch_ranges(bench.ref, [part], into=into, verify=lambda data: None)
+
+        begun = seconds()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(12):
+                tasks.create_task(read(number))
+        assert seconds() - begun < 1.0
+        assert bench.fetcher.stats.hedge_wins == 12
+        assert bytes(into) == BODY[:240]
+
+    run_virtual(main())
+
+
 def test_when_everything_is_late_hedges_stay_within_their_budget() -> None:
     async def main() -> None:
         bench = Bench(config=FetchConfig(hedge_fraction=0.1, hedge_burst=2))
