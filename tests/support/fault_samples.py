@@ -22,7 +22,7 @@ from stoker.gather import gather
 from stoker.loop_thread import LoopThread
 from stoker.order import OrderConfig, Shuffle
 from stoker.reading.groups import GroupReading
-from stoker.schedule import Continuous, NextBatch
+from stoker.schedule import Continuous, NextBatch, Schedule
 from stoker.schema import Array, Bytes, Schema
 from stoker.steps import PlannedStep, Segment, Stretch
 from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather
@@ -59,7 +59,8 @@ class SampleRun:
         self.batch_size = rng.randint(1, 16)
         self.drop_last = rng.random() < 0.3
         columns = rng.choice([None, ("number",), ("sound", "number")])
-        schedule = rng.choice([Continuous(), NextBatch(rng.randint(1, 3))])
+        schedules: list[Schedule] = [Continuous(), NextBatch(rng.randint(1, 3))]
+        schedule = rng.choice(schedules)
         fetch = FetchConfig(
             deadline_seconds=DEADLINE_SECONDS,
             attempt_seconds=rng.choice([1.0, 4.0]),
