@@ -16,10 +16,10 @@ from stoker.manifest import Manifest
 from stoker.prices import Prices
 from stoker_torch.config import LoaderConfig, SharedSettings
 from stoker_torch.epoch_board import MAX_EPOCH, EpochBoard, Turn
+from stoker_torch.frameworks import refuse_resharding, trusts_length, warn_of_length
 from stoker_torch.iteration import Iteration
 from stoker_torch.plan import LoaderPlan
 from stoker_torch.ranks import compare_ranks, confirm_rank, find_rank
-from stoker_torch.resharding import refuse_resharding
 from stoker_torch.state import SourceState
 from stoker_torch.stream_reader import Part, Progress, StreamReader, Worker, samples_of
 from stoker_torch.stream_state import StreamState
@@ -87,6 +87,7 @@ class StreamDataset(IterableDataset[Any]):
         self._version, self._lanes = self.config.version, self.config.lanes
         self._board = EpochBoard()
         self._loaded: _Loaded | None = None
+        self._is_length_trusted = False
         self._forget()
         try:
             self.plan.check_dollars(self.config.max_dollars_per_epoch)
@@ -127,11 +128,15 @@ class StreamDataset(IterableDataset[Any]):
     def __len__(self) -> int:
         """Return how many samples an epoch has on this rank, whatever the number of workers is.
 
+        A DataLoader's ``len()``, which comes from it, does not count that each of several workers ends with a batch of
+        its own; under frameworks that trust it a worker warns.
+
         Raises:
             TypeError: it yields batches, whose number depends on the workers.
         """
         if self.batch_size is not None:
             raise TypeError("how many batches a StreamDataset has depends on the number of workers: it has no len()")
+        self._is_length_trusted = trusts_length()
         samples = self.manifest.samples if self.config.limit is None else min(self.manifest.samples, self.config.limit)
         like = self.rank if self.config.evaluation else self.world_size - 1 if self.config.drop_last else 0
         return len(range(like, samples, self.world_size))
@@ -215,6 +220,8 @@ class StreamDataset(IterableDataset[Any]):
     def _begin(self, worker: Worker) -> Iteration:
         """Begin the iteration whose turn it is."""
         self._check_dealing()
+        if self._is_length_trusted and worker.count > 1 and worker.number == 0:
+            warn_of_length(worker.count)
         self._leave()
         own = self._own_state()
         turn = self._board.begin(worker.seat, None if own is None else own.epoch)

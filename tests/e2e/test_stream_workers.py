@@ -6,12 +6,14 @@ import gc
 import json
 import multiprocessing
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -416,6 +418,19 @@ def test_a_data_set_that_was_changed_meanwhile_is_read_in_the_version_that_was_p
         packer.extend(map(sample_of, range(50, 60)))
     for context in ("fork", "spawn"):
         assert sorted(numbers(forked(data, 1, multiprocessing_context=context))) == list(range(50))
+
+
+def test_a_length_that_workers_exceed_is_warned_of_where_a_framework_trusts_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = dataset(url)
+    loader = forked(data, 2, 50)
+    assert (len(loader), len(list(loader)), len(list(loader))) == (9, 10, 10)  # 202 and 201 samples
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", ModuleType("lightning.pytorch"))
+    assert len(loader) == 9
+    with pytest.raises(UserWarning, match=r"2 workers .* up to 1 batches .* stoker_torch\.Loader"):
+        list(loader)
+    assert len(list(forked(data, 1, 50))) == 9
 
 
 def test_values_that_were_decoded_in_workers_are_collated(url: str) -> None:

@@ -1,14 +1,20 @@
-"""Frameworks that deal samples to the ranks by themselves: a data set that is dealt already would be dealt twice.
+"""What training frameworks do to an iterable data set that would lose samples without a word.
 
 A DataLoader that Hugging Face Accelerate has prepared, and Trainer prepares its own, treats an ``IterableDataset`` as
 one that is the same on every rank. With ``dispatch_batches`` (the default for such) rank 0 alone reads it and sends the
 others their parts; without it every rank reads all and keeps the batches whose turn it is. Of a data set that gives
-each rank its share, only a share of the share would be seen, and the rest lost without a word.
+each rank its share, only a share of the share would be seen.
+
+Lightning and Trainer leave an epoch after ``len(DataLoader)`` batches. torch takes that from the length of the data set
+and does not count that each worker process ends with a batch of its own.
+
+Nothing is imported here: a framework that is not there does nothing.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,14 +22,16 @@ from torch.utils.data import IterableDataset
 
 from stoker.errors import ConfigError
 
-__all__ = ["refuse_resharding"]
+__all__ = ["refuse_resharding", "trusts_length", "warn_of_length"]
+
+_TRUST_LENGTH = ("lightning.pytorch", "pytorch_lightning", "transformers.trainer")
 
 
 def refuse_resharding(dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
     """Check that nobody deals out the samples of ``dataset``, which are one rank's, again.
 
     To be called where an iteration begins: it looks at the DataLoaders that Accelerate is iterating over, and at the
-    data sets that these read through. Nothing is imported, and it costs nothing without Accelerate.
+    data sets that these read through.
 
     Raises:
         ConfigError: Accelerate does; says what to write instead.
@@ -53,3 +61,18 @@ def _reads(outer: object, dataset: IterableDataset[Any]) -> bool:
     if outer is dataset:
         return True
     return isinstance(outer, IterableDataset) and any(_reads(each, dataset) for each in vars(outer).values())
+
+
+def trusts_length() -> bool:
+    """Return whether a framework is loaded that leaves an epoch after ``len(DataLoader)`` batches."""
+    return any(name in sys.modules for name in _TRUST_LENGTH)
+
+
+def warn_of_length(workers: int) -> None:
+    """Warn that a DataLoader with several workers may have more batches than its ``len()``, which is trusted."""
+    warnings.warn(
+        f"Lightning and Trainer leave an epoch after len(DataLoader) batches. {workers} workers read this "
+        f"StreamDataset, and each ends with a batch of its own: up to {workers - 1} batches an epoch may be left out. "
+        "Use at most one worker, or stoker_torch.Loader",
+        stacklevel=2,
+    )
