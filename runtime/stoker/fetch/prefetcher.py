@@ -3,6 +3,10 @@
 Admission is strictly in order: item k has its slot before item k + 1 may have one. So the items that hold slots are
 always the next ones to be used, and as long as the ring holds what the consumer uses at once, nothing can wait in a
 circle.
+
+A run starts slowly: what the first step needs is fetched alone, then two items at a time, and one more with each that
+arrives, each of them in parallel ranges. Items that are fetched at once share the bandwidth and arrive together, late;
+in this way the next one is there first. Once eight may be under way the start is over.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from stoker.errors import ConfigError, StokerError
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Progress, Schedule
 from stoker.task_group import task_group
+
+_START_ITEMS, _FULL_ITEMS = 2, 8
 
 __all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader"]
 
@@ -116,6 +122,7 @@ class Prefetcher(Generic[Ref]):
         self._consumed = 0
         self._first_step: int | None = None
         self._first_missing = 0
+        self._start_items = _START_ITEMS
         self._issued = self._fetched = self._failed = self._released = self._waits = self._misses = 0
 
     @property
@@ -231,8 +238,8 @@ class Prefetcher(Generic[Ref]):
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""
         waited_for = item.index <= self._wanted
-        if self._first_missing and item.step != self._first_step and not waited_for:
-            return False  # the first batch has the bandwidth to itself: every request beside it would delay it
+        if item.step != self._first_step and not waited_for and self._would_delay():
+            return False
         if self._ring.free <= (0 if waited_for else self._hedge_slots):
             return False
         if self._granted == 0:
@@ -244,8 +251,18 @@ class Prefetcher(Generic[Ref]):
         self._misses += waited_for
         return waited_for
 
+    @property
+    def _is_starting(self) -> bool:
+        return self._start_items < _FULL_ITEMS
+
+    def _would_delay(self) -> bool:
+        """Return whether one more fetch would keep what is needed soon from arriving: in the start of a run."""
+        if self._first_missing:
+            return True
+        return self._is_starting and self._issued - self._fetched - self._failed >= self._start_items
+
     async def _fill(self, item: Item[Ref]) -> None:
-        urgent = item.index <= self._wanted or item.step == self._first_step
+        urgent = item.index <= self._wanted or item.step == self._first_step or self._is_starting
         outcome: int | Exception
         try:
             outcome = await self._reader.fetch(item.ref, urgent=urgent)
@@ -254,7 +271,10 @@ class Prefetcher(Generic[Ref]):
             outcome = error
             self._failed += 1
         self._outcomes[item.index] = outcome
-        self._first_missing -= item.step == self._first_step
+        if item.step == self._first_step:
+            self._first_missing -= 1
+        else:
+            self._start_items += 1
         if (arrival := self._arrivals.pop(item.index, None)) is not None:
             arrival.set()
         self._changed.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -276,11 +277,39 @@ def test_the_first_step_has_the_bandwidth_to_itself() -> None:
             await bench.take(0)
             await bench.take(1)
             await asyncio.sleep(0.001)
-            assert {key for key, _, _ in bench.store.sent_ranges} == {ref.key for ref in bench.refs}
+            assert {key for key, _, _ in bench.store.sent_ranges} == {ref.key for ref in bench.refs[:4]}
             for index in range(2, 6):
                 await bench.take(index)
 
     run_virtual(main())
+
+
+def test_behind_the_first_step_a_run_starts_with_two_items_at_a_time_and_one_more_with_each_that_arrives() -> None:
+    begun: list[tuple[float, bool]] = []
+
+    class Reader:
+        """Each item takes a second."""
+
+        def __init__(self, ring: Ring) -> None:
+            self.ring = ring
+
+        async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
+            slot = self.ring.acquire()
+            assert slot is not None
+            begun.append((asyncio.get_running_loop().time(), urgent))
+            await asyncio.sleep(1.0)
+            self.ring.commit(slot)
+            return slot
+
+    async def main() -> None:
+        bench = Bench(slots=40)
+        prefetcher = Prefetcher(Reader(bench.ring), bench.ring, Continuous(), bench.plan(), hedge_slots=0)
+        await prefetcher.run()
+        prefetcher.release_all()
+
+    run_virtual(main())
+    assert Counter(seconds for seconds, _ in begun) == {0.0: 2, 1.0: 2, 2.0: 4, 3.0: 32}
+    assert [urgent for _, urgent in begun] == [True] * 8 + [False] * 32
 
 
 def test_a_hedge_does_not_take_the_last_slot_from_an_item_that_is_being_issued() -> None:
