@@ -136,8 +136,8 @@ class RangeReader:
             StoreError: what the store raised, if trying again cannot help.
         """
         into = pursuit.into[part.offset : part.offset + part.size_bytes]
-        self._budget.earn()
         async with self._gate.permit(urgent=pursuit.urgent):
+            self._budget.earn()
             pursuit.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(pursuit.size_bytes))
             for attempt in count(1):
                 error = await self._attempt(pursuit, part, into)

@@ -254,6 +254,23 @@ def test_small_ranges_are_hedged_in_a_few_buffers_when_no_slot_is_spare() -> Non
     run_virtual(main())
 
 
+def test_reads_that_were_given_up_in_line_earn_no_hedges() -> None:
+    async def main() -> None:
+        config = FetchConfig(concurrency_start=1, concurrency_least=1, concurrency_most=1, hedge_fraction=1.0)
+        bench = Bench(*["stall"] * 1000, config=config, slots=20)
+        fetches = [asyncio.create_task(bench.fetcher.fetch(bench.ref)) for _ in range(12)]
+        await asyncio.sleep(0.5)
+        for fetching in fetches[1:]:
+            fetching.cancel()
+        await asyncio.sleep(100.0)
+        with pytest.raises(FetchError):
+            await fetches[0]
+        stats = bench.fetcher.stats
+        assert stats.hedges <= config.hedge_burst + 1
+
+    run_virtual(main())
+
+
 def test_hedges_of_very_small_ranges_share_the_memory_of_a_few_buffers() -> None:
     async def main() -> None:
         bench = Bench(config=FetchConfig(hedge_burst=2, hedge_fraction=1.0), small_hedge_bytes=100)
