@@ -30,7 +30,8 @@ class FetchConfig:
         hedge_fraction: hedges per request, at most.
         hedge_burst: hedges that may be sent beyond that.
         hedge_after_factor: a request is late after this many times the expected (median) time.
-        hedge_least_seconds: and never before this.
+        hedge_least_seconds: and never before this: where answers take milliseconds one is late by chance, and a second
+            request would save nothing that a training loop feels.
         hedge_first_seconds: when a request is late while too few were seen to expect anything.
         concurrency_start: requests in flight at first.
         concurrency_least: requests in flight, at least, however much the store throttles.
@@ -50,7 +51,7 @@ class FetchConfig:
     hedge_fraction: float = 0.10
     hedge_burst: int = 2
     hedge_after_factor: float = 1.75
-    hedge_least_seconds: float = 0.01
+    hedge_least_seconds: float = 0.05
     hedge_first_seconds: float = 1.0
     concurrency_start: int = 16
     concurrency_least: int = 4

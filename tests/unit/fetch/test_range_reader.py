@@ -149,9 +149,21 @@ def scripted_after_warm_up(bench: Bench, *faults: str | None) -> None:
     bench.store.script = lambda number, key: faults[number - begin] if begin <= number < begin + len(faults) else None
 
 
+def test_where_answers_take_milliseconds_a_late_request_has_the_least_time() -> None:
+    async def main() -> None:
+        bench = Bench(weather=Weather(tail_sigma=0.0, first_byte_seconds=0.001))
+        await warm_up(bench)
+        scripted_after_warm_up(bench, "stall")
+        begun = seconds()
+        assert await bench.fetch() == BODY
+        assert bench.store.sent_seconds[-1] - begun == pytest.approx(FetchConfig().hedge_least_seconds)
+
+    run_virtual(main())
+
+
 def test_a_late_request_is_hedged_after_nearly_twice_the_expected_time() -> None:
     async def main() -> None:
-        bench = Bench()
+        bench = Bench(config=FetchConfig(hedge_least_seconds=0.01))
         await warm_up(bench)
         scripted_after_warm_up(bench, "stall")
         expected_seconds = 0.02 + len(BODY) / 90e6
