@@ -28,9 +28,10 @@ def check_endpoint(url: str, name: str) -> None:
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")  # refuses labels that are empty or too long
     except ValueError:
         fits = False
-    if not fits or not url.isprintable():
+    if not fits or not url.isascii() or not url.isprintable() or set(url) & set(" \\"):
         raise ConfigError(f"{name} must be http:// or https:// and a host, as in https://host:9000")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigError(f"{name} holds a user, password, query or fragment; give credentials as options")

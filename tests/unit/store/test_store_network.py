@@ -225,3 +225,9 @@ def test_the_proxy_is_the_one_that_the_environment_names_for_the_scheme(monkeypa
     with pytest.raises(ConfigError) as caught:
         proxy_of("https://host")
     assert "secret-part" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "b\u00fccket.example", "a b", "a\\b", ""])
+def test_an_endpoint_whose_host_is_no_name_is_a_configuration_error(host: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint_url must be"):
+        S3Options(endpoint_url=f"http://{host}:9000")
