@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stoker.errors import StoreError, TruncatedError
+from stoker.errors import ConfigError, StoreError, TruncatedError
 
 __all__ = [
     "MAX_ERROR_BYTES",
@@ -41,6 +41,9 @@ class Call:
     Attributes:
         data: the body to send.
         chunked: send it in HTTP chunks, its length unsaid.
+
+    Raises:
+        ConfigError: a header has what HTTP cannot carry; it may be a secret and is not repeated.
     """
 
     method: str
@@ -49,6 +52,14 @@ class Call:
     address: str
     data: object = field(default=None, repr=False)
     chunked: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in self.headers.items():
+            if not (value.isascii() and value.isprintable() and value == value.strip()):
+                raise ConfigError(
+                    f"{self.address}: HTTP cannot carry what stands in header {name}; "
+                    "look for line ends, blanks and letters beyond ASCII in the credentials"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

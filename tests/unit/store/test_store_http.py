@@ -166,3 +166,10 @@ def test_an_invalid_url_is_a_configuration_error(transport: Transport) -> None:
                 await reader.ask(Call(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("value", ["secret\n", "sec\r\nret: 1", " secret", "s\u00e9cret", "sec\x00ret"])
+def test_a_header_that_http_cannot_carry_is_a_configuration_error_that_does_not_tell_it(value: str) -> None:
+    with pytest.raises(ConfigError, match="header X-Token") as caught:
+        Call(method="GET", url="http://host/k", headers={"X-Token": value}, address="s3://b/k")
+    assert "cret" not in str(caught.value)
