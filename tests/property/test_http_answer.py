@@ -6,16 +6,20 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.errors import StokerError
+from stoker.errors import ServerError, StokerError
 from stoker.store.http import Call, Destination, Reply
 from stoker.store.http_answer import Answer
 
 BODY = bytes(range(200))
 CALL = Call(method="GET", url="http://host/b/k", headers={}, address="s3://b/k")
 GUARD = b"\xa5" * 64
+SIGNER = SigV4Auth(Credentials("a", "s"), "s3", "us-east-1")
 
 
 def head(*lines: str, status: str = "206 Partial Content") -> bytes:
@@ -103,8 +107,15 @@ def test_a_mangled_answer_is_an_answer_or_a_typed_error(
 
 @pytest.mark.parametrize(
     ("lines", "is_last"),
-    [((), False), (("Connection: close",), True), (("Connection: keep-alive",), False)],
-    ids=["silent", "close", "keep-alive"],
+    [
+        ((), False),
+        (("Connection: keep-alive",), False),
+        (("Connection: close",), True),
+        (("connection:CLOSE ",), True),
+        (("Connection: x, Close",), True),
+        (("Connection: keep-alive", "Connection: close"), True),
+    ],
+    ids=["silent", "keep-alive", "close", "loud", "listed", "twice"],
 )
 def test_a_connection_is_kept_unless_the_server_says_otherwise(lines: tuple[str, ...], is_last: bool) -> None:
     assert play(head(RANGE, "Content-Length: 100", *lines) + BODY[20:120], [])[2] is is_last
@@ -122,6 +133,70 @@ def test_what_is_sent_asks_the_host_by_name_and_for_no_compression() -> None:
     assert Answer(call).request == (
         b"HEAD /a%2Fb?x=%2F HTTP/1.1\r\nHost: b.host:9000\r\nRange: bytes=0-1\r\nAccept-Encoding: identity\r\n\r\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://host:80", "host"),
+        ("https://host:443", "host"),
+        ("https://host:80", "host:80"),
+        ("https://Bucket.Example:9000", "bucket.example:9000"),
+        ("http://[::1]", "[::1]"),
+        ("http://[::1]:9000", "[::1]:9000"),
+    ],
+)
+def test_the_host_is_named_as_it_was_signed(origin: str, host: str) -> None:
+    call = Call(method="GET", url=f"{origin}/k", headers={}, address="s3://b/k")
+    assert f"\r\nHost: {host}\r\n".encode() in Answer(call).request
+    assert f"host:{host}" in SIGNER.canonical_headers(SIGNER.headers_to_sign(AWSRequest("GET", call.url)))
+
+
+@pytest.mark.parametrize("name", ["refused", "refused-chunked"])
+def test_a_connection_with_something_behind_an_answer_is_not_kept(name: str) -> None:
+    assert not play(ANSWERS[name], [])[2]
+    assert play(ANSWERS[name] + b"H", [])[2]
+
+
+def test_a_body_behind_an_answer_to_head_is_no_answer_to_the_next() -> None:
+    call = Call(method="HEAD", url="http://host/k", headers={}, address="s3://b/k")
+    answer, scratch = Answer(call), memoryview(bytearray(1 << 10))
+    data = head("Content-Length: 4", status="200 OK") + b"HTTP"
+    scratch[: len(data)] = data
+    assert answer.received(len(data), scratch)
+    assert answer.is_last
+
+
+@pytest.mark.parametrize("lines", [("Content-Length: 100", "Content-Length: 7"), ("Content-Length: +100",)])
+def test_lengths_that_contradict_each_other_are_a_typed_error(lines: tuple[str, ...]) -> None:
+    with pytest.raises(ServerError):
+        play(head(RANGE, *lines) + BODY[20:120], [])
+
+
+def test_chunks_go_before_a_length() -> None:
+    answer = head(RANGE, "Content-Length: 3", "Transfer-Encoding: chunked") + chunked(BODY[20:120], [])
+    reply, received, _ = play(answer, [])
+    assert reply is not None
+    assert received == BODY[20:120]
+
+
+@pytest.mark.parametrize("end", [b"0;x=y\r\n\r\n", b"0\r\nETag: other\r\n\r\n"], ids=["extension", "trailer"])
+def test_what_stands_behind_chunks_changes_nothing(end: bytes) -> None:
+    reply, received, is_last = play(ANSWERS["chunked"].removesuffix(b"0\r\n\r\n") + end, [])
+    assert reply is not None
+    assert (received, reply.headers["ETag"], is_last) == (BODY[20:120], "x", False)
+
+
+@pytest.mark.parametrize("status", ["204 None", "304 Same"])
+def test_an_answer_without_a_body_is_whole_with_its_head(status: str) -> None:
+    reply, received, is_last = play(head("ETag: x", status=status), [])
+    assert reply is not None
+    assert (reply.refused, received, is_last) == (True, bytes(100), False)
+
+
+def test_another_protocol_that_nobody_asked_for_is_a_typed_error() -> None:
+    with pytest.raises(ServerError):
+        play(head("Upgrade: x", "Connection: Upgrade", status="101 Switch"), [])
 
 
 def test_an_answer_to_head_has_the_objects_size_and_no_body() -> None:

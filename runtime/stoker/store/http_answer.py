@@ -6,7 +6,7 @@ refusals, whole objects, bodies in chunks.
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import h11
 from multidict import CIMultiDict
@@ -59,7 +59,7 @@ class Answer:
     def _serialised(self) -> bytes:
         parts = urlsplit(self._call.url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        headers = [("Host", parts.netloc), *self._call.headers.items()]
+        headers = [("Host", _host(parts)), *self._call.headers.items()]
         if not any(name.lower() == "accept-encoding" for name, _ in headers):
             headers.append(("Accept-Encoding", "identity"))
         sent = self._machine.send(h11.Request(method=self._call.method, target=target, headers=headers))
@@ -100,12 +100,17 @@ class Answer:
                 elif isinstance(event, h11.Data):
                     self._take(event.data)
                 elif isinstance(event, h11.EndOfMessage):
-                    return self._finish(is_last=self._is_over or self._machine.their_state is not h11.DONE)
+                    return self._finish(is_last=not self._can_go_on())
                 if self._refused and len(self._body) >= MAX_ERROR_BYTES:
                     return self._finish(is_last=True)
         except h11.RemoteProtocolError as error:
             raise self._malformed(error) from None
         return False
+
+    def _can_go_on(self) -> bool:
+        """Whether the connection is as it was before the exchange: open, and with nothing behind the answer."""
+        leftover, _ = self._machine.trailing_data
+        return not self._is_over and self._machine.their_state is h11.DONE and not leftover
 
     def _malformed(self, error: h11.RemoteProtocolError) -> StokerError:
         """Return our error for what h11 says; not its text, which may quote what a stranger sent."""
@@ -129,12 +134,11 @@ class Answer:
         if self._headers.get("Content-Length") != str(destination.into.nbytes) or "Transfer-Encoding" in self._headers:
             return False
         self._direct = destination.into
-        self.is_last = response.http_version < b"1.1" or "close" in self._headers.get("Connection", "").lower()
+        wishes = ",".join(self._headers.getall("Connection", ())).lower()
         ahead, _ = self._machine.trailing_data
-        if len(ahead) > self._direct.nbytes:
-            raise self._too_much()
-        self._direct[: len(ahead)] = ahead
-        self._done = len(ahead)
+        self._done = min(len(ahead), self._direct.nbytes)
+        self._direct[: self._done] = ahead[: self._done]
+        self.is_last = response.http_version < b"1.1" or "close" in wishes or len(ahead) > self._done
         return True
 
     def _too_much(self) -> TruncatedError:
@@ -174,3 +178,10 @@ class Answer:
         self.is_last = is_last
         self.reply = Reply(status=self._status, headers=self._headers, body=body, size_bytes=size_bytes)
         return True
+
+
+def _host(parts: SplitResult) -> str:
+    """Return the host as signers sign it: in small letters, without the port that the scheme implies."""
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return host if parts.port in (None, {"http": 80, "https": 443}[parts.scheme]) else f"{host}:{parts.port}"
