@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from ipaddress import ip_address
 from typing import TypeVar
@@ -14,12 +15,21 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StoreError
 
-__all__ = ["Dialer"]
-
-_P = TypeVar("_P", bound=asyncio.BaseProtocol)
+__all__ = ["Dialled", "Dialer"]
 
 _ADDRESSES_SECONDS = 10.0  # a bucket's addresses change every few seconds; one look-up serves a burst of connections
 _NEXT_ADDRESS_SECONDS = 0.25  # RFC 8305: how long an address has before the next one is tried beside it
+
+
+class Dialled(asyncio.BaseProtocol, ABC):
+    """A protocol that a dialer makes connections for."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close the connection at once, if there is one."""
+
+
+_P = TypeVar("_P", bound=Dialled)
 
 
 class Dialer:
@@ -51,14 +61,17 @@ class Dialer:
             ConnectionLostError: there was none for another reason.
         """
         loop = asyncio.get_running_loop()
+        made = protocol()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 addresses = await self._next_addresses(loop)
                 connected = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, loop=loop)
                 name = None if self._context is None else self._host
-                _, made = await loop.create_connection(
-                    protocol, sock=connected, ssl=self._context, server_hostname=name
-                )
+                try:
+                    await loop.create_connection(lambda: made, sock=connected, ssl=self._context, server_hostname=name)
+                except asyncio.CancelledError:
+                    made.abort()  # asyncio would take leave over TLS, and wait for the server to do so
+                    raise
         except TimeoutError:
             raise DeadlineError(f"{address}: no connection to {self._host} could be made in time") from None
         except ssl.SSLCertVerificationError as error:

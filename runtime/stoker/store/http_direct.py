@@ -7,9 +7,12 @@ interpreter lock changes hands seldom: a training loop in another thread loses l
 from __future__ import annotations
 
 import asyncio
+import select
+from functools import partial
+from typing import cast
 
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError, TruncatedError
-from stoker.store.dialer import Dialer
+from stoker.store.dialer import Dialer, Dialled
 from stoker.store.http import Call, Destination, Reply
 from stoker.store.http_answer import Answer
 from stoker.store.network import trusted
@@ -17,7 +20,9 @@ from stoker.store.options import HttpOptions
 
 __all__ = ["DirectReader"]
 
-_SCRATCH_BYTES = 64 << 10
+# More than asyncio decrypts at a time (256 KiB, and what was left of a record): what does not fit here is lost if the
+# server closes right behind its answer.
+_SCRATCH_BYTES = 320 << 10
 _IDLE_SECONDS = 15.0  # shorter than what S3 and its like keep a silent connection for
 
 
@@ -37,6 +42,9 @@ class DirectReader:
         self._permits = asyncio.Semaphore(options.max_connections)
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
+        self._is_closed = False
+        # One for all: what is received there is taken out before the loop turns to another connection.
+        self._made = partial(_Connection, memoryview(bytearray(_SCRATCH_BYTES)))
 
     async def ask(self, call: Call) -> Reply:
         """Return the whole answer."""
@@ -47,7 +55,8 @@ class DirectReader:
         return await self._perform(call, destination)
 
     async def close(self) -> None:
-        """Close the connections; calls in progress break."""
+        """Close the connections for good; calls in progress break, one that is connecting when it has connected."""
+        self._is_closed = True
         for connection in (*self._idle, *self._busy):
             connection.abort()
         self._idle.clear()
@@ -64,7 +73,9 @@ class DirectReader:
                     if answer.begun:
                         raise
                     # The server had hung up before it saw the request: reads may be sent again.
-            connection = await self._dialer.connect(_Connection, call.address)
+            if self._is_closed:
+                raise ConnectionLostError(f"{call.address}: the store was closed")
+            connection = await self._dialer.connect(self._made, call.address)
             return await self._exchanged(connection, call, Answer(call, destination))
 
     def _kept(self) -> _Connection | None:
@@ -72,7 +83,7 @@ class DirectReader:
         now_seconds = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and now_seconds - connection.heard_seconds < _IDLE_SECONDS:
+            if now_seconds - connection.heard_seconds < _IDLE_SECONDS and connection.is_quiet:
                 return connection
             connection.abort()
         return None
@@ -80,6 +91,8 @@ class DirectReader:
     async def _exchanged(self, connection: _Connection, call: Call, answer: Answer) -> Reply:
         self._busy.add(connection)
         try:
+            if self._is_closed:  # while it connected
+                connection.abort()
             await connection.exchange(answer, call.address, self._patience_seconds)
         finally:
             self._busy.discard(connection)
@@ -91,17 +104,18 @@ class DirectReader:
         return answer.reply
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _Connection(Dialled, asyncio.BufferedProtocol):
     """A connection, which carries one exchange at a time.
 
     Attributes:
         heard_seconds: when something was last heard, in loop time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: memoryview) -> None:
         self._loop = asyncio.get_running_loop()
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._scratch = scratch
         self._transport: asyncio.Transport | None = None
+        self._poll = select.poll()
         self._answer: Answer | None = None
         self._address = ""
         self._over: asyncio.Future[None] | None = None
@@ -110,8 +124,12 @@ class _Connection(asyncio.BufferedProtocol):
         self.heard_seconds = self._loop.time()
 
     @property
-    def is_open(self) -> bool:
-        """Whether an exchange can be tried."""
+    def is_quiet(self) -> bool:
+        """Whether another exchange can be tried: it is open, and the server has neither spoken unasked nor hung up."""
+        return self._is_open and not self._poll.poll(0)
+
+    @property
+    def _is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     async def exchange(self, answer: Answer, address: str, patience_seconds: float) -> None:
@@ -123,7 +141,7 @@ class _Connection(asyncio.BufferedProtocol):
             DeadlineError: nothing was heard for ``patience_seconds``.
             StokerError: the answer is not one, or not of what was asked.
         """
-        if self._transport is None or not self.is_open:
+        if self._transport is None or not self._is_open:
             raise ConnectionLostError(f"{address}: the connection was closed")
         self._answer, self._address, self._error = answer, address, None
         self._over = self._loop.create_future()
@@ -172,8 +190,8 @@ class _Connection(asyncio.BufferedProtocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection makes no other
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
+        self._poll.register(transport.get_extra_info("socket"), select.POLLIN)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._scratch if self._answer is None else self._answer.buffer(self._scratch)

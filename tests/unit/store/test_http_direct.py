@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,63 +14,12 @@ from stoker.errors import ConnectionLostError, DeadlineError, StoreError, Trunca
 from stoker.store.http import Call, Destination, Reply
 from stoker.store.http_direct import DirectReader
 from stoker.store.options import HttpOptions
+from support.speaking import BODY, HEAD, WHOLE, Server, Speak, answer_all, saying, serving
 from support.stores import eventually
 
-BODY = b"0123456789" * 1000
-HEAD = (
-    f"HTTP/1.1 206 OK\r\nETag: x\r\nContent-Range: bytes 0-{len(BODY) - 1}/{len(BODY)}\r\n"
-    f"Content-Length: {len(BODY)}\r\n\r\n"
-).encode()
-WHOLE = HEAD + BODY
 
-Speak = Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@dataclass
-class Server:
-    """What a server saw: requests, by the connection that they came over."""
-
-    url: str = ""
-    requests: list[int] = field(default_factory=list)
-    connections: int = 0
-    hung_up: int = 0
-
-
-async def answer_all(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    number = server.connections
-    while True:
-        await reader.readuntil(b"\r\n\r\n")
-        server.requests.append(number)
-        writer.write(WHOLE)
-        await writer.drain()
-
-
-@asynccontextmanager
-async def serving(speak: Speak) -> AsyncIterator[Server]:
-    server = Server()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        server.connections += 1
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await speak(server, reader, writer)
-        server.hung_up += 1
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    server.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    try:
-        yield server
-    finally:
-        listening.close()
-        await asyncio.sleep(0.01)  # what was accepted last begins to be served
-        await asyncio.gather(*tasks)
-        await listening.wait_closed()
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 async def read(reader: DirectReader, server: Server, into: bytearray | None = None) -> Reply:
@@ -82,7 +31,10 @@ async def read(reader: DirectReader, server: Server, into: bytearray | None = No
 
 
 def with_server(speak: Speak, use: Callable[[Server, DirectReader], Awaitable[None]], **options: float) -> None:
+    fatal: list[dict[str, object]] = []
+
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: fatal.append(context))
         async with serving(speak) as server:
             reader = DirectReader(HttpOptions(**options), server.url)  # type: ignore[arg-type]  # numbers all
             try:
@@ -92,6 +44,7 @@ def with_server(speak: Speak, use: Callable[[Server, DirectReader], Awaitable[No
                 await reader.close()
 
     asyncio.run(main())
+    assert fatal == []
 
 
 def test_a_connection_is_used_again() -> None:
@@ -174,6 +127,89 @@ def test_a_server_that_speaks_without_being_asked_is_hung_up_on() -> None:
     with_server(talk, use)
 
 
+def test_what_comes_behind_an_answer_is_not_the_next_one() -> None:
+    async def use(server: Server, reader: DirectReader) -> None:
+        for count in range(1, 4):
+            await read(reader, server)
+            assert server.connections == count
+
+    with_server(saying(WHOLE, WHOLE.replace(b"0", b"x")), use)
+
+
+def test_a_refusals_connection_is_used_again_unless_something_comes_behind_it() -> None:
+    refusal = b"HTTP/1.1 403 No\r\nContent-Length: 2\r\n\r\nno"
+
+    async def use(server: Server, reader: DirectReader, connections: int) -> None:
+        call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
+        for _ in range(2):
+            reply = await reader.read_into(call, Destination(memoryview(bytearray(len(BODY))), 0, len(BODY)))
+            assert (reply.status, reply.body) == (403, b"no")
+        assert server.connections == connections
+
+    with_server(saying(refusal), lambda server, reader: use(server, reader, 1))
+    with_server(saying(refusal, b"HTTP/1.1 200 O"), lambda server, reader: use(server, reader, 2))
+
+
+def test_an_endpoint_may_be_an_ipv6_address() -> None:
+    async def main() -> None:
+        async with serving(answer_all, host="::1") as server:
+            reader = DirectReader(HttpOptions(), server.url)
+            await read(reader, server)
+            await reader.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_is_sent_again_once_and_only_on_a_fresh_connection() -> None:
+    async def first_only(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        server.requests.append(server.connections)
+        if server.connections == 1:
+            writer.write(WHOLE)
+            await reader.readexactly(1)
+
+    async def use(server: Server, reader: DirectReader) -> None:
+        await read(reader, server)
+        with pytest.raises(ConnectionLostError):
+            await read(reader, server)
+        assert server.requests == [1, 2]
+
+    with_server(first_only, use)
+
+
+def test_what_was_answered_by_a_single_byte_is_not_sent_again() -> None:
+    async def one_byte(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(WHOLE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"H")
+        await writer.drain()
+
+    async def use(server: Server, reader: DirectReader) -> None:
+        await read(reader, server)
+        with pytest.raises(ConnectionLostError):
+            await read(reader, server)
+        assert server.connections == 1
+
+    with_server(one_byte, use)
+
+
+def test_a_server_that_drips_is_not_silent() -> None:
+    async def drip(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in (*5 * [b"HTTP/1.1 100 Continue\r\n\r\n"], HEAD[:9], HEAD[9:]):
+            writer.write(piece)
+            await asyncio.sleep(0.12)
+        for start in range(0, len(BODY), 3000):
+            writer.write(BODY[start : start + 3000])
+            await asyncio.sleep(0.12)
+
+    async def use(server: Server, reader: DirectReader) -> None:
+        await read(reader, server)
+
+    with_server(drip, use, read_timeout_seconds=1)
+
+
 def test_a_silent_server_is_given_up_and_its_connection_closed() -> None:
     async def say_half(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -213,6 +249,33 @@ def test_a_cancelled_read_writes_nothing_more_wherever_it_stood() -> None:
     with_server(drip, use)
 
 
+def test_a_storm_of_cancellations_loses_no_permit_and_no_descriptor() -> None:
+    guard = b"\xa5" * 64
+    chance = random.Random(1)
+
+    async def use(server: Server, reader: DirectReader) -> None:
+        call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
+        before = open_descriptors()
+        for _ in range(100):
+            memories = [bytearray(guard + bytes(len(BODY)) + guard) for _ in range(10)]
+            places = [Destination(memoryview(memory)[64:-64], 0, len(BODY)) for memory in memories]
+            tasks = [asyncio.ensure_future(reader.read_into(call, place)) for place in places]
+            for _ in range(chance.randrange(20)):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            seen = list(map(bytes, memories))
+            await asyncio.sleep(0)
+            assert memories == seen
+            assert all(memory[:64] == memory[-64:] == guard for memory in memories)
+        await asyncio.gather(*(read(reader, server) for _ in range(6)))
+        await reader.close()
+        await eventually(lambda: open_descriptors() <= before)
+
+    with_server(answer_all, use, max_connections=3)
+
+
 def test_closing_breaks_what_is_under_way() -> None:
     async def say_nothing(_: Server, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -225,6 +288,22 @@ def test_closing_breaks_what_is_under_way() -> None:
             await task
 
     with_server(say_nothing, use)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_closing_breaks_what_waits_for_a_connection_or_makes_one(kept: bool) -> None:
+    async def use(server: Server, reader: DirectReader) -> None:
+        if kept:
+            await read(reader, server)
+        tasks = [asyncio.ensure_future(read(reader, server)) for _ in range(5)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await reader.close()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, ConnectionLostError)
+        await eventually(lambda: server.hung_up == server.connections)
+
+    with_server(answer_all, use, max_connections=2)
 
 
 def test_nobody_listening_is_a_connection_lost() -> None:

@@ -1,0 +1,75 @@
+"""A server whose every word a test chooses, plain or over TLS, and what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+BODY = b"0123456789" * 1000
+HEAD = (
+    f"HTTP/1.1 206 OK\r\nETag: x\r\nContent-Range: bytes 0-{len(BODY) - 1}/{len(BODY)}\r\n"
+    f"Content-Length: {len(BODY)}\r\n\r\n"
+).encode()
+WHOLE = HEAD + BODY
+
+Speak = Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Server:
+    """What a server saw: requests, by the connection that they came over."""
+
+    url: str = ""
+    requests: list[int] = field(default_factory=list)
+    connections: int = 0
+    hung_up: int = 0
+
+
+def saying(*words: bytes) -> Speak:
+    """What says these words to each request, all at once."""
+
+    async def speak(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = server.connections
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            server.requests.append(number)
+            writer.write(b"".join(words))
+            await writer.drain()
+
+    return speak
+
+
+answer_all = saying(WHOLE)
+
+
+@asynccontextmanager
+async def serving(speak: Speak, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    """Let ``speak`` talk on each connection and hang up when it returns; when left, all have ended."""
+    server = Server()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        server.connections += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            await speak(server, reader, writer)
+        server.hung_up += 1
+        writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
+
+    listening = await asyncio.start_server(serve, host, 0, ssl=tls)
+    named = f"[{host}]" if ":" in host else host
+    server.url = f"{'http' if tls is None else 'https'}://{named}:{listening.sockets[0].getsockname()[1]}"
+    try:
+        yield server
+    finally:
+        listening.close()
+        await asyncio.sleep(0.01)  # what was accepted last begins to be served
+        await asyncio.gather(*tasks)
+        await listening.wait_closed()
