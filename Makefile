@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench fuzz clean
+.PHONY: demo test lint bench fuzz soak clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stoker needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
@@ -29,6 +29,10 @@ test: lint
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# Random fault schedules, as many as asked for: make soak SOAK='--schedules 100000'. A failing seed is printed with its command.
+soak: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m soak $(SOAK)
 
 # Coverage-guided fuzzing of every reader of bytes: docs/fuzzing.md. SECONDS= for each; READER= for one of them.
 SECONDS ?= 60
