@@ -26,6 +26,7 @@ from stoker.store.http import (
 __all__ = ["Answer"]
 
 _MAX_HEAD_BYTES = 64 << 10
+_FIRST_BYTES = 16 << 10  # most heads are shorter, and what comes with them of a body is copied several times
 
 
 class Answer:
@@ -72,8 +73,10 @@ class Answer:
         return bool(self._status)
 
     def buffer(self, scratch: memoryview) -> memoryview:
-        """Return where the next bytes go: what is left of the destination, or ``scratch``."""
-        return scratch if self._direct is None else self._direct[self._done :]
+        """Return where the next bytes go: what is left of the destination, or a part of ``scratch`` from its beginning."""
+        if self._direct is not None:
+            return self._direct[self._done :]
+        return scratch if self.begun else scratch[:_FIRST_BYTES]
 
     def received(self, count: int, scratch: memoryview) -> bool:
         """Take note of ``count`` bytes in the buffer; return whether the answer is whole."""
