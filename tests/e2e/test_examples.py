@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,6 +31,60 @@ def test_cached_dataset_trains_in_three_ways_and_fetches_ahead() -> None:
     found = re.search(r"(\d+) of 200 look-ups were misses", run.stdout)
     assert found is not None
     assert int(found[1]) < 200
+
+
+TWICE = """
+import runpy, sys
+script, folder, *steps = sys.argv[1:]
+for each in steps:
+    sys.argv = [script, folder, each]
+    runpy.run_path(script, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "printed"),
+    [
+        (
+            "accelerate",
+            ("100", "50"),
+            [r"epoch 4, position 256>", r"([\d.]+)%", r"epoch 6, position 384>", r"([\d.]+)%"],
+        ),
+        ("hf_trainer", ("100", "240"), [r"step 100: ([\d.]+)%", r"step 240: ([\d.]+)%"]),
+        ("lightning", ("100", "240"), [r"accuracy\D+0.(\d\d)"] * 2 + ["Restored all states"]),
+    ],
+)
+def test_a_framework_trains_and_run_again_goes_on(
+    tmp_path: Path, name: str, steps: tuple[str, str], printed: list[str]
+) -> None:
+    script = EXAMPLES / f"train_{name}.py"
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}){TWICE}",
+            script,
+            tmp_path / "run",
+            *steps,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(tmp_path / "hf"),
+            "COLUMNS": "120",
+        },
+    )
+    assert run.returncode == 0, run.stderr
+    found = re.search(".*?".join(printed), run.stdout + run.stderr, re.DOTALL)
+    assert found is not None, run.stdout
+    assert all(float(percent) >= 90 for percent in found.groups())
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("run", "hf")] == []
 
 
 def test_every_example_has_a_line_in_their_readme() -> None:

@@ -131,6 +131,7 @@ PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
 )
 def test_what_is_imported_is_asked_for(folders: list[Path], of_users: bool) -> None:
     ours = {package.name for package in PACKAGES} | {"benchmarks"} | {path.name for path in (ROOT / "tests").iterdir()}
+    ours |= {path.stem for path in (ROOT / "examples").glob("*.py")}
     files = [file for folder in folders for file in folder.rglob("*.py") if not file.is_relative_to(PEERS)]
     files = [file for file in files if not file.is_relative_to(RESULTS)]
     modules = {name for file in files for name in imported(ast.parse(file.read_text()), types_too=not of_users)}

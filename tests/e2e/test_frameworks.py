@@ -1,0 +1,133 @@
+"""Exactly once under Lightning, Accelerate and Trainer on two ranks, in real processes, from a local folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+import pytest
+
+import stoker
+from support.framework_ranks import BATCH_SIZE, CHECKPOINT_STEP, Report, run_framework
+
+SAMPLES = 103
+STEPS = -(-SAMPLES // (2 * BATCH_SIZE))
+"""Of an epoch."""
+SHARED = "prepared by Accelerate, which deals samples to the ranks, and its StreamDataset is rank {} of 2"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("frameworks") / "train"
+    with stoker.Packer(folder, schema={"x": stoker.Array("int64")}, super_sample_bytes=128) as packer:
+        packer.extend({"x": number} for number in range(SAMPLES))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def accelerate(url: str, tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    return run_framework("accelerate", url, tmp_path_factory.mktemp("accelerate"))
+
+
+@pytest.fixture(scope="module")
+def trainer(url: str, tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    return run_framework("trainer", url, tmp_path_factory.mktemp("trainer"))
+
+
+@pytest.fixture(scope="module")
+def lightning(url: str, tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+    return run_framework("lightning", url, tmp_path_factory.mktemp("lightning"))
+
+
+def flat(ranks: Iterable[list[list[int]]]) -> list[int]:
+    return list(chain.from_iterable(chain.from_iterable(ranks)))
+
+
+def filled(ranks: list[list[list[int]]]) -> int:
+    """Check that the ranks have every sample in equally many batches; return how many were there twice, to fill up."""
+    numbers = flat(ranks)
+    assert len({len(batches) for batches in ranks}) == 1
+    assert set(numbers) == set(range(SAMPLES))
+    return len(numbers) - SAMPLES
+
+
+DEALT = [f"{dealing}, {workers} workers" for dealing in ("dispatched", "sharded") for workers in (0, 2)]
+
+
+@pytest.mark.parametrize("case", DEALT)
+def test_accelerate_deals_a_whole_stream_so_that_every_sample_comes(accelerate: list[Report], case: str) -> None:
+    for epoch in range(2):
+        # A whole is dealt with one last sample repeated; shards fill each worker's last batches, as Accelerate has it.
+        most = 1 if case.startswith("dispatched") else 2 * BATCH_SIZE * (2 if "2 workers" in case else 1) - 1
+        assert 0 < filled([report[f"{case}, whole"][epoch] for report in accelerate]) <= most
+    for report in accelerate:
+        assert report[f"{case}, resumed"] == report[f"{case}, whole"][1][2:]
+
+
+@pytest.mark.parametrize("case", DEALT)
+@pytest.mark.parametrize("name", ["share", "share in another"])
+def test_a_share_that_accelerate_would_deal_again_is_refused_on_every_rank(
+    accelerate: list[Report], case: str, name: str
+) -> None:
+    for rank, report in enumerate(accelerate):
+        assert SHARED.format(rank) in report[f"{case}, {name}"]
+        assert "rank=0, world_size=1, or do not prepare" in report[f"{case}, {name}"]
+
+
+@pytest.mark.parametrize("case", DEALT)
+def test_a_share_that_accelerate_does_not_deal_is_as_without_it(accelerate: list[Report], case: str) -> None:
+    for epoch in range(2):
+        assert filled([report[f"{case}, not prepared"][epoch] for report in accelerate]) == 1
+
+
+def test_accelerate_leaves_a_loader_as_it_is(accelerate: list[Report]) -> None:
+    for epoch in range(2):
+        assert filled([report["loader"][epoch] for report in accelerate]) == 0
+
+
+def test_a_share_given_to_trainer_is_refused_on_every_rank(trainer: list[Report]) -> None:
+    for rank, report in enumerate(trainer):
+        assert SHARED.format(rank) in report["share"]
+        assert "override get_train_dataloader" in report["share"]
+
+
+@pytest.mark.parametrize(
+    ("case", "most"), [("loader", 0), ("not prepared", 1), ("dispatched", 1), ("sharded", 2 * BATCH_SIZE - 1)]
+)
+def test_trainer_trains_on_every_sample(trainer: list[Report], case: str, most: int) -> None:
+    for epoch in range(2):
+        batches = [report[case][epoch * STEPS : (epoch + 1) * STEPS] for report in trainer]
+        assert 0 <= filled(batches) <= most
+    assert {len(report[case]) for report in trainer} == {2 * STEPS}
+
+
+@pytest.mark.parametrize("case", ["loader", "dispatched", "sharded"])
+def test_trainer_goes_on_from_a_checkpoint_with_exactly_the_rest(trainer: list[Report], case: str) -> None:
+    for report in trainer:
+        assert report[f"{case}, resumed"] == report[case][CHECKPOINT_STEP:]
+
+
+def test_lightning_trains_on_every_sample_once_though_its_sanity_check_breaks_off(lightning: list[Report]) -> None:
+    for epoch in range(2):
+        assert filled([report["whole"][epoch] for report in lightning]) == 0
+    assert [len(report["whole, sane"]) for report in lightning] == [2, 2]
+
+
+@pytest.mark.parametrize("run", ["whole", "resumed"])
+def test_lightning_validates_on_every_sample_once(lightning: list[Report], run: str) -> None:
+    tested = [sorted(flat(report[f"{run}, tested"][epoch] for report in lightning)) for epoch in range(2)]
+    assert tested[1] == list(range(SAMPLES))
+    assert tested[0] == (tested[1] if run == "whole" else [])
+
+
+def test_lightning_goes_on_from_a_checkpoint_with_exactly_the_rest(lightning: list[Report]) -> None:
+    for report in lightning:
+        assert report["resumed"] == [[], report["whole"][1][CHECKPOINT_STEP - STEPS :]]
+
+
+def test_nothing_of_a_loader_outlives_the_trainer_of_lightning_that_nobody_closed_it_for(
+    lightning: list[Report],
+) -> None:
+    for report in lightning:
+        assert "MainThread" in report["threads"]
+        assert not [name for name in report["threads"] if "stoker" in name]

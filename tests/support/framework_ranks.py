@@ -1,0 +1,284 @@
+"""Trainings under Lightning, Accelerate and Trainer, as programs: what each rank was given, as JSON in a folder.
+
+The programs do all that is to be tested in one go: most of their time they import.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from stoker.errors import StokerError
+from stoker_torch import Loader, StreamDataset
+
+__all__ = ["BATCH_SIZE", "CHECKPOINT_STEP", "Report", "run_framework"]
+
+BATCH_SIZE = 8
+CHECKPOINT_STEP = 9
+_EPOCHS = 2
+_TIMEOUT_SECONDS = 150
+
+Report = dict[str, Any]
+"""Name of a case → batches of each epoch or of the whole run, as lists of numbers; or the text of an error."""
+
+
+def run_framework(name: str, url: str, folder: Path) -> list[Report]:
+    """Run a framework's program on two ranks and return what each reports, in order.
+
+    Raises:
+        AssertionError: a rank failed; none outlives the call.
+        subprocess.TimeoutExpired: a rank hangs.
+    """
+    # Lightning starts its second rank by itself.
+    ranks = [{}] if name == "lightning" else [_environment(rank) for rank in range(2)]
+    base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    base["PYTHONSAFEPATH"] = "1"  # Hugging Face's datasets are not those beside this file
+    command = [sys.executable, __file__, name, url, str(folder)]
+    logs = [folder / f"log{number}" for number in range(len(ranks))]
+    processes = []
+    try:
+        for log, rank in zip(logs, ranks, strict=True):
+            with log.open("w") as output:
+                processes.append(
+                    subprocess.Popen(command, env={**base, **rank}, cwd=folder, stdout=output, stderr=output)
+                )
+        for process in processes:
+            process.wait(_TIMEOUT_SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert not any(process.returncode for process in processes), "\n".join(log.read_text()[-4000:] for log in logs)
+    return [json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(2)]
+
+
+def _environment(rank: int) -> dict[str, str]:
+    """Return what torchrun gives a rank. Nobody listens at the port: the ranks meet in a file."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "1",
+    }  # fmt: skip
+
+
+def _numbers(batches: Iterable[Any]) -> list[list[int]]:
+    return [batch["x"].tolist() for batch in batches]
+
+
+def _epochs(loader: Iterable[Any]) -> list[list[list[int]]]:
+    return [_numbers(loader) for _ in range(_EPOCHS)]
+
+
+def _or_error(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except StokerError as error:
+        return str(error)
+
+
+class _Around(IterableDataset[Any]):
+    """A data set of the user's own around another, as for tokenizing."""
+
+    def __init__(self, inner: StreamDataset) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.inner)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.inner.set_epoch(epoch)
+
+
+class _Program:
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.report: Report = {}
+
+    def loader(self, **settings: Any) -> Loader:
+        return Loader(self.url, **{"batch_size": BATCH_SIZE, "seed": 1, "memory": "8MB", **settings})
+
+    def stream(self, *, whole: bool, **settings: Any) -> StreamDataset:
+        """Return a data set that has this rank's share, or the whole."""
+        alone = {"rank": 0, "world_size": 1} if whole else {}
+        return StreamDataset(self.url, **{"seed": 1, "memory": "8MB", **alone, **settings})
+
+    def save(self, name: str) -> None:
+        (self.folder / f"{name}{distributed.get_rank()}.json").write_text(json.dumps(self.report))
+        distributed.destroy_process_group()
+
+    def meet(self) -> None:
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{self.folder}/rendezvous",
+            rank=int(os.environ["RANK"]),
+            world_size=2,
+            timeout=timedelta(seconds=_TIMEOUT_SECONDS / 2),
+        )
+
+    # Accelerate.
+
+    def accelerate(self) -> None:
+        """Iterate over prepared DataLoaders with both ways of dealing, and over a Loader."""
+        accelerate: Any = importlib.import_module("accelerate")
+        self.meet()
+        for name, dispatch in (("dispatched", True), ("sharded", False)):
+            config = accelerate.DataLoaderConfiguration(dispatch_batches=dispatch)
+            accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
+            for workers in (0, 2):
+                self._prepared(accelerator, f"{name}, {workers} workers", workers)
+        accelerator = accelerate.Accelerator(cpu=True)
+        with self.loader() as loader:
+            assert accelerator.prepare(loader) is loader
+            self.report["loader"] = _epochs(loader)
+        self.save("accelerate")
+
+    def _prepared(self, accelerator: Any, case: str, workers: int) -> None:
+        skip: Any = importlib.import_module("accelerate").skip_first_batches
+        for name, data in (
+            ("share", self.stream(whole=False)),
+            ("share in another", _Around(self.stream(whole=False))),
+            ("whole", self.stream(whole=True)),
+        ):
+            plain = DataLoader(data, batch_size=BATCH_SIZE, num_workers=workers)
+            loader = accelerator.prepare(plain)
+            self.report[f"{case}, {name}"] = _or_error(partial(_epochs, loader))
+        rest = skip(loader, 2)
+        rest.set_epoch(1)
+        self.report[f"{case}, resumed"] = _numbers(rest)
+        unprepared = DataLoader(self.stream(whole=False), batch_size=BATCH_SIZE, num_workers=workers)
+        self.report[f"{case}, not prepared"] = _epochs(unprepared)
+
+    # Trainer.
+
+    def trainer(self) -> None:
+        """Train with Trainer's own DataLoader and with others in its place, and go on from a checkpoint."""
+        self.meet()
+        self.report["share"] = _or_error(lambda: self._trained("share", self.stream(whole=False)))
+        for name, dispatch, workers in (("dispatched", True, 2), ("sharded", False, 1)):
+            own: dict[str, Any] = {
+                "accelerator_config": {"dispatch_batches": dispatch},
+                "dataloader_num_workers": workers,
+            }
+            self.report[name] = self._trained(name, self.stream(whole=True), **own)
+            checkpoint = self.folder / name / f"checkpoint-{CHECKPOINT_STEP}"
+            resumed = self._trained(name, self.stream(whole=True), checkpoint=checkpoint, **own)
+            self.report[f"{name}, resumed"] = resumed
+        data = self.stream(whole=False, batch_size=BATCH_SIZE)
+        self.report["not prepared"] = self._trained("plain", DataLoader(data, batch_size=None), max_steps=14)
+        with self.loader() as loader:
+            self.report["loader"] = self._trained("loader", loader)
+        checkpoint = self.folder / "loader" / f"checkpoint-{CHECKPOINT_STEP}"
+        with self.loader() as loader:
+            loader.load_state_dict(torch.load(checkpoint / "loader.pt"))
+            resumed = self._trained("loader", loader, checkpoint=checkpoint, ignore_data_skip=True)
+            self.report["loader, resumed"] = resumed
+        self.save("trainer")
+
+    def _trained(self, name: str, data: Any, checkpoint: Path | None = None, **settings: Any) -> list[list[int]]:
+        """Train two epochs, and return the batches that the model was given."""
+        transformers: Any = importlib.import_module("transformers")
+        model = _Model()
+        arguments = transformers.TrainingArguments(
+            output_dir=str(self.folder / name), use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True,
+            per_device_train_batch_size=BATCH_SIZE, num_train_epochs=_EPOCHS, save_steps=CHECKPOINT_STEP,
+            logging_strategy="no", **settings,
+        )  # fmt: skip
+        is_data_set = isinstance(data, IterableDataset)
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data if is_data_set else None)
+        if not is_data_set:
+            trainer.get_train_dataloader = lambda: data
+
+        class Save(transformers.TrainerCallback):  # type: ignore[misc] # imported where it is needed
+            def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                torch.save(data.state_dict(), Path(args.output_dir) / f"checkpoint-{state.global_step}" / "loader.pt")
+
+        if isinstance(data, Loader):
+            trainer.add_callback(Save)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return model.seen
+
+    # Lightning.
+
+    def lightning(self) -> None:
+        """Train two epochs, and again from a checkpoint in the second; with what is left of threads in the end."""
+        lightning: Any = importlib.import_module("lightning")
+        callbacks: Any = importlib.import_module("lightning.pytorch.callbacks")
+        program = self
+
+        class Module(lightning.LightningModule):  # type: ignore[misc] # imported where it is needed
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = _Model()
+                self.epochs: list[list[list[int]]] = [[] for _ in range(_EPOCHS)]
+                self.sane: list[list[int]] = []
+                self.tested: list[list[list[int]]] = [[] for _ in range(_EPOCHS)]
+
+            def train_dataloader(self) -> Loader:
+                return program.loader()
+
+            def val_dataloader(self) -> Loader:
+                return program.loader(shuffle="none", evaluation=True)
+
+            def training_step(self, batch: Any, _: int) -> Any:
+                self.epochs[self.current_epoch].append(batch["x"].tolist())
+                return self.model(batch["x"])["loss"]
+
+            def validation_step(self, batch: Any, _: int) -> None:
+                into = self.sane if self.trainer.sanity_checking else self.tested[self.current_epoch]
+                into.append(batch["x"].tolist())
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), 0.01)
+
+        for name in ("whole", "resumed"):
+            keep = callbacks.ModelCheckpoint(
+                self.folder / name, "{step}", every_n_train_steps=CHECKPOINT_STEP, save_top_k=-1
+            )
+            trainer = lightning.Trainer(
+                accelerator="cpu", devices=2, strategy="ddp", max_epochs=_EPOCHS, default_root_dir=self.folder,
+                logger=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[keep],
+            )  # fmt: skip
+            checkpoint = self.folder / "whole" / f"step={CHECKPOINT_STEP}.ckpt"
+            module = Module()
+            trainer.fit(module, ckpt_path=None if name == "whole" else str(checkpoint))
+            self.report[name] = module.epochs
+            self.report[f"{name}, sane"] = module.sane
+            self.report[f"{name}, tested"] = module.tested
+        del module, trainer, keep
+        gc.collect()
+        self.report["threads"] = [thread.name for thread in threading.enumerate()]
+        self.save("lightning")
+
+
+class _Model(nn.Module):
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(x.tolist())
+        return {"loss": self.layer(x[:, None].float() / 100).mean()}
+
+
+if __name__ == "__main__":
+    getattr(_Program(sys.argv[2], Path(sys.argv[3])), sys.argv[1])()
