@@ -7,6 +7,11 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.store.http_direct import DirectReader
+from stoker.store.options import HttpOptions
+from support.tls import Authority
 
 BODY = b"0123456789" * 1000
 HEAD = (
@@ -15,6 +20,7 @@ HEAD = (
 ).encode()
 WHOLE = HEAD + BODY
 
+Use = Callable[["Server", DirectReader], Awaitable[None]]
 Speak = Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -73,3 +79,26 @@ async def serving(speak: Speak, *, host: str = "127.0.0.1", tls: ssl.SSLContext 
         await asyncio.sleep(0.01)  # what was accepted last begins to be served
         await asyncio.gather(*tasks)
         await listening.wait_closed()
+
+
+def with_server(speak: Speak, use: Use, *, authority: Authority | None = None, **options: float) -> None:
+    """Run ``use`` with a reader and the server it is for; nothing may go wrong on the reader's side unseen."""
+    unseen: list[dict[str, Any]] = []
+
+    def note(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "incoming connection" not in context["message"]:  # the server's, of a client that hung up
+            unseen.append(context)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(note)
+        tls, bundle = (None, None) if authority is None else (authority.server, str(authority.bundle))
+        async with serving(speak, tls=tls) as server:
+            reader = DirectReader(HttpOptions(**options), server.url, ca_bundle=bundle)  # type: ignore[arg-type]  # numbers all
+            try:
+                async with asyncio.timeout(30):
+                    await use(server, reader)
+            finally:
+                await reader.close()
+
+    asyncio.run(main())
+    assert unseen == []

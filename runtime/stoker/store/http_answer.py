@@ -73,7 +73,7 @@ class Answer:
         return bool(self._status)
 
     def buffer(self, scratch: memoryview) -> memoryview:
-        """Return where the next bytes go: what is left of the destination, or a part of ``scratch`` from its beginning."""
+        """Return where the next bytes go: what is left of the destination, or the beginning of ``scratch``."""
         if self._direct is not None:
             return self._direct[self._done :]
         return scratch if self.begun else scratch[:_FIRST_BYTES]

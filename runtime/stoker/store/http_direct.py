@@ -29,7 +29,7 @@ _IDLE_SECONDS = 15.0  # shorter than what S3 and its like keep a silent connecti
 class DirectReader:
     """An :class:`~stoker.store.http.HttpReader` with connections of its own, to one endpoint, in one event loop.
 
-    Connections are kept for ``_IDLE_SECONDS``; the one used last is used first. No proxy.
+    A connection is used again for ``_IDLE_SECONDS``, the one used last first. No proxy.
 
     Raises:
         ConfigError: the environment names certificates that cannot be used.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from stoker.errors import ConnectionLostError, DeadlineError, StoreError, Trunca
 from stoker.store.http import Call, Destination, Reply
 from stoker.store.http_direct import DirectReader
 from stoker.store.options import HttpOptions
-from support.speaking import BODY, HEAD, WHOLE, Server, Speak, answer_all, saying, serving
+from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.stores import eventually
 
 
@@ -28,23 +29,6 @@ async def read(reader: DirectReader, server: Server, into: bytearray | None = No
     reply = await reader.read_into(call, Destination(memoryview(into), 0, len(BODY)))
     assert into == BODY
     return reply
-
-
-def with_server(speak: Speak, use: Callable[[Server, DirectReader], Awaitable[None]], **options: float) -> None:
-    fatal: list[dict[str, object]] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: fatal.append(context))
-        async with serving(speak) as server:
-            reader = DirectReader(HttpOptions(**options), server.url)  # type: ignore[arg-type]  # numbers all
-            try:
-                async with asyncio.timeout(30):
-                    await use(server, reader)
-            finally:
-                await reader.close()
-
-    asyncio.run(main())
-    assert fatal == []
 
 
 def test_a_connection_is_used_again() -> None:
@@ -274,6 +258,32 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_descriptor() -> None:
         await eventually(lambda: open_descriptors() <= before)
 
     with_server(answer_all, use, max_connections=3)
+
+
+@pytest.mark.parametrize("point", [None, 0, 5, len(HEAD), len(HEAD) + 7, len(WHOLE) - 1])
+def test_a_reset_at_any_point_is_a_typed_error_and_the_next_read_begins_anew(point: int | None) -> None:
+    async def reset(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if point is not None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(WHOLE[:point])
+            await writer.drain()
+        if server.connections == 2:
+            writer.write(WHOLE[point:])
+            return
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+
+    async def use(server: Server, reader: DirectReader) -> None:
+        # What is received before the reset may be lost with it.
+        late = TruncatedError if point and point >= len(HEAD) else ConnectionLostError
+        with pytest.raises((ConnectionLostError, late)):
+            await read(reader, server)
+        if point is not None:
+            await read(reader, server)
+            assert server.connections == 2
+
+    with_server(reset, use)
 
 
 def test_closing_breaks_what_is_under_way() -> None:

@@ -8,17 +8,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from stoker.errors import ConnectionLostError, TruncatedError
+from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
 from stoker.store.dialer import Dialer, Dialled
 from stoker.store.http import Call, Destination, Reply
 from stoker.store.http_direct import DirectReader
 from stoker.store.options import HttpOptions
-from support.speaking import BODY, HEAD, WHOLE, Server, Speak, answer_all, saying, serving
+from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.stores import eventually
 from support.tls import Authority, make_authority
 
@@ -28,27 +28,6 @@ GUARD = b"\xa5" * 64
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return make_authority(tmp_path_factory.mktemp("tls"))
-
-
-Use = Callable[[Server, DirectReader], Awaitable[None]]
-
-
-def with_server(authority: Authority, speak: Speak, use: Use, *, max_connections: int = 3) -> None:
-    fatal: list[dict[str, object]] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: fatal.append(context))
-        async with serving(speak, tls=authority.server) as server:
-            options = HttpOptions(max_connections=max_connections)
-            reader = DirectReader(options, server.url, ca_bundle=str(authority.bundle))
-            try:
-                async with asyncio.timeout(30):
-                    await use(server, reader)
-            finally:
-                await reader.close()
-
-    asyncio.run(main())
-    assert fatal == []
 
 
 async def read(reader: DirectReader, server: Server) -> Reply:
@@ -83,7 +62,7 @@ def test_records_of_any_size_make_an_answer(authority: Authority) -> None:
             await read(reader, server)
         assert server.connections == 1
 
-    with_server(authority, speak, use)
+    with_server(speak, use, authority=authority)
 
 
 @pytest.mark.parametrize("farewell", [True, False], ids=["farewell", "none"])
@@ -111,7 +90,7 @@ def test_a_connection_that_ends_early_is_a_typed_error(
         with pytest.raises(error, match="s3://b/k"):
             await read(reader, server)
 
-    with_server(authority, cut, use)
+    with_server(cut, use, authority=authority)
 
 
 @pytest.mark.parametrize("farewell", [True, False], ids=["farewell", "none"])
@@ -129,7 +108,7 @@ def test_a_connection_that_ended_while_it_was_idle_is_replaced(authority: Author
             assert server.connections == count
             await eventually(lambda: server.hung_up == server.connections)
 
-    with_server(authority, once, use)
+    with_server(once, use, authority=authority)
 
 
 def test_what_comes_behind_an_answer_is_not_the_next_one(authority: Authority) -> None:
@@ -138,7 +117,7 @@ def test_what_comes_behind_an_answer_is_not_the_next_one(authority: Authority) -
             await read(reader, server)
             assert server.connections == count
 
-    with_server(authority, saying(WHOLE, WHOLE.replace(b"0", b"x")), use)
+    with_server(saying(WHOLE, WHOLE.replace(b"0", b"x")), use, authority=authority)
 
 
 def test_a_storm_of_cancellations_loses_no_permit_and_no_connection(authority: Authority) -> None:
@@ -157,7 +136,33 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_connection(authority: A
         await reader.close()
         await eventually(lambda: server.hung_up == server.connections)
 
-    with_server(authority, answer_all, use)
+    with_server(answer_all, use, authority=authority, max_connections=3)
+
+
+def test_a_handshake_that_nobody_takes_part_in_is_a_deadline(authority: Authority) -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+            reader = DirectReader(HttpOptions(connect_timeout_seconds=0.1), url, ca_bundle=str(authority.bundle))
+            with pytest.raises(DeadlineError, match="no connection"):
+                await reader.ask(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+
+    asyncio.run(main())
+
+
+def test_a_server_that_speaks_no_tls_is_a_connection_lost(authority: Authority) -> None:
+    async def refuse(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad\r\n\r\n")
+
+    async def main() -> None:
+        async with serving(refuse) as server:
+            url = server.url.replace("http", "https")
+            reader = DirectReader(HttpOptions(), url, ca_bundle=str(authority.bundle))
+            with pytest.raises(ConnectionLostError, match="could not be made"):
+                await reader.ask(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+
+    asyncio.run(main())
 
 
 class _Cancelling(Dialled, asyncio.Protocol):

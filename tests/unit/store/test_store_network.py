@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -120,6 +121,32 @@ def test_certificates_that_cannot_be_read_are_a_configuration_error(
             await store.head("k")
 
     asyncio.run(using("s3://bucket", S3Options(anonymous=True), check))
+
+
+def test_a_forked_child_leaves_its_parents_connection_over_tls_alone(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.bundle))
+
+    async def reads_here_and_in_a_child(store: Store) -> None:
+        assert await read_range(store, "k", 2, 5) == b"234"
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                status = int(asyncio.run(read_range(store, "k", 3, 5)) != b"34")
+            finally:
+                os._exit(status)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert await read_range(store, "k", 2, 5) == b"234"
+
+    async def check(origin: Origin) -> None:
+        options = S3Options(endpoint_url=f"https://127.0.0.1:{origin.port}", **KEYS)  # type: ignore[arg-type]
+        await using("s3://bucket", options, reads_here_and_in_a_child)
+
+    origin = with_origin(authority, check)
+    assert len(origin.requests) == 3
+    assert len(origin.names) == 2  # a handshake of each process
 
 
 def test_aws_is_reached_through_the_proxy_under_its_own_names(
