@@ -68,6 +68,11 @@ class S3Options:
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url, "endpoint_url")
+        _check_credentials(
+            access_key_id=self.access_key_id,
+            secret_access_key=self.secret_access_key,
+            session_token=self.session_token,
+        )
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigError("access_key_id and secret_access_key go together; give both or neither")
         if self.session_token is not None and self.access_key_id is None:
@@ -100,8 +105,16 @@ class GcsOptions:
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url, "endpoint_url")
+        _check_credentials(token=self.token)
         if (self.token is not None) + (self.credentials_file is not None) + self.anonymous > 1:
             raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")
 
 
 StoreOptions = S3Options | GcsOptions
+
+
+def _check_credentials(**credentials: str | None) -> None:
+    """Raise ConfigError if one has what no credential has: most come with the line end of the file they stood in."""
+    for name, value in credentials.items():
+        if value is not None and not (value.isascii() and value.isprintable() and value == value.strip()):
+            raise ConfigError(f"{name} has blanks or a line end around it, or characters that no request can carry")

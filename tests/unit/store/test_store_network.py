@@ -258,3 +258,17 @@ def test_the_proxy_is_the_one_that_the_environment_names_for_the_scheme(monkeypa
 def test_an_endpoint_whose_host_is_no_name_is_a_configuration_error(host: str) -> None:
     with pytest.raises(ConfigError, match="endpoint_url must be"):
         S3Options(endpoint_url=f"http://{host}:9000")
+
+
+@pytest.mark.parametrize("value", ["secret\n", " secret", "s\u00e9cret"])
+def test_credentials_that_no_request_can_carry_are_a_configuration_error_that_does_not_tell_them(value: str) -> None:
+    keys = {"access_key_id": "a", "secret_access_key": "s"}
+    for make in (
+        lambda: GcsOptions(token=value),
+        lambda: S3Options(**{**keys, "access_key_id": value}),  # type: ignore[arg-type]
+        lambda: S3Options(**{**keys, "secret_access_key": value}),  # type: ignore[arg-type]
+        lambda: S3Options(**{**keys, "session_token": value}),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match="line end") as caught:
+            make()
+        assert "cret" not in str(caught.value).replace("secret_access_key", "")
