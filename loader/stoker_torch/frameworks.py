@@ -28,7 +28,7 @@ _TRUST_LENGTH = ("lightning.pytorch", "pytorch_lightning", "transformers.trainer
 
 
 def refuse_resharding(dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
-    """Check that nobody deals out the samples of ``dataset``, which are one rank's, again.
+    """Check that nobody deals out the samples of ``dataset`` in a way that loses some.
 
     To be called where an iteration begins: it looks at the DataLoaders that Accelerate is iterating over, and at the
     data sets that these read through.
@@ -36,24 +36,33 @@ def refuse_resharding(dataset: IterableDataset[Any], rank: int, world_size: int)
     Raises:
         ConfigError: Accelerate does; says what to write instead.
     """
-    if world_size > 1 and any(_reads(each, dataset) for each in _dealt()):
-        raise ConfigError(
-            f"this DataLoader was prepared by Accelerate, which deals samples to the ranks, and its StreamDataset is "
-            f"rank {rank} of {world_size} and has only its share of them: the rest would be lost. Construct it with "
-            "rank=0, world_size=1, or do not prepare the DataLoader (in a Trainer, override get_train_dataloader)"
-        )
+    for loader, sends_parts in _dealing():
+        if not _reads(loader.dataset, dataset):
+            continue
+        if world_size > 1:
+            raise ConfigError(
+                f"this DataLoader was prepared by Accelerate, which deals samples to the ranks, and its StreamDataset "
+                f"is rank {rank} of {world_size} and has only its share of them: the rest would be lost. Construct it "
+                "with rank=0, world_size=1, or do not prepare the DataLoader (in a Trainer, override "
+                "get_train_dataloader)"
+            )
+        if sends_parts and loader.use_stateful_dataloader:
+            # It takes batches for every rank ahead, and corrects only its own count of them (adjust_state_dict_…).
+            raise ConfigError(
+                "with dispatch_batches=True the state of this stateful DataLoader, which Accelerate prepared, would be "
+                "ahead of the training, and what lies between lost; use dispatch_batches=False, or stoker_torch.Loader"
+            )
 
 
-def _dealt() -> Iterator[object]:
-    """Yield the data sets whose samples Accelerate is dealing to several ranks."""
+def _dealing() -> Iterator[tuple[Any, bool]]:
+    """Yield the DataLoaders with which Accelerate is dealing to several ranks, and whether rank 0 sends the others'."""
     accelerate = sys.modules.get("accelerate.data_loader")
     if accelerate is None:
         return
     for loader in accelerate.GradientState().dataloader_references:
-        data = getattr(loader, "dataset", None)
         sends_parts = isinstance(loader, accelerate.DataLoaderDispatcher) and loader.state.num_processes > 1
-        if sends_parts or isinstance(data, accelerate.IterableDatasetShard):
-            yield data
+        if sends_parts or isinstance(getattr(loader, "dataset", None), accelerate.IterableDatasetShard):
+            yield loader, sends_parts
 
 
 def _reads(outer: object, dataset: IterableDataset[Any]) -> bool:

@@ -80,6 +80,17 @@ def test_a_share_that_accelerate_does_not_deal_is_as_without_it(accelerate: list
         assert filled([report[f"{case}, not prepared"][epoch] for report in accelerate]) == 1
 
 
+def test_a_stateful_dataloader_goes_on_with_exactly_the_rest_where_accelerate_shards(accelerate: list[Report]) -> None:
+    for report in accelerate:
+        whole, rest = report["sharded, stateful"]
+        assert rest == whole[3:] != []
+
+
+def test_a_state_that_accelerate_would_keep_ahead_of_the_training_is_refused(accelerate: list[Report]) -> None:
+    for report in accelerate:
+        assert "use dispatch_batches=False, or stoker_torch.Loader" in report["dispatched, stateful"]
+
+
 def test_accelerate_leaves_a_loader_as_it_is(accelerate: list[Report]) -> None:
     for epoch in range(2):
         assert filled([report["loader"][epoch] for report in accelerate]) == 0

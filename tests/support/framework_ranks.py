@@ -5,6 +5,7 @@ The programs do all that is to be tested in one go: most of their time they impo
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib
 import json
@@ -139,6 +140,10 @@ class _Program:
         accelerate: Any = importlib.import_module("accelerate")
         self.meet()
         for name, dispatch in (("dispatched", True), ("sharded", False)):
+            config = accelerate.DataLoaderConfiguration(dispatch_batches=dispatch, use_stateful_dataloader=True)
+            self.report[f"{name}, stateful"] = _or_error(
+                partial(self._stateful, accelerate.Accelerator(cpu=True, dataloader_config=config))
+            )
             config = accelerate.DataLoaderConfiguration(dispatch_batches=dispatch)
             accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
             for workers in (0, 2):
@@ -164,6 +169,19 @@ class _Program:
         self.report[f"{case}, resumed"] = _numbers(rest)
         unprepared = DataLoader(self.stream(whole=False), batch_size=BATCH_SIZE, num_workers=workers)
         self.report[f"{case}, not prepared"] = _epochs(unprepared)
+
+    def _stateful(self, accelerator: Any) -> list[list[list[int]]]:
+        """Return the batches of an epoch, and those that come when it is gone on with behind its third step."""
+        loaders = [
+            accelerator.prepare(DataLoader(self.stream(whole=True), batch_size=BATCH_SIZE, num_workers=2))
+            for _ in range(2)
+        ]
+        seen = []
+        for step, batch in enumerate(loaders[0], start=1):
+            seen.append(batch["x"].tolist())
+            if step == 3:
+                loaders[1].load_state_dict(copy.deepcopy(loaders[0].state_dict()))
+        return [seen, _numbers(loaders[1])]
 
     # Trainer.
 
