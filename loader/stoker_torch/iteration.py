@@ -1,4 +1,4 @@
-"""An iteration: what is left of one epoch, batch by batch, with the pool kept busy a few batches ahead."""
+"""An iteration: what is left of one epoch, batch by batch; the pool is kept busy a few batches ahead."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import torch
 
 from stoker.errors import StokerError
 from stoker.feed import Batch, Feed
+from stoker.loop_thread import LoopThread
+from stoker_torch.ahead import OneAhead
 from stoker_torch.pool import PendingBatch, SamplePool
 from stoker_torch.tensors import pinned, to_tensors
 
@@ -34,6 +36,8 @@ class IterationParts:
         pool: works on samples, None if there is nothing to do.
         with_ids: whether batches have ``"__id__"``.
         pin_memory: whether they are put into page-locked memory.
+        thread: where there is no pool, its executor gathers a batch ahead of a training loop that is busy; None gathers
+            only what is asked for.
     """
 
     feed: Feed
@@ -42,6 +46,7 @@ class IterationParts:
     pool: SamplePool | None
     with_ids: bool
     pin_memory: bool
+    thread: LoopThread | None = None
 
 
 class Iteration:
@@ -60,6 +65,8 @@ class Iteration:
         self._pid = os.getpid()
         self._unplanned = self._left
         self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
+        parts = self._parts
+        self._ahead = OneAhead(partial(_gathered, parts), self._left, parts.feed.is_ready, parts.thread)
         if self._left:
             self._parts.go()
 
@@ -86,6 +93,7 @@ class Iteration:
         """Yield nothing more, and have the pool drop what it works on."""
         self._left = 0
         if self._pid == os.getpid():
+            self._ahead.close()
             for pending in self._pending:
                 if not isinstance(pending, Exception):
                     pending[1].fail(StokerError("the iteration has ended"))
@@ -95,11 +103,10 @@ class Iteration:
         """Return the next batch, as gathered and as it is to be yielded, or None where the run ends."""
         parts = self._parts
         if parts.pool is None:
-            batch = parts.feed.next()
-            if batch is None:
-                return None
-            columns = self._columns(batch)
-            return batch, pinned(columns) if parts.pin_memory else columns
+            gathered = self._ahead.next()
+            if gathered is None or not parts.pin_memory:
+                return gathered
+            return gathered[0], pinned(gathered[1])
         self._fill(parts.pool)
         if not self._pending:
             return None
@@ -121,13 +128,19 @@ class Iteration:
                 self._unplanned = 0
                 return
             self._unplanned -= 1
-            self._pending.append((batch, pool.submit(self._columns(batch), partial(_name, feed, batch))))
+            self._pending.append((batch, pool.submit(_columns(self._parts, batch), partial(_name, feed, batch))))
 
-    def _columns(self, batch: Batch) -> dict[str, Any]:
-        columns: dict[str, Any] = dict(to_tensors(batch.columns, self._parts.feed.columns))
-        if self._parts.with_ids:
-            columns["__id__"] = torch.from_numpy(self._parts.feed.sample_ids(batch))
-        return columns
+
+def _gathered(parts: IterationParts) -> tuple[Batch, dict[str, Any]] | None:
+    batch = parts.feed.next()
+    return None if batch is None else (batch, _columns(parts, batch))
+
+
+def _columns(parts: IterationParts, batch: Batch) -> dict[str, Any]:
+    columns: dict[str, Any] = dict(to_tensors(batch.columns, parts.feed.columns))
+    if parts.with_ids:
+        columns["__id__"] = torch.from_numpy(parts.feed.sample_ids(batch))
+    return columns
 
 
 def _name(feed: Feed, batch: Batch, place: int) -> str:

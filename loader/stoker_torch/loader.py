@@ -152,6 +152,7 @@ class Loader:
             pool=self._pool,
             with_ids=self.config.with_ids,
             pin_memory=self._pins_memory,
+            thread=self._supply.thread if self._buffers is None else None,  # buffers know the asking thread's stream
         )
         asked = time.perf_counter()
         iteration = Iteration(parts, self.remaining)

@@ -1,0 +1,191 @@
+"""One value is made ahead of whoever is busy, and none ahead of whoever is not; in order, whichever thread makes it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import stoker
+from stoker.loop_thread import LoopThread
+from stoker_torch import Loader
+from stoker_torch.ahead import OneAhead
+
+BUSY_SECONDS = 0.02
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread("test-ahead")
+    thread.run(_nothing())
+    yield thread
+    thread.close()
+
+
+async def _nothing() -> None:
+    pass
+
+
+class Maker:
+    """Makes 0, 1, 2 …, and notes on which thread."""
+
+    def __init__(self, fails_at: int = -1, ends_at: int = 1000) -> None:
+        self.made: list[str] = []
+        self.fails_at, self.ends_at = fails_at, ends_at
+        self.done = threading.Condition()
+
+    def __call__(self) -> tuple[int] | None:
+        with self.done:
+            number = len(self.made)
+            self.made.append("asker" if threading.current_thread() is threading.main_thread() else "other")
+            self.done.notify_all()
+        if number == self.fails_at:
+            raise ValueError(f"value {number}")
+        return (number,) if number < self.ends_at else None
+
+    def wait_for(self, count: int) -> None:
+        with self.done:
+            assert self.done.wait_for(lambda: len(self.made) >= count, timeout=30)
+
+
+def busy_loop(ahead: OneAhead[tuple[int]], maker: Maker, steps: int) -> list[int]:
+    """Take values with time between them; each is made while the loop is busy with the one before."""
+    found = []
+    for step in range(steps):
+        value = ahead.next()
+        assert value is not None
+        found.append(value[0])
+        time.sleep(BUSY_SECONDS)
+        if step:
+            maker.wait_for(min(step + 2, steps))
+    return found
+
+
+def test_a_busy_loop_finds_its_values_made(thread: LoopThread) -> None:
+    maker = Maker()
+    ahead = OneAhead(maker, 10, lambda: True, thread)
+    assert busy_loop(ahead, maker, 10) == list(range(10))
+    assert maker.made == ["asker"] * 2 + ["other"] * 8
+    assert ahead.next() is None
+
+
+def test_a_loop_that_asks_at_once_makes_its_values_itself(thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker_torch.ahead._BUSY_SECONDS", 1e6)
+    maker = Maker()
+    ahead = OneAhead(maker, 100, lambda: True, thread)
+    assert [ahead.next() for _ in range(100)] == [(number,) for number in range(100)]
+    assert set(maker.made) == {"asker"}
+
+
+def test_nothing_is_made_ahead_that_would_have_to_wait(thread: LoopThread) -> None:
+    maker = Maker()
+    ahead = OneAhead(maker, 10, lambda: False, thread)
+    for number in range(4):
+        ahead.prepare()
+        assert len(maker.made) == number
+        assert ahead.next() == (number,)
+
+
+def test_an_error_comes_where_its_value_would_have(thread: LoopThread) -> None:
+    maker = Maker(fails_at=2)
+    ahead = OneAhead(maker, 10, lambda: True, thread)
+    assert ahead.next() == (0,)
+    ahead.prepare()
+    assert ahead.next() == (1,)
+    ahead.prepare()
+    with pytest.raises(ValueError, match="value 2"):
+        ahead.next()
+
+
+def test_where_values_end_early_nothing_more_is_asked_for(thread: LoopThread) -> None:
+    maker = Maker(ends_at=1)
+    ahead = OneAhead(maker, 10, lambda: True, thread)
+    assert ahead.next() == (0,)
+    ahead.prepare()
+    assert ahead.next() is None
+    assert ahead.next() is None
+    assert len(maker.made) == 2
+
+
+def test_closing_waits_for_what_is_being_made_and_makes_nothing_more(thread: LoopThread) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    made = []
+
+    def slow() -> int:
+        begun.set()
+        assert may_end.wait(30)
+        made.append(1)
+        return 1
+
+    ahead = OneAhead(slow, 10, lambda: True, thread)
+    preparing = threading.Thread(target=ahead.prepare)
+    preparing.start()
+    assert begun.wait(30)
+    threading.Timer(0.05, may_end.set).start()
+    ahead.close()
+    assert made == [1]
+    preparing.join()
+    ahead.prepare()
+    assert ahead.next() is None
+    assert made == [1]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("ahead") / "train"
+    schema = {"x": stoker.Array("int64", (4,)), "name": stoker.Text()}
+    with stoker.Packer(folder, schema=schema, super_sample_bytes=2000) as packer:
+        for number in range(500):
+            packer.write({"x": [number] * 4, "name": f"sample {number}"})
+    return str(folder)
+
+
+def test_a_busy_training_loop_gets_the_batches_of_one_that_is_not(url: str) -> None:
+    def batches(seconds: float) -> list[tuple[list[int], list[str]]]:
+        found = []
+        with Loader(url, batch_size=32, seed=3, epochs=2) as loader:
+            for _ in range(2):
+                for batch in loader:
+                    found.append((batch["x"][:, 0].tolist(), list(batch["name"])))
+                    time.sleep(seconds)
+        return found
+
+    assert batches(0.005) == batches(0.0)
+
+
+def test_the_state_is_that_of_the_batch_yielded_last_whatever_was_gathered_ahead(url: str) -> None:
+    with Loader(url, batch_size=32, seed=3) as loader:
+        iterator = iter(loader)
+        seen = []
+        for _ in range(5):
+            seen += next(iterator)["x"][:, 0].tolist()
+            time.sleep(BUSY_SECONDS)  # the next batch has been gathered by now
+        state = loader.state_dict()
+        assert state["position"] == 160
+    with Loader(url, batch_size=50, seed=3) as other:
+        other.load_state_dict(state)
+        seen += torch.cat([batch["x"][:, 0] for batch in other]).tolist()
+    assert sorted(seen) == list(range(500))
+
+
+def test_leaving_a_busy_loop_early_leaves_no_thread_behind_the_loader(url: str) -> None:
+    before = set(threading.enumerate())
+    with Loader(url, batch_size=32) as loader:
+        for number, _ in enumerate(loader):
+            time.sleep(BUSY_SECONDS)
+            if number == 3:
+                break
+    assert set(threading.enumerate()) <= before
+
+
+def test_an_iteration_that_is_dropped_is_freed_at_once(url: str) -> None:
+    loader = Loader(url, batch_size=32)
+    iterator = iter(loader)
+    next(iterator)
+    before = set(threading.enumerate())
+    assert any(thread.name == "stoker-loader" for thread in before)
+    del iterator, loader
+    assert not any(thread.name == "stoker-loader" for thread in threading.enumerate())
