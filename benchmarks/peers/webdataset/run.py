@@ -36,6 +36,9 @@ def open_s3(url: str, mode: str = "rb", bufsize: int = 8192) -> io.BufferedReade
     return io.BufferedReader(client().get_object(Bucket=bucket, Key=key)["Body"], READ_BYTES)
 
 
+wds.gopen_schemes["s3"] = open_s3
+
+
 def shards(url: str) -> list[str]:
     bucket, prefix = bucket_and_prefix(url)
     s3 = boto3.client("s3")
@@ -58,7 +61,6 @@ def pack(packing: Packing) -> None:
 
 
 def loader(running: Running) -> DataLoader[Any]:
-    wds.gopen_schemes["s3"] = open_s3
     dataset = (
         wds.WebDataset(shards(running.url), shardshuffle=100, detshuffle=True, seed=running.seed)
         .compose(wds.detshuffle(BUFFER_SAMPLES, seed=running.seed))
