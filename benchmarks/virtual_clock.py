@@ -35,7 +35,14 @@ class SleepingStore:
     url = "sleeping://"
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         await asyncio.sleep(0.02)
         into[:] = BODY[start:end]

@@ -71,10 +71,17 @@ class RetryingReader(Generic[R_co]):
         return await self._retried(lambda: self.wrapped.get(key))
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``."""
-        return await self._retried(lambda: self.wrapped.get_range(key, start, end, into=into, tag=tag))
+        return await self._retried(lambda: self.wrapped.get_range(key, start, end, into=into, tag=tag, begun=begun))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""

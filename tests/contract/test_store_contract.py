@@ -92,6 +92,21 @@ def test_get_range_fills_exactly_the_memory_it_was_given(place: Place, start: in
     place.run(check)
 
 
+def test_the_beginning_of_an_answer_is_told_once_at_most_and_never_that_of_a_refusal(place: Place) -> None:
+    async def check(store: Store) -> None:
+        await store.put("x", BODY)
+        told: list[str] = []
+        into = memoryview(bytearray(len(BODY)))
+        await store.get_range("x", 0, len(BODY), into=into, begun=lambda: told.append("begun"))
+        assert told == ([] if store.url.startswith(("memory:", "file:", "/")) else ["begun"])
+        told.clear()
+        with pytest.raises(NotFoundError):
+            await store.get_range("y", 0, 1, into=into[:1], begun=lambda: told.append("begun"))
+        assert told == []
+
+    place.run(check)
+
+
 @pytest.mark.parametrize(("start", "end"), [(0, 11), (9, 11), (10, 11), (10_000, 10_001), (11, 11)])
 def test_a_range_beyond_the_end_is_truncated(place: Place, start: int, end: int) -> None:
     async def check(store: Store) -> None:

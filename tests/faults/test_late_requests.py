@@ -73,9 +73,9 @@ def test_late_requests_cost_less_than_a_tenth_of_the_rate() -> None:
         assert not late.stats.retries
     ratios = [late_rate / calm_rate for late_rate, calm_rate in zip(late_rates, calm_rates, strict=True)]
     print("\nrate with 5% of requests late by 2 s, of the rate without:", *(f"{ratio:.3f}" for ratio in sorted(ratios)))
-    # One run may be out of luck: with four of the first 16 late, two wait for the 2 s, whatever is done.
-    assert harmonic_mean(late_rates) >= 0.9 * harmonic_mean(calm_rates), "over all runs"
-    assert median(ratios) >= 0.93
+    # One run may be out of luck: with more of the first 16 late than there are hedges yet, some wait for the 2 s.
+    assert harmonic_mean(late_rates) >= 0.95 * harmonic_mean(calm_rates), "over all runs"
+    assert median(ratios) >= 0.97
 
 
 def test_without_hedges_they_cost_most_of_it() -> None:

@@ -34,6 +34,7 @@ def random_weather(rng: random.Random) -> Weather:
         credentials_expire_at=rng.uniform(0.1, 2.0) if expires else float("inf"),
         credentials_renewable=rng.random() < 0.5,
         closing_seconds=rng.choice([0.0, 0.2]),
+        tells_when_it_begins=rng.random() < 0.7,
     )
 
 

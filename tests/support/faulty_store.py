@@ -59,6 +59,7 @@ class Weather:
     credentials_expire_at: float = float("inf")
     credentials_renewable: bool = False
     closing_seconds: float = 0.0
+    tells_when_it_begins: bool = True
 
 
 def pin(objects: Mapping[str, bytes], tag: str = "v1") -> list[ObjectRef]:
@@ -67,7 +68,8 @@ def pin(objects: Mapping[str, bytes], tag: str = "v1") -> list[ObjectRef]:
 
 
 class FaultyStore:
-    """Readable. ``faults`` counts what was injected; ``sent_seconds`` has the time of every request."""
+    """Readable. ``faults`` counts what was injected; ``sent_seconds`` has the time of every request,
+    ``late`` what the first bytes of some take beyond the weather's."""
 
     url = "faulty://bucket"
 
@@ -85,6 +87,7 @@ class FaultyStore:
         self.active = 0
         self.peak_active = 0
         self.script: Callable[[int, str], str | None] | None = None
+        self.late: dict[int, float] = {}
         self.link = SharedLink(
             connection_bytes_per_second=self.weather.bytes_per_second,
             total_bytes_per_second=self.weather.total_bytes_per_second,
@@ -95,7 +98,14 @@ class FaultyStore:
         self._renewed = False
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         assert len(into) == end - start, "into has exactly the range's bytes"
         number = len(self.sent_seconds)
@@ -107,7 +117,7 @@ class FaultyStore:
         self.reading[key, start] += 1
         self.peak_active = max(self.peak_active, self.active)
         try:
-            return await with_renewal(self, lambda used: self._serve(number, used, (key, start, end), into, tag))
+            return await with_renewal(self, lambda used: self._serve(number, used, (key, start, end), into, tag, begun))
         except asyncio.CancelledError:
             await self._close_slowly(into)
             raise
@@ -130,7 +140,13 @@ class FaultyStore:
         return self._renewed
 
     async def _serve(
-        self, number: int, renewed: bool, wanted: tuple[str, int, int], into: memoryview, tag: str | None
+        self,
+        number: int,
+        renewed: bool,
+        wanted: tuple[str, int, int],
+        into: memoryview,
+        tag: str | None,
+        begun: Callable[[], None] | None,
     ) -> ObjectInfo:
         now = asyncio.get_running_loop().time()
         weather, key = self.weather, wanted[0]
@@ -139,6 +155,7 @@ class FaultyStore:
         await asyncio.sleep(
             weather.first_byte_seconds * self._rng.lognormvariate(0.0, weather.tail_sigma)
             + weather.late_seconds * bool(late)
+            + self.late.get(number, 0.0)
         )
         self._check_connection(number, key)
         if _within(now, weather.outages):
@@ -160,6 +177,8 @@ class FaultyStore:
         if fault is not None:
             self.faults[fault] += 1
         self._refuse(fault, key)
+        if begun is not None and weather.tells_when_it_begins:
+            begun()
         return await self._send(number, fault, wanted, into)
 
     def _check_connection(self, number: int, key: str) -> None:

@@ -123,9 +123,18 @@ class WatchedStore:
         return await self._do("get", key, lambda: self.store.get(key))
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
-        return await self._do("get", key, lambda: self.store.get_range(key, start, end, into=into, tag=tag))
+        return await self._do(
+            "get", key, lambda: self.store.get_range(key, start, end, into=into, tag=tag, begun=begun)
+        )
 
     async def head(self, key: str) -> ObjectInfo:
         return await self._do("head", key, lambda: self.store.head(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -149,10 +150,17 @@ class _SlowWholeReads(WatchedStore):
     whole = True
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         self.calls.append(f"range {start}-{end}")
-        return await self.store.get_range(key, start, end, into=into, tag=tag)
+        return await self.store.get_range(key, start, end, into=into, tag=tag, begun=begun)
 
 
 def test_a_large_manifest_is_read_in_parallel_ranges(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,9 @@ class FetchConfig:
         hedge: whether late requests are sent a second time.
         hedge_fraction: hedges per request, at most.
         hedge_burst: hedges that may be sent beyond that.
-        hedge_after_factor: a request is late after this many times the expected (median) time.
-        hedge_least_seconds: and never before this: where answers take milliseconds one is late by chance, and a second
+        hedge_after_factor: a request is late after this many times the expected (median) time,
+        hedge_first_byte_factor: or without a byte after this many times the median first byte's time,
+        hedge_least_seconds: but never before this: where answers take milliseconds one is late by chance, and a second
             request would save nothing that a training loop feels.
         hedge_first_seconds: when a request is late while too few were seen to expect anything.
         concurrency_start: requests in flight at first.
@@ -51,6 +52,7 @@ class FetchConfig:
     hedge_fraction: float = 0.10
     hedge_burst: int = 2
     hedge_after_factor: float = 1.75
+    hedge_first_byte_factor: float = 4.0
     hedge_least_seconds: float = 0.05
     hedge_first_seconds: float = 1.0
     concurrency_start: int = 16
@@ -71,8 +73,10 @@ class FetchConfig:
             raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
         if not 0.0 <= self.hedge_fraction <= 1.0 or self.hedge_burst < 1:
             raise ConfigError(f"hedges need 0 <= fraction <= 1 and burst >= 1, not {self}")
-        if not self.hedge_after_factor >= 1.0 or not self.hedge_least_seconds >= 0.0:
-            raise ConfigError(f"hedge_after_factor must be >= 1 and hedge_least_seconds >= 0, not {self}")
+        if not min(self.hedge_after_factor, self.hedge_first_byte_factor) >= 1.0:
+            raise ConfigError(f"the factors after which a request is late must be >= 1, not {self}")
+        if not self.hedge_least_seconds >= 0.0:
+            raise ConfigError(f"hedge_least_seconds must be >= 0, not {self.hedge_least_seconds}")
         if not self.concurrency_least <= self.concurrency_start <= self.concurrency_most:
             raise ConfigError(f"concurrency must be least <= start <= most, not {self}")
 

@@ -47,17 +47,18 @@ class HedgeBudget:
 
 
 class TransferTimes:
-    """What a transfer of a given size takes, from the last 32 that ended well.
+    """What a transfer of a given size takes, from the last 32 that ended well, and its first byte, from the last 32.
 
-    Stores do not report the first byte's time, only whole transfers, so time = first byte + size x slope is fitted
-    to (size, time) by Theil and Sen's estimator: the median slope over all pairs of different size, then the median
-    rest. Up to 29% outliers, such as slow tails, do not move it. Where all sizes are alike the slope is unknown and
-    is not needed: the median time is the answer.
+    Not every store tells when an answer begins, so time = first byte + size x slope is fitted to (size, time) of whole
+    transfers by Theil and Sen's estimator: the median slope over all pairs of different size, then the median rest.
+    Up to 29% outliers, such as slow tails, do not move it. Where all sizes are alike the slope is unknown and is not
+    needed: the median time is the answer.
     """
 
-    __slots__ = ("_first_byte_seconds", "_largest_bytes", "_per_byte_seconds", "_recent", "_unfitted")
+    __slots__ = ("_first_byte_seconds", "_first_bytes", "_largest_bytes", "_per_byte_seconds", "_recent", "_unfitted")
 
     def __init__(self) -> None:
+        self._first_bytes: deque[float] = deque(maxlen=WINDOW)
         self._recent: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._unfitted = 0
         self._first_byte_seconds = 0.0
@@ -68,6 +69,15 @@ class TransferTimes:
         """A transfer of ``size_bytes`` ended well after ``seconds``."""
         self._recent.append((size_bytes, seconds))
         self._unfitted += 1
+
+    def observe_first_byte(self, seconds: float) -> None:
+        """An answer began after ``seconds``."""
+        self._first_bytes.append(seconds)
+
+    def expected_first_byte_seconds(self) -> float | None:
+        """Return the median time until an answer begins; None before four were seen, or if the store does not tell."""
+        recent = list(self._first_bytes)  # in one step: other threads ask for statistics
+        return median(recent) if len(recent) >= LEAST_TRANSFERS else None
 
     def expected_seconds(self, size_bytes: int) -> float | None:
         """Return the median time of a transfer of ``size_bytes``; None before four transfers were seen.
@@ -85,7 +95,10 @@ class TransferTimes:
         """Return (first byte in seconds, bytes per second); the rate is 0 while sizes are too alike to tell."""
         self._refit()
         slope = self._per_byte_seconds
-        return self._first_byte_seconds, 1.0 / slope if slope > 0.0 else 0.0
+        first_byte_seconds = self.expected_first_byte_seconds()
+        if first_byte_seconds is None:
+            first_byte_seconds = self._first_byte_seconds
+        return first_byte_seconds, 1.0 / slope if slope > 0.0 else 0.0
 
     def median_seconds(self) -> float:
         """Return the median time of the transfers remembered, whatever their size; 0 if there are none."""

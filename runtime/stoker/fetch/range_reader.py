@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -88,6 +88,24 @@ class Pursuit:
     deadline: Deadline = field(default_factory=Deadline)
     requests: int = 0
     last_error: StoreError | None = None
+
+
+@dataclass(slots=True)
+class _Leg:
+    """A request of an attempt, the first or a hedge.
+
+    Attributes:
+        into: where its bytes go, memory of its own.
+        sent_seconds: when, in loop time.
+        begun: whether its answer has begun.
+    """
+
+    into: memoryview
+    sent_seconds: float
+    begun: bool = False
+
+
+_Legs = dict[asyncio.Task[StoreError | None], _Leg]
 
 
 class RangeReader:
@@ -184,39 +202,59 @@ class RangeReader:
     async def _attempt(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> StoreError | None:
         """Send a request and, when it is late, a hedge, which may be late, too; return the error if none succeeds.
 
+        The first whose answer begins is left to itself: those that wait are cancelled, and have moved no bytes.
         Each has memory of its own, and has ended before its memory is used for anything else.
         """
+        loop = asyncio.get_running_loop()
         if not self._config.hedge:
-            return await self._request(pursuit, part, into)
+            return await self._request(pursuit, part, _Leg(into, loop.time()), {})
+        legs: _Legs = {}
         with ExitStack() as lent:
             async with task_group() as group:
-                legs = {group.create_task(self._request(pursuit, part, into)): into}
-                sent_seconds = asyncio.get_running_loop().time()
-                while (winner := _winner(legs)) is None and not all(leg.done() for leg in legs):
-                    left_seconds = self._left_seconds(part.size_bytes, sent_seconds) if len(legs) <= HEDGES else None
+
+                def send(data: memoryview) -> None:
+                    leg = _Leg(data, loop.time())
+                    legs[group.create_task(self._request(pursuit, part, leg, legs))] = leg
+
+                send(into)
+                while (running := [leg for leg in legs if not leg.done()]) and _winner(legs) is None:
+                    left_seconds = self._left_seconds(part.size_bytes, legs) if len(legs) <= HEDGES else None
                     if left_seconds == 0.0:
                         left_seconds = LOOK_SECONDS
                         if (data := self._lend(part.size_bytes, lent)) is not None:
-                            legs[group.create_task(self._request(pursuit, part, data))] = data
-                            sent_seconds = asyncio.get_running_loop().time()
-                    running = [leg for leg in legs if not leg.done()]
+                            send(data)
+                            continue
                     await asyncio.wait(running, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
-                for leg in legs:
+                for leg in running:
                     leg.cancel()
-            self._tally.hedged_bytes += (len(legs) - 1) * part.size_bytes
-            primary = next(iter(legs))
-            if winner is not None and winner is not primary:
-                into[:] = legs[winner]
-                self._tally.hedge_wins += 1
-        return primary.result() if winner is None else None
+            return self._outcome(legs, into)
 
-    def _left_seconds(self, size_bytes: int, sent_seconds: float) -> float:
-        """Return when to look next at a request that was sent at ``sent_seconds``; 0 if it is late."""
+    def _outcome(self, legs: _Legs, into: memoryview) -> StoreError | None:
+        """Put what has arrived where it belongs; return the error if none has."""
+        winner = _winner(legs)
+        if winner is None:
+            return next(leg.result() for leg in legs if not leg.cancelled())
+        data = legs[winner].into
+        store_tells = legs[winner].begun
+        losers = [leg for leg in legs if leg is not winner and (legs[leg].begun or not store_tells)]
+        self._tally.hedged_bytes += len(losers) * data.nbytes
+        if data is not into:
+            into[:] = data
+            self._tally.hedge_wins += 1
+        return None
+
+    def _left_seconds(self, size_bytes: int, legs: _Legs) -> float:
+        """Return when to look next at the request that was sent last; 0 if it is late."""
         config, expected_seconds = self._config, self._times.expected_seconds(size_bytes)
         if expected_seconds is None:
             late_seconds = config.hedge_first_seconds
         else:
-            late_seconds = max(config.hedge_least_seconds, config.hedge_after_factor * expected_seconds)
+            late_seconds = config.hedge_after_factor * expected_seconds
+        first_byte_seconds = self._times.expected_first_byte_seconds()
+        if first_byte_seconds is not None and not any(leg.begun for leg in legs.values()):
+            late_seconds = min(late_seconds, config.hedge_first_byte_factor * first_byte_seconds)
+        sent_seconds = max(leg.sent_seconds for leg in legs.values())
+        late_seconds = max(late_seconds, config.hedge_least_seconds)
         left_seconds = sent_seconds + late_seconds - asyncio.get_running_loop().time()
         if left_seconds < TIMER_SECONDS:
             return 0.0
@@ -246,14 +284,25 @@ class RangeReader:
     def _return_small(self, size_bytes: int) -> None:
         self._small_used_bytes -= size_bytes
 
-    async def _request(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> StoreError | None:
-        """Call the store once; return its error: in a race, a leg that fails must not stop the other."""
+    async def _request(self, pursuit: Pursuit, part: RangePart, leg: _Leg, legs: _Legs) -> StoreError | None:
+        """Call the store once; return its error: in a race, a leg that fails must not stop the others.
+
+        When its answer begins, those of ``legs`` that wait for theirs are cancelled.
+        """
         loop = asyncio.get_running_loop()
         sent_seconds = loop.time()
         self._tally.requests += 1
         pursuit.requests += 1
+
+        def begun() -> None:
+            leg.begun = True
+            self._times.observe_first_byte(loop.time() - sent_seconds)
+            for other, state in legs.items():
+                if not state.begun:
+                    other.cancel()
+
         try:
-            await self._get(pursuit, part, into)
+            await self._get(pursuit, part, leg.into, begun)
         except StoreError as error:
             if isinstance(error, ThrottledError):
                 self._aimd.throttled(sent_seconds, loop.time())
@@ -265,12 +314,14 @@ class RangeReader:
         self._aimd.completed(part.size_bytes, now_seconds - sent_seconds, saturated=self._gate.saturated)
         return None
 
-    async def _get(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> None:
+    async def _get(self, pursuit: Pursuit, part: RangePart, into: memoryview, begun: Callable[[], None]) -> None:
         ref = pursuit.ref
         limit_seconds = self._config.attempt_limit_seconds(part.size_bytes)
         try:
             async with asyncio.timeout(limit_seconds):
-                info = await self._store.get_range(ref.key, part.start, part.end, into=into, tag=pursuit.tag)
+                info = await self._store.get_range(
+                    ref.key, part.start, part.end, into=into, tag=pursuit.tag, begun=begun
+                )
         except StoreError:
             raise
         except TimeoutError as error:
@@ -285,6 +336,6 @@ class RangeReader:
             )
 
 
-def _winner(legs: Iterable[asyncio.Task[StoreError | None]]) -> asyncio.Task[StoreError | None] | None:
+def _winner(legs: _Legs) -> asyncio.Task[StoreError | None] | None:
     """Return a request that has succeeded, the one sent first if there are several."""
-    return next((leg for leg in legs if leg.done() and leg.result() is None), None)
+    return next((leg for leg in legs if leg.done() and not leg.cancelled() and leg.result() is None), None)

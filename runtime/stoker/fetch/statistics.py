@@ -22,8 +22,8 @@ class FetchStatistics:
         retries: requests sent again after a failure, by name of the error.
         hedges: second requests for late bytes.
         hedge_wins: hedges that were first.
-        hedged_bytes: requested by the losers of hedge races: an upper bound of what they moved, since a cancelled
-            transfer does not tell how far it came.
+        hedged_bytes: requested by the losers of hedge races whose answers had begun: an upper bound of what they moved,
+            since a cancelled transfer does not tell how far it came.
         throttled: requests that the store refused for now (503, 429).
         checksum_failures: readings, from store or tier, whose checksum differed.
         objects: fetches that ended well.

@@ -75,7 +75,14 @@ class GcsStore:
         return reply.body, await self._info(key, reply)
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``; cancellation closes the connection."""
         check_range(start, end, into)
@@ -83,7 +90,7 @@ class GcsStore:
             return check_empty_range(self._at, await self.head(key), start, tag)
         condition = {} if tag is None else {"ifGenerationMatch": _generation(tag)}
         headers = {"Range": f"bytes={start}-{end - 1}"}
-        return await self._info(key, await self._read(key, condition, headers, into=into, start=start))
+        return await self._info(key, await self._read(key, condition, headers, Destination(into, start, end, begun)))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and generation."""
@@ -159,13 +166,7 @@ class GcsStore:
             await access.close()
 
     async def _read(
-        self,
-        key: str,
-        parameters: dict[str, str],
-        headers: dict[str, str],
-        *,
-        into: memoryview | None = None,
-        start: int = 0,
+        self, key: str, parameters: dict[str, str], headers: dict[str, str], destination: Destination | None = None
     ) -> Reply:
         """Send a request for an object's bytes, once more if the token had to be renewed."""
         access, address = self._access.get(), self._at.object_url(key)
@@ -174,10 +175,10 @@ class GcsStore:
 
         async def once(token: str | None) -> Reply:
             call = Call(method="GET", url=url, headers=access.headers(token) | headers, address=address)
-            if into is None:
+            if destination is None:
                 reply = await access.reader.ask(call)
             else:
-                reply = await access.reader.read_into(call, Destination(into, start, start + into.nbytes))
+                reply = await access.reader.read_into(call, destination)
             if reply.refused:
                 failure = _failure(address, reply.status, reply.body.decode(errors="replace"), reply.headers)
                 raise await self._error(access, token, failure)

@@ -8,7 +8,7 @@ deliver and raise: :mod:`stoker.store.http_direct`, and :mod:`stoker.store.http_
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -79,11 +79,20 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where bytes ``[start, end)`` of an object go: ``into``, of exactly that size."""
+    """Where bytes ``[start, end)`` of an object go: ``into``, of exactly that size.
+
+    ``begun`` is called when an answer begins that has them.
+    """
 
     into: memoryview
     start: int
     end: int
+    begun: Callable[[], None] | None = None
+
+    def begin(self) -> None:
+        """Tell whoever wants to know that the answer has begun."""
+        if self.begun is not None:
+            self.begun()
 
 
 class HttpReader(Protocol):

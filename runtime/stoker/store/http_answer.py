@@ -134,6 +134,7 @@ class Answer:
         if destination is None or self._refused:
             return False
         object_bytes_of_range(self._call, self._status, self._headers, destination)
+        destination.begin()
         if self._headers.get("Content-Length") != str(destination.into.nbytes) or "Transfer-Encoding" in self._headers:
             return False
         self._direct = destination.into

@@ -105,6 +105,7 @@ class SessionReader:
                     return await _refusal(response, call)
                 try:
                     size_bytes = object_bytes_of_range(call, response.status, response.headers, destination)
+                    destination.begin()
                     await _copy(response, destination.into, call.address)
                 except BaseException:
                     response.close()  # there may be bytes on their way: the connection is of no use to anybody else

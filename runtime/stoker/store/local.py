@@ -91,9 +91,19 @@ class LocalStore:
         return await _in_thread(read)
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` into ``into``; cancellation waits for the copy in progress, at most 4 MiB."""
+        """Read bytes ``[start, end)`` into ``into``; cancellation waits for the copy in progress, at most 4 MiB.
+
+        Nobody is told that it begins.
+        """
         check_range(start, end, into)
         path = self._path(key)
 

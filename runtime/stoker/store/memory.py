@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -52,9 +52,16 @@ class MemoryStore:
         return data, info
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` into ``into``."""
+        """Read bytes ``[start, end)`` into ``into``, at once: nobody is told that it begins."""
         check_range(start, end, into)
         data, info = await self._read(key)
         if tag not in (None, info.tag):

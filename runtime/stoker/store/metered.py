@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import nullcontext
 
 from stoker.meter import Meter
@@ -43,11 +43,18 @@ class MeteredStore:
         return data, info
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``."""
         with self.meter.request(Operation.GET, asked_bytes=end - start):
-            info = await self._store.get_range(key, start, end, into=into, tag=tag)
+            info = await self._store.get_range(key, start, end, into=into, tag=tag, begun=begun)
         self.meter.add_read(end - start)
         return info
 

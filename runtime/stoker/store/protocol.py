@@ -8,7 +8,7 @@ its own deadline and budget. Every await may be cancelled.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -51,12 +51,20 @@ class Readable(Protocol):
         ...
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` straight into ``into``, which has exactly ``end - start`` bytes.
 
         With ``tag``, the read is conditional on the object still having it. When the call ends, however it ends
-        (cancellation too), nothing writes to ``into`` any more.
+        (cancellation too), nothing writes to ``into`` any more. ``begun`` is called when the answer begins, by stores
+        whose answers take long enough for that to matter.
 
         Raises:
             NotFoundError: there is no such object.

@@ -127,14 +127,21 @@ class S3Store:
         return reply.body, self._info(key, reply)
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``; cancellation closes the connection."""
         check_range(start, end, into)
         if start == end:
             return check_empty_range(self._at, await self.head(key), start, tag)
         headers = {"Range": f"bytes={start}-{end - 1}"} | ({"If-Match": f'"{tag}"'} if tag is not None else {})
-        return self._info(key, await self._read("GET", key, headers, into=into, start=start))
+        return self._info(key, await self._read("GET", key, headers, Destination(into, start, end, begun)))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""
@@ -197,17 +204,17 @@ class S3Store:
             await access.close()
 
     async def _read(
-        self, method: str, key: str, headers: dict[str, str], *, into: memoryview | None = None, start: int = 0
+        self, method: str, key: str, headers: dict[str, str], destination: Destination | None = None
     ) -> Reply:
         """Send a signed request, once more if the credentials had to be renewed."""
         access, full_key, address = self._access.get(), self._at.full_key(key), self._at.object_url(key)
 
         async def once(signer: ReadOnlyCredentials | None) -> Reply:
             call = access.call(method, full_key, headers, signer, address)
-            if into is None:
+            if destination is None:
                 reply = await access.reader.ask(call)
             else:
-                reply = await access.reader.read_into(call, Destination(into, start, start + into.nbytes))
+                reply = await access.reader.read_into(call, destination)
             if reply.refused:
                 raise error_of(_failure(address, reply), _BY_CODE)
             return reply

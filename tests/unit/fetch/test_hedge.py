@@ -50,6 +50,17 @@ def test_first_byte_and_rate_are_told_apart_where_sizes_differ() -> None:
     assert times.expected_seconds(4 << 20) == pytest.approx(0.03 + (4 << 20) / 90e6, rel=0.01)
 
 
+def test_the_first_byte_is_what_stores_tell_where_they_do() -> None:
+    times = TransferTimes()
+    for seen in range(32):
+        assert (times.expected_first_byte_seconds() is None) == (seen < 4), seen
+        times.observe_first_byte(2.0 if seen % 3 == 0 else 0.02)
+        times.observe(1000, 0.5)
+    assert times.expected_first_byte_seconds() == pytest.approx(0.02)
+    assert times.fit()[0] == pytest.approx(0.02)
+    assert times.expected_seconds(1000) == pytest.approx(0.5)
+
+
 def test_a_fifth_of_slow_transfers_does_not_move_the_expectation() -> None:
     times = TransferTimes()
     for number in range(32):

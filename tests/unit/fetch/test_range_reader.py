@@ -179,6 +179,81 @@ def test_a_late_request_is_hedged_after_nearly_twice_the_expected_time() -> None
     run_virtual(main())
 
 
+def late_after_warm_up(bench: Bench, *late_seconds: float) -> None:
+    """Let the next requests wait so much longer for their first byte."""
+    begin = bench.requests
+    bench.store.late = {begin + position: late for position, late in enumerate(late_seconds)}
+
+
+SLOW_LINK = Weather(tail_sigma=0.0, bytes_per_second=len(BODY) / 2)  # a first byte after 20 ms, the last after 2 s
+PATIENT = FetchConfig(hedge_first_seconds=10.0)
+
+
+def test_an_answer_that_does_not_begin_is_hedged_long_before_the_last_byte_would_be_late() -> None:
+    async def main() -> None:
+        bench = Bench(weather=SLOW_LINK, config=PATIENT)
+        await warm_up(bench)
+        late_after_warm_up(bench, 60.0, 60.0)
+        begun = seconds()
+        assert await bench.fetch() == BODY
+        sent = [second - begun for second in bench.store.sent_seconds[-3:]]
+        assert sent == pytest.approx([0.0, 0.08, 0.16])
+        assert seconds() - begun == pytest.approx(0.16 + 0.02 + 2.0)
+        stats = bench.fetcher.stats
+        assert (stats.hedges, stats.hedge_wins, stats.hedged_bytes) == (2, 1, 0)
+        assert stats.first_byte_seconds == pytest.approx(0.02)
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_where_the_late_answer_begins_first_after_all_the_hedge_is_taken_back() -> None:
+    async def main() -> None:
+        bench = Bench(weather=SLOW_LINK, config=PATIENT)
+        await warm_up(bench)
+        late_after_warm_up(bench, 0.07, 60.0)
+        begun = seconds()
+        fetching = asyncio.create_task(bench.fetch())
+        await asyncio.sleep(0.085)
+        assert bench.store.active == 2
+        await asyncio.sleep(0.01)
+        assert bench.store.active == 1
+        assert await fetching == BODY
+        assert seconds() - begun == pytest.approx(0.07 + 0.02 + 2.0)
+        stats = bench.fetcher.stats
+        assert (stats.hedges, stats.hedge_wins, stats.hedged_bytes) == (1, 0, 0)
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_an_answer_that_has_begun_is_late_only_when_it_should_have_ended() -> None:
+    async def main() -> None:
+        bench = Bench(weather=SLOW_LINK, config=PATIENT)
+        await warm_up(bench)
+        scripted_after_warm_up(bench, "stall")  # half-way
+        begun = seconds()
+        assert await bench.fetch() == BODY
+        assert bench.store.sent_seconds[-1] - begun == pytest.approx(1.75 * 2.02)
+        assert bench.fetcher.stats.hedged_bytes == len(BODY)
+
+    run_virtual(main())
+
+
+def test_a_store_that_does_not_tell_when_it_begins_has_until_the_answer_should_have_ended() -> None:
+    async def main() -> None:
+        weather = Weather(tail_sigma=0.0, bytes_per_second=len(BODY) / 2, tells_when_it_begins=False)
+        bench = Bench(weather=weather, config=PATIENT)
+        await warm_up(bench)
+        late_after_warm_up(bench, 60.0)
+        begun = seconds()
+        assert await bench.fetch() == BODY
+        assert bench.store.sent_seconds[-1] - begun == pytest.approx(1.75 * 2.02)
+        assert bench.fetcher.stats.first_byte_seconds == pytest.approx(2.02), "as if all were one byte"
+
+    run_virtual(main())
+
+
 def test_a_loser_that_still_writes_while_it_closes_does_no_harm() -> None:
     async def main() -> None:
         bench = Bench(weather=Weather(tail_sigma=0.0, closing_seconds=2.0))

@@ -142,9 +142,16 @@ def test_an_object_that_was_damaged_on_its_way_only_is_not_bad() -> None:
         done = False
 
         async def get_range(
-            self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+            self,
+            key: str,
+            start: int,
+            end: int,
+            *,
+            into: memoryview,
+            tag: str | None = None,
+            begun: Callable[[], None] | None = None,
         ) -> ObjectInfo:
-            info = await self.store.get_range(key, start, end, into=into, tag=tag)
+            info = await self.store.get_range(key, start, end, into=into, tag=tag, begun=begun)
             if not self.done:
                 self.done = True
                 into[-1] ^= 1
@@ -178,13 +185,20 @@ def test_verify_reads_no_more_objects_at_once_than_it_was_told() -> None:
         now = most = 0
 
         async def get_range(
-            self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None
+            self,
+            key: str,
+            start: int,
+            end: int,
+            *,
+            into: memoryview,
+            tag: str | None = None,
+            begun: Callable[[], None] | None = None,
         ) -> ObjectInfo:
             self.now += 1
             self.most = max(self.most, self.now)
             await asyncio.sleep(0)
             self.now -= 1
-            return await self.store.get_range(key, start, end, into=into, tag=tag)
+            return await self.store.get_range(key, start, end, into=into, tag=tag, begun=begun)
 
     async def main() -> None:
         store = Counting(await data_set())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import pytest
@@ -82,6 +82,31 @@ def test_a_range_arrives_in_the_callers_memory_with_the_objects_size(transport: 
     assert reply.size_bytes == 10
     assert reply.headers["ETag"] == "x"
     assert not reply.refused
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (head("Content-Range: bytes 2-6/10", "Content-Length: 5") + BODY[2:7], 1),
+        (head("Content-Range: bytes 2-6/10", "Transfer-Encoding: chunked") + b"5\r\n23456\r\n0\r\n\r\n", 1),
+        (head("Content-Range: bytes 2-6/10", "Content-Length: 5") + BODY[2:5], 1),
+        (head("Content-Length: 0", status="503 Slow Down"), 0),
+        (head("Content-Range: bytes 3-7/10", "Content-Length: 5") + BODY[3:8], 0),
+    ],
+    ids=["sized", "chunked", "cut-short", "refused", "another-range"],
+)
+def test_the_beginning_of_what_was_asked_for_is_told(transport: Transport, answer: bytes, told: int) -> None:
+    begun: list[None] = []
+
+    async def use(url: str) -> None:
+        async with reader_of(url, transport) as reader:
+            call = Call(method="GET", url=url, headers={}, address="s3://b/k")
+            destination = Destination(memoryview(bytearray(5)), 2, 7, lambda: begun.append(None))
+            with suppress(StoreError):
+                await reader.read_into(call, destination)
+
+    serve(answer, use)
+    assert len(begun) == told
 
 
 def test_a_chunked_range_arrives_as_well(transport: Transport) -> None:
