@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from stoker.loop_thread import LoopThread
@@ -78,7 +79,8 @@ class OneAhead(Generic[T]):
 
 
 def _prepare_in_executor(reference: weakref.ref[OneAhead[T]]) -> None:
-    asyncio.get_running_loop().run_in_executor(None, _prepare, reference)
+    with suppress(RuntimeError):  # where the interpreter is ending, nobody will ask for another
+        asyncio.get_running_loop().run_in_executor(None, _prepare, reference)
 
 
 def _prepare(reference: weakref.ref[OneAhead[T]]) -> None:

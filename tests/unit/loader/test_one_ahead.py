@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ import torch
 import stoker
 from stoker.loop_thread import LoopThread
 from stoker_torch import Loader
-from stoker_torch.ahead import OneAhead
+from stoker_torch.ahead import OneAhead, _prepare_in_executor
 
 BUSY_SECONDS = 0.02
 
@@ -98,6 +101,24 @@ def test_an_error_comes_where_its_value_would_have(thread: LoopThread) -> None:
     ahead.prepare()
     with pytest.raises(ValueError, match="value 2"):
         ahead.next()
+
+
+def test_nothing_is_made_ahead_nor_said_where_the_interpreter_is_ending() -> None:
+    told: list[dict[str, object]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(context))
+        executor = ThreadPoolExecutor()
+        loop.set_default_executor(executor)
+        executor.shutdown()
+        ahead = OneAhead(Maker(), 10, lambda: True, None)
+        loop.call_soon(_prepare_in_executor, weakref.ref(ahead))
+        await asyncio.sleep(0)
+        assert ahead.next() == (0,)
+
+    asyncio.run(main())
+    assert told == []
 
 
 def test_where_values_end_early_nothing_more_is_asked_for(thread: LoopThread) -> None:
