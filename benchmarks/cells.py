@@ -142,7 +142,7 @@ def _runs(workload: str, profile: str, number: int) -> Iterator[tuple[str, str, 
             yield mode, loader, "cold"
             if loader in OURS or (profile == "none" and number == 0 and loader != ONCE):
                 yield mode, loader, "steady"
-            if profile == "cloud" and number == 0:
+            if profile == "cloud" and (number == 0 or loader == "ours"):
                 yield mode, loader, "stall"
         for limit in _limits(mode, profile):
             yield mode, limit, "limit"

@@ -167,8 +167,8 @@ def targets() -> Iterator[Target]:
             yield Target(
                 what=f"{name}, `{profile}`: GETs an epoch, hedges aside, by super-samples",
                 measure=partial(gets_per_super_sample, workload=name, profile=profile),
-                most=1.0,
-                shown="{:.3f}",
+                most=1.02,  # the ranges that a run starts with differ by some between the two runs that are compared
+                shown="{:.2f}",
             )
             yield Target(
                 what=f"{name}, `{profile}`: bytes read over payload",

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker.errors import BudgetError, ConfigError
 from stoker.fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
+from stoker.first_touch import FirstTouch
 from stoker.gather import Columns, GatherRows, gather_rows
 from stoker.lane_share import LaneShare
 from stoker.loop_thread import LoopThread
@@ -227,6 +228,7 @@ class Feed:
         self._pid = os.getpid()
         self._walk: Walk[Any] | None = None
         self._ring = Ring(self.slots.slots, self.slots.slot_bytes)
+        self._first_touch: FirstTouch | None = None
         self._fetcher = Fetcher(
             self.store,
             config=self.config.fetch,
@@ -277,6 +279,8 @@ class Feed:
             position=position,
             end_epoch=self.config.end_epoch if end_epoch is None else end_epoch,
         )
+        if self._first_touch is None:
+            self._first_touch = FirstTouch(self._ring.memory)
         self._walk = Walk(
             WalkParts(
                 columns=self.columns,
@@ -286,6 +290,7 @@ class Feed:
                 reading=self._reading,
                 schedule=self.config.schedule,
                 hedge_slots=self.slots.hedge_slots,
+                first_touch=self._first_touch,
                 thread=self._thread,
                 statistics=self._waits,
             )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import StokerError
 from stoker.fetch.prefetcher import Item, Prefetcher
+from stoker.first_touch import FirstTouch
 from stoker.gather import Columns, GatherRows, concatenate, gather
 from stoker.loop_thread import LoopThread
 from stoker.reading.protocol import Reading
@@ -77,6 +78,7 @@ class WalkParts(Generic[Ref]):
         reading: fills them, and knows where in them rows lie.
         schedule: how far ahead.
         hedge_slots: of the ring, kept for hedges.
+        first_touch: takes the ring's pages meanwhile.
         thread: the event loop's.
         statistics: counted into.
     """
@@ -88,6 +90,7 @@ class WalkParts(Generic[Ref]):
     reading: Reading[Ref]
     schedule: Schedule
     hedge_slots: int
+    first_touch: FirstTouch
     thread: LoopThread
     statistics: WalkStatistics
 
@@ -119,7 +122,7 @@ class Walk(Generic[Ref]):
         self._prefetcher = Prefetcher(
             parts.reading, parts.ring, parts.schedule, self._next_item, hedge_slots=parts.hedge_slots
         )
-        self._running: asyncio.Task[None] | None = None
+        self._running: list[asyncio.Task[None]] = []
         self.is_closed = False
 
     def start(self) -> None:
@@ -172,12 +175,15 @@ class Walk(Generic[Ref]):
 
     async def _run(self) -> None:
         if not self.is_closed:
-            self._running = asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher")
+            self._running = [
+                asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher"),
+                asyncio.create_task(self._parts.first_touch.run(), name="stoker first touch"),
+            ]
 
     async def _end(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)  # an error of its own reached the consumer
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)  # an error of its own reached the consumer
         self._prefetcher.release_all()
 
     def _next_item(self) -> Item[Ref] | None:

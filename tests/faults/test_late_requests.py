@@ -61,7 +61,7 @@ async def read(seed: int, late_fraction: float, *, hedge: bool = True) -> Readin
 
 def test_late_requests_cost_less_than_a_tenth_of_the_rate() -> None:
     calm_rates, late_rates = [], []
-    for seed in range(6):
+    for seed in range(12):
         calm, late = run_virtual(read(seed, 0.0)), run_virtual(read(seed, 0.05))
         calm_rates.append(calm.bytes_per_second)
         late_rates.append(late.bytes_per_second)
@@ -75,7 +75,7 @@ def test_late_requests_cost_less_than_a_tenth_of_the_rate() -> None:
     print("\nrate with 5% of requests late by 2 s, of the rate without:", *(f"{ratio:.3f}" for ratio in sorted(ratios)))
     # One run may be out of luck: with more of the first 16 late than there are hedges yet, some wait for the 2 s.
     assert harmonic_mean(late_rates) >= 0.95 * harmonic_mean(calm_rates), "over all runs"
-    assert median(ratios) >= 0.97
+    assert median(ratios) >= 0.98
 
 
 def test_without_hedges_they_cost_most_of_it() -> None:

@@ -34,7 +34,8 @@ FLOORS = {
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory""",
-    "waiting": "bounded clock loop_thread progress task_group fetch.deadline fetch.gate reading.byte_budget",
+    "waiting": """bounded clock first_touch loop_thread progress task_group
+        fetch.deadline fetch.gate reading.byte_budget""",
     "stores": "store retry",
     "composers": """catalog dataset feed maintenance sources walk
         fetch.fetcher fetch.prefetcher fetch.range_reader

@@ -51,7 +51,7 @@ class FetchConfig:
     hedge: bool = True
     hedge_fraction: float = 0.10
     hedge_burst: int = 2
-    hedge_after_factor: float = 1.75
+    hedge_after_factor: float = 2.5
     hedge_first_byte_factor: float = 4.0
     hedge_least_seconds: float = 0.05
     hedge_first_seconds: float = 1.0

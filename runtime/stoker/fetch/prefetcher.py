@@ -4,9 +4,10 @@ Admission is strictly in order: item k has its slot before item k + 1 may have o
 always the next ones to be used, and as long as the ring holds what the consumer uses at once, nothing can wait in a
 circle.
 
-A run starts slowly: what the first step needs is fetched alone, then two items at a time, and one more with each that
-arrives, each of them in parallel ranges. Items that are fetched at once share the bandwidth and arrive together, late;
-in this way the next one is there first. Once eight may be under way the start is over.
+A run starts slowly: what the first step needs is fetched alone, then three items at a time, and one more with each that
+arrives, until eight may be under way. Items that are fetched at once share the bandwidth and arrive together, late; in
+this way the next one is there first. The first sixteen items are read in parallel ranges: behind them there is enough
+ahead of the consumer to wait for whole ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from stoker.ring import Ring, RingStateError
 from stoker.schedule import Progress, Schedule
 from stoker.task_group import task_group
 
-_START_ITEMS, _FULL_ITEMS = 2, 8
+_START_ITEMS, _FULL_ITEMS = 3, 8
+_SPLIT_ITEMS = 16
 
 __all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader"]
 
@@ -262,7 +264,7 @@ class Prefetcher(Generic[Ref]):
         return self._is_starting and self._issued - self._fetched - self._failed >= self._start_items
 
     async def _fill(self, item: Item[Ref]) -> None:
-        urgent = item.index <= self._wanted or item.step == self._first_step or self._is_starting
+        urgent = item.index <= self._wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
         outcome: int | Exception
         try:
             outcome = await self._reader.fetch(item.ref, urgent=urgent)

@@ -277,14 +277,14 @@ def test_the_first_step_has_the_bandwidth_to_itself() -> None:
             await bench.take(0)
             await bench.take(1)
             await asyncio.sleep(0.001)
-            assert {key for key, _, _ in bench.store.sent_ranges} == {ref.key for ref in bench.refs[:4]}
+            assert {key for key, _, _ in bench.store.sent_ranges} == {ref.key for ref in bench.refs[:5]}
             for index in range(2, 6):
                 await bench.take(index)
 
     run_virtual(main())
 
 
-def test_behind_the_first_step_a_run_starts_with_two_items_at_a_time_and_one_more_with_each_that_arrives() -> None:
+def test_behind_the_first_step_a_run_starts_with_three_items_at_a_time_and_one_more_with_each_that_arrives() -> None:
     begun: list[tuple[float, bool]] = []
 
     class Reader:
@@ -308,8 +308,8 @@ def test_behind_the_first_step_a_run_starts_with_two_items_at_a_time_and_one_mor
         prefetcher.release_all()
 
     run_virtual(main())
-    assert Counter(seconds for seconds, _ in begun) == {0.0: 2, 1.0: 2, 2.0: 4, 3.0: 32}
-    assert [urgent for _, urgent in begun] == [True] * 8 + [False] * 32
+    assert Counter(seconds for seconds, _ in begun) == {0.0: 2, 1.0: 3, 2.0: 6, 3.0: 29}
+    assert [urgent for _, urgent in begun] == [True] * 16 + [False] * 24
 
 
 def test_a_hedge_does_not_take_the_last_slot_from_an_item_that_is_being_issued() -> None:

@@ -1,0 +1,108 @@
+"""Pages are taken before they are written to, whatever stands in them stays, and nothing waits for it at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from stoker import first_touch
+from stoker.first_touch import FirstTouch, populate
+from stoker.ring import anonymous_memory
+
+MIB = 1 << 20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes pages on request")
+
+
+def resident_pages(memory: memoryview) -> int:
+    """Return how many pages of a mapping are in memory, without touching any."""
+    address = first_touch.address_of(memory)
+    with Path("/proc/self/smaps").open() as smaps:
+        lines = iter(smaps)
+        for line in lines:
+            begin = line.split("-")[0]
+            if line[0] in "0123456789abcdef" and "-" in line.split(" ")[0] and int(begin, 16) == address:
+                rss = next(each for each in lines if each.startswith("Rss:"))
+                return int(rss.split()[1]) * 1024 // mmap.PAGESIZE
+    raise AssertionError("no such mapping")
+
+
+@linux
+def test_all_pages_are_taken_and_keep_what_stands_in_them() -> None:
+    memory = anonymous_memory(9 * MIB + 5 * mmap.PAGESIZE)
+    memory[5 * MIB : 5 * MIB + 3] = b"abc"
+    assert resident_pages(memory) == 1
+    asyncio.run(FirstTouch(memory).run())
+    assert resident_pages(memory) == memory.nbytes // mmap.PAGESIZE
+    assert memory[5 * MIB - 1 : 5 * MIB + 4].tobytes() == b"\0abc\0"
+
+
+@linux
+def test_what_is_written_meanwhile_is_not_lost() -> None:
+    memory = anonymous_memory(32 * MIB)
+
+    async def main() -> None:
+        touching = asyncio.create_task(FirstTouch(memory).run())
+        for begin in range(0, memory.nbytes, MIB):
+            memory[begin : begin + MIB] = bytes([1 + begin // MIB]) * MIB
+            await asyncio.sleep(0)
+        await touching
+
+    asyncio.run(main())
+    assert all(memory[begin : begin + MIB] == bytes([1 + begin // MIB]) * MIB for begin in range(0, 32 * MIB, MIB))
+
+
+def test_one_that_was_interrupted_goes_on_behind_the_pieces_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Semaphore(0), threading.Event()
+    sizes: list[int] = []
+
+    def slow(piece: memoryview) -> bool:
+        sizes.append(piece.nbytes)
+        begun.release()
+        return may_end.wait(30) or True
+
+    monkeypatch.setattr(first_touch, "populate", slow)
+    touch = FirstTouch(memoryview(bytearray(9 * MIB)))
+
+    async def interrupted() -> None:
+        task = asyncio.create_task(touch.run())
+        await asyncio.to_thread(begun.acquire)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        may_end.set()
+
+    asyncio.run(interrupted())
+    assert sizes == [4 * MIB]
+    asyncio.run(touch.run())
+    assert sizes == [4 * MIB, 4 * MIB, 4 * MIB, MIB]
+    asyncio.run(touch.run())
+    assert len(sizes) == 4, "all is there"
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_elsewhere_nothing_is_asked_of_the_system(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    memory = memoryview(bytearray(9 * MIB))
+    assert not populate(memory)
+    asyncio.run(FirstTouch(memory).run())
+
+
+@linux
+def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuses(piece: memoryview) -> bool:
+        asked.append(piece.nbytes)
+        return False
+
+    monkeypatch.setattr(first_touch, "_MADV_POPULATE_WRITE", 12345)
+    assert not populate(anonymous_memory(MIB))
+    monkeypatch.setattr(first_touch, "populate", refuses)
+    touch = FirstTouch(memoryview(bytearray(9 * MIB)))
+    asyncio.run(touch.run())
+    asyncio.run(touch.run())
+    assert asked == [4 * MIB]
