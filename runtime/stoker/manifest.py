@@ -118,8 +118,8 @@ class Rows:
 
 
 def _compact(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
-    if not all(map(str.isprintable, tags)):
-        raise FormatError("the store gave an object a tag that is not printable text, which no request can carry")
+    if not all(tag.isascii() and tag.isprintable() for tag in tags):
+        raise FormatError("the store gave an object a tag that is not printable ASCII, which no request can carry")
     if all(_HEX_TAG.fullmatch(tag) for tag in tags):
         return np.frombuffer(bytes.fromhex("".join(tags)), np.uint8).reshape(len(tags), 16)
     if all(map(_is_generation, tags)):
@@ -329,11 +329,11 @@ def _parsed_text_tags(tags: NDArray[Any], offsets: NDArray[Any], count: int) -> 
         raise FormatError("the offsets of the manifest's tags do not rise to their end")
     text = tags.tobytes()
     try:
-        found = tuple(str(text[start:end], "utf-8") for start, end in pairwise(ends))
+        found = tuple(str(text[start:end], "ascii") for start, end in pairwise(ends))
     except UnicodeDecodeError:
-        raise FormatError("the manifest has a tag that is not UTF-8") from None
+        raise FormatError("the manifest has a tag that is not printable ASCII") from None
     if not all(map(str.isprintable, found)):  # they are sent as headers
-        raise FormatError("the manifest has a tag that is not printable")
+        raise FormatError("the manifest has a tag that is not printable ASCII")
     return found
 
 

@@ -170,6 +170,7 @@ def test_a_redirect_is_not_followed(scheme: str, use: Use, status: int) -> None:
 
 
 NONSENSE = [b"", b"{}", b"[]", b"null", b'{"items": 3}', b'{"items": [7]}', b'{"items": [{"name": "x", "size": "-1"}]}']
+NONSENSE += [b'{"name": "x", "size": "1", "generation": "\\u0661"}', b'{"name": "x", "size": "1", "generation": ""}']
 NONSENSE += [b'{"name": "x", "size": "1e9", "generation": "1"}', b"\xff\xfe", b"<a>", b"<!DOCTYPE a []><b/>"]
 NONSENSE += [b"<ListBucketResult><Contents><Key>x</Key></Contents></ListBucketResult>"]
 NONSENSE += [b"<ListBucketResult><Contents><Key>x</Key><ETag>1</ETag><Size>no</Size></Contents></ListBucketResult>"]

@@ -19,7 +19,7 @@ from support.supersamples import EVERY_KIND, RUN, manifest_of
 TAGS = {
     "hexadecimal": ["0123456789abcdef" * 2, "f" * 32, "0" * 32],
     "generations": ["1732147200123456", "1", "0"],
-    "text": ['"abc-3"', "", "ÄTag", "0" * 31],
+    "text": ['"abc-3"', "", "ETag", "0" * 31],
     "unknown": ["", "", ""],
     "mixed": ["f" * 32, "17", ""],
     "upper case": ["F" * 32, "E" * 32],
@@ -215,7 +215,7 @@ def test_text_tags_with_bytes_before_the_first_are_a_format_error() -> None:
         Manifest.from_bytes(forged(manifest_of([""] * 2), change))
 
 
-@pytest.mark.parametrize("tag", ["a\r\nHost: other", "\0", "\x1b[2J", "\x85"])
+@pytest.mark.parametrize("tag", ["a\r\nHost: other", "\0", "\x1b[2J", "\x85", "ü"])
 def test_a_tag_that_no_header_can_carry_is_a_format_error(tag: str) -> None:
     content = tag.encode()
 
@@ -249,15 +249,6 @@ def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], ro
         Manifest.from_bytes(replace(manifest_of(tags), runs=runs).to_bytes())
     apart = (runs[0], replace(runs[1], run="f" * 16))
     assert len(Manifest.from_bytes(replace(manifest_of(tags), runs=apart).to_bytes())) == len(tags)
-
-
-def test_text_tags_that_are_not_utf8_are_a_format_error() -> None:
-    def change(entries: Entries) -> None:
-        put("tag", [0xFF], "uint8")(entries)
-        put("tag.offsets", [0, 0, 1], "int64")(entries)
-
-    with pytest.raises(FormatError, match="not UTF-8"):
-        Manifest.from_bytes(forged(manifest_of([""] * 2), change))
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ async def _bucket_exists(access: GcsAccess, bucket: str, token: str | None) -> b
 
 def _object_info(key: str, metadata: object, address: str) -> ObjectInfo:
     size, generation = (_said(metadata, name, str, address) for name in ("size", "generation"))
-    if not re.fullmatch(r"[0-9]{1,18}", size):
+    if not re.fullmatch(r"[0-9]{1,18}", size) or not re.fullmatch(r"[0-9]{1,20}", generation):
         raise ServerError(f"{address}: {_NONSENSE}")
     return ObjectInfo(key=key, size_bytes=int(size), tag=generation)
 
