@@ -21,7 +21,7 @@ from stoker_torch.tensors import pinned, to_tensors
 
 __all__ = ["Iteration", "IterationParts"]
 
-_BATCHES_IN_POOL = 4
+_BATCHES_IN_POOL = 3
 """Batches that are worked on ahead of the one asked for: enough to keep the pool busy while a step runs."""
 
 

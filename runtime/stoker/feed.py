@@ -41,6 +41,10 @@ from stoker.walk import Walk, WalkParts, WalkStatistics
 
 __all__ = ["Batch", "Feed", "FeedConfig", "FeedStatistics"]
 
+_TOUCHED_BYTES = 128 << 20
+"""Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
+to help, where there are few cores."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedConfig:
@@ -280,7 +284,7 @@ class Feed:
             end_epoch=self.config.end_epoch if end_epoch is None else end_epoch,
         )
         if self._first_touch is None:
-            self._first_touch = FirstTouch(self._ring.memory)
+            self._first_touch = FirstTouch(self._ring.memory[:_TOUCHED_BYTES])
         self._walk = Walk(
             WalkParts(
                 columns=self.columns,

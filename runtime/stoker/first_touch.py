@@ -19,10 +19,10 @@ _PIECE_BYTES = 4 << 20  # some milliseconds
 
 
 class FirstTouch:
-    """Takes all pages of a mapping once, a piece after the other; it may be interrupted and goes on later.
+    """Takes all pages of some memory once, a piece after the other; it may be interrupted and goes on later.
 
     Args:
-        memory: a whole mapping.
+        memory: begins on a page.
     """
 
     def __init__(self, memory: memoryview) -> None:

@@ -78,7 +78,7 @@ class WalkParts(Generic[Ref]):
         reading: fills them, and knows where in them rows lie.
         schedule: how far ahead.
         hedge_slots: of the ring, kept for hedges.
-        first_touch: takes the ring's pages meanwhile.
+        first_touch: takes the pages that the ring fills first.
         thread: the event loop's.
         statistics: counted into.
     """
