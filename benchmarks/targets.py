@@ -15,6 +15,7 @@ from benchmarks.workloads import RESULTS, WORKLOADS
 
 FIRST_BYTE_SECONDS = 0.020  # median of the shaped bucket
 LEAST_TAIL_GETS = 500
+SHAPED = ("images", "tokens")  # samples of one size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,17 +187,19 @@ def targets() -> Iterator[Target]:
 
 def _unshaped() -> Iterator[Target]:
     times = "{:.1f}"
-    yield Target(
-        what="images: steady rate, of plain aiohttp's",
-        measure=partial(of_limit, limit="aiohttp", workload="images", profile="none"),
-        least=0.90,
-    )
+    for name in SHAPED:
+        yield Target(
+            what=f"{name}: steady rate, of plain aiohttp's",
+            measure=partial(of_limit, limit="aiohttp", workload=name, profile="none"),
+            least=0.90,
+        )
     yield Target(
         what="images: CPU of a sample in steady state, µs",
         measure=partial(cpu_us, workload="images", profile="none"),
         most=2.5,
     )
-    for name, kind, least in (("images", "steady", 15.0), ("images", "cold", 6.0), ("jpegs", "steady", 4.0)):
+    shaped = [(name, kind, least) for name in SHAPED for kind, least in (("steady", 15.0), ("cold", 6.0))]
+    for name, kind, least in (*shaped, ("jpegs", "steady", 4.0)):
         yield Target(
             what=f"{name}: {kind} rate, times the best really shuffling peer's cold epoch",
             measure=partial(over_peers, workload=name, loader="ours", kind=kind, peers_kind="cold"),

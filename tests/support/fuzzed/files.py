@@ -148,6 +148,7 @@ def _check_manifest(manifest: Manifest) -> None:
     for row, ref in enumerate(refs):
         assert re.fullmatch(r"data/[0-9a-f]{16}/[0-9]{8,10}", ref.key)
         assert 0 < manifest.rows.head_bytes[row] <= ref.size_bytes < 40 << 20
+        assert ref.tag.isascii()
         assert ref.tag.isprintable()
     assert manifest.largest_bytes <= manifest.size_bytes
     assert len(refs) <= manifest.samples <= manifest.size_bytes // 4
@@ -156,7 +157,7 @@ def _check_manifest(manifest: Manifest) -> None:
 @cache
 def manifests() -> list[bytes]:
     """Return manifests with each kind of tag, of one run and of several."""
-    tags = ["0123456789abcdef" * 2] * 3, ["17", "18"], ["x", "é"], ["", "f" * 32, "3"]
+    tags = ["0123456789abcdef" * 2] * 3, ["17", "18"], ["x", "y z"], ["", "f" * 32, "3"]
     one_run = [manifest_of(each, SMALL) for each in tags]
     twice = replace(one_run[0], runs=(PackRun(RUN, 0, 1), PackRun(RUN, 7, 1), PackRun("0" * 16, 0, 1)))
     return [manifest.to_bytes() for manifest in (*one_run, twice)]
