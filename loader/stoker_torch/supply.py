@@ -8,7 +8,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.catalog import read_manifest
+from stoker.versions import read_manifest
 from stoker.errors import ConfigError
 from stoker.feed import Feed, FeedConfig
 from stoker.gather import GatherRows, gather_rows

@@ -14,7 +14,6 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.catalog import read_manifest
 from stoker.errors import ConfigError
 from stoker.fetch.fetcher import FetchConfig
 from stoker.loop_thread import LoopThread
@@ -28,6 +27,7 @@ from stoker.sizes import parse_bytes
 from stoker.store import StoreOptions, open_store
 from stoker.store.metered import MeteredStore
 from stoker.store.per_loop import PerLoop
+from stoker.versions import read_manifest
 
 __all__ = ["Dataset", "DatasetStatistics"]
 

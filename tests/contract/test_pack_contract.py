@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import DatasetExistsError
 from stoker.maintenance import gc, rebuild_manifest, verify
 from stoker.manifest import POINTER_KEY, version_key
@@ -42,7 +42,7 @@ def test_a_data_set_lives_on_every_store(place: Place) -> None:
         assert await labels(store) == list(range(50))
         assert (await gc(store, delete=True)).objects == ()
         assert await stored(store, "data/") == {key: data for key, data in before.items() if key.startswith("data/")}
-        assert (await catalog.read_manifest(store)).runs == second.runs
+        assert (await versions.read_manifest(store)).runs == second.runs
 
     place.run(main)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import ServerError, StoreError
 from stoker.manifest import Manifest
 from stoker.pack.packer import AsyncPacker
@@ -71,7 +71,7 @@ def puts(store: WatchedStore, prefix: str = "data/") -> list[str]:
 
 async def contents(store: Store, manifest: Manifest | None = None) -> list[dict[str, Any]]:
     """Return every sample of a data set, in order."""
-    manifest = manifest or await catalog.read_manifest(store)
+    manifest = manifest or await versions.read_manifest(store)
     samples: list[dict[str, Any]] = []
     for row in range(len(manifest)):
         data, _ = await store.get(manifest.key(row))

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from argparse import ArgumentParser, Namespace
 
-from stoker.catalog import read_manifest
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, positive
 from stoker.cli.output import bad_object, counted, printable
@@ -16,6 +15,7 @@ from stoker.progress import Amount, Progress
 from stoker.sizes import format_bytes
 from stoker.store import Store
 from stoker.tier import ObjectRef
+from stoker.versions import read_manifest
 
 __all__ = ["command"]
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stoker import catalog
+from stoker import versions
 from stoker.bounded import for_each
 from stoker.errors import ConfigError, NotFoundError, PackError
 from stoker.maintenance.inspection import Place, list_super_samples
@@ -70,12 +70,12 @@ async def gc(
     retrying = RetryingStore(store)
     objects = await list_super_samples(retrying)
     logged = await list_records(retrying)
-    newest = await catalog.newest_manifest(retrying)
+    newest = await versions.newest_manifest(retrying)
     _check_manifest_is_there(store.url, newest, logged, abandoned=abandoned)
-    versions = await catalog.list_versions(retrying)
-    dropped = [] if keep_versions is None else versions[:-keep_versions]
+    numbers = await versions.list_versions(retrying)
+    dropped = [] if keep_versions is None else numbers[:-keep_versions]
     kept = [newest] if newest is not None else []
-    kept += [await catalog.read_manifest(retrying, version) for version in versions if version not in dropped]
+    kept += [await versions.read_manifest(retrying, version) for version in numbers if version not in dropped]
     unfinished = [] if abandoned else [_run_of(item) for item in logged if _is_unfinished(item)]
     report = replace(_sorted_out(objects, logged, _covered(kept), unfinished), versions=tuple(dropped))
     if delete:
@@ -105,7 +105,7 @@ def _sorted_out(
 async def _delete(store: RetryingStore, newest: Manifest | None, report: GarbageReport) -> None:
     """Delete in an order in which nothing that is left names what is gone."""
     if newest is not None:
-        await catalog.advance(store, newest)  # a pointer that stayed behind would hide what follows a gap
+        await versions.advance(store, newest)  # a pointer that stayed behind would hide what follows a gap
     for keys in (
         [version_key(version) for version in report.versions],
         list(report.records),

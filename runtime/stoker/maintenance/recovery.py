@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from stoker import catalog
+from stoker import versions
 from stoker.bounded import for_each
 from stoker.checksum import crc32c
 from stoker.errors import (
@@ -123,10 +123,10 @@ class _Survey:
 
 
 async def _survey(reader: RetryingReader[Readable]) -> _Survey:
-    versions = await catalog.list_versions(reader)
-    base = await _newest_readable(reader, versions)
+    numbers = await versions.list_versions(reader)
+    base = await _newest_readable(reader, numbers)
     records = [logged.record for logged in await list_records(reader) if logged.record is not None]
-    known = [*versions, *(record.version for record in records)]
+    known = [*numbers, *(record.version for record in records)]
     return _Survey(
         base=base,
         # The number of a lost version is not given again: someone may have pinned it.
@@ -140,21 +140,21 @@ async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Ma
     """Commit what was rebuilt; if it is what is there, restore only the copy of it that may be missing."""
     if base is not None and rebuilt.to_bytes() == replace(base, version=base.version + 1).to_bytes():
         with suppress(PreconditionFailedError):
-            return await catalog.publish(store, base)
-        await catalog.advance(store, base)
+            return await versions.publish(store, base)
+        await versions.advance(store, base)
         return base
     try:
-        return await catalog.publish(store, rebuilt)
+        return await versions.publish(store, rebuilt)
     except PreconditionFailedError:
         raise PackError(f"another writer committed to {store.url} meanwhile; rebuild again") from None
 
 
-async def _newest_readable(reader: RetryingReader[Readable], versions: Sequence[int]) -> Manifest | None:
+async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[int]) -> Manifest | None:
     """Return the newest version that can be read, be it only as the pointer's copy."""
     found: list[Manifest] = []
-    for version in (None, *reversed(versions)):
+    for version in (None, *reversed(numbers)):
         with suppress(NotFoundError, FormatError, ChecksumError):
-            found.append(await catalog.read_manifest(reader, version))
+            found.append(await versions.read_manifest(reader, version))
             if version is not None:
                 break
     return max(found, key=lambda manifest: manifest.version, default=None)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import ConfigError, PackError, PreconditionFailedError, StokerError
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest, object_key
@@ -168,7 +168,7 @@ class AsyncPacker:
             raise PackError("nothing was packed, the source is empty; no data set was made")
         run.check_reached(len(self._packed))
         await run.save(self._packed, "complete")
-        manifest = await catalog.commit(self._store, lambda base: run.built(base, self._packed, self._store.url))
+        manifest = await versions.commit(self._store, lambda base: run.built(base, self._packed, self._store.url))
         await run.save(self._packed, "committed", manifest.version)
         self.manifest = manifest
         return manifest

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 from stoker.manifest import Manifest
 from stoker.pack.difference import schema_difference
@@ -91,7 +91,7 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
         SchemaError: ``append``, and the data set has another schema.
         PackError: what is there does not allow to go on; the message says what to do.
     """
-    base = await catalog.newest_manifest(store)
+    base = await versions.newest_manifest(store)
     if config.mode == "append":
         _check_can_append(store, config, base)
     identity = _identity(store, config, base if config.mode == "append" else None)

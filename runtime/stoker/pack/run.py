@@ -61,7 +61,7 @@ class PackRunner:
         await self._journal.save(replace(self.plan.record, state=state, version=version, prefix=prefix))
 
     def built(self, base: Manifest | None, packed: list[Packed], url: str) -> Manifest:
-        """Return the version that follows ``base``: with the run, for :func:`stoker.catalog.commit`."""
+        """Return the version that follows ``base``: with the run, for :func:`stoker.versions.commit`."""
         record = self.plan.record
         if base is not None and any(run.run == record.run for run in base.runs):
             if self.plan.is_in_manifest:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import ChecksumError, ConfigError, NotFoundError, PackError
 from stoker.maintenance import gc, rebuild_manifest, verify
 from stoker.manifest import POINTER_KEY, object_key, version_key
@@ -42,7 +42,7 @@ def test_orphans_are_listed_first_and_deleted_when_told() -> None:
         assert (deleted.objects, deleted.is_deleted) == (listed.objects, True)
         assert not await stored(store, "data/e")
         assert "data/notes.txt" in await stored(store)
-        assert await verify(store, await catalog.read_manifest(store)) == []
+        assert await verify(store, await versions.read_manifest(store)) == []
 
     asyncio.run(main())
 
@@ -61,7 +61,7 @@ def test_an_unfinished_pack_is_protected_until_it_is_called_abandoned(leave: Any
         assert report.records == (record_key(run_id),)
         assert not await stored(store, f"data/{run_id}/")
         assert await labels(store) == list(range(45))
-        assert await verify(store, await catalog.read_manifest(store)) == []
+        assert await verify(store, await versions.read_manifest(store)) == []
 
     asyncio.run(main())
 
@@ -81,17 +81,17 @@ def test_the_run_of_a_damaged_record_is_protected_too() -> None:
 def test_old_versions_go_when_told_with_what_only_they_cover() -> None:
     async def main() -> None:
         store = await data_set()
-        manifest = await catalog.read_manifest(store)
+        manifest = await versions.read_manifest(store)
         await store.put(manifest.key(4), b"damaged")
         await rebuild_manifest(store)
         assert (await gc(store)).objects == ()
         report = await gc(store, keep_versions=1, delete=True)
         assert report.versions == (1, 2)
         assert [info.key for info in report.objects] == [manifest.key(4)]
-        assert await catalog.list_versions(store) == [3]
-        assert await verify(store, await catalog.read_manifest(store)) == []
+        assert await versions.list_versions(store) == [3]
+        assert await verify(store, await versions.read_manifest(store)) == []
         await pack(store, numbered(3, 45), mode="append", source="later")
-        assert (await catalog.read_manifest(store)).version == 4
+        assert (await versions.read_manifest(store)).version == 4
         with pytest.raises(ConfigError, match="at least 1"):
             await gc(store, keep_versions=0)
 
@@ -104,7 +104,7 @@ def test_a_pointer_that_stayed_behind_is_moved_before_versions_are_deleted() -> 
         await pack(store, numbered(3, 45), mode="append", source="third")
         await store.put(POINTER_KEY, (await store.get(version_key(1)))[0])
         await gc(store, keep_versions=1, delete=True)
-        assert (await catalog.read_manifest(store)).version == 3
+        assert (await versions.read_manifest(store)).version == 3
         await pack(store, numbered(3, 48), mode="append", source="fourth")
         assert await labels(store) == list(range(51))
 

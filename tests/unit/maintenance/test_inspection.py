@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.checksum import crc32c
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
 from stoker.maintenance import BadObject, verify
@@ -27,7 +27,7 @@ from support.supersamples import built
 def test_an_intact_data_set_has_no_bad_object(deep: bool) -> None:
     async def main() -> None:
         store = await data_set()
-        manifest = await catalog.read_manifest(store)
+        manifest = await versions.read_manifest(store)
         seen: list[tuple[ObjectRef, BadObject | None]] = []
         bad = await verify(store, manifest, deep=deep, on_object=lambda ref, bad: seen.append((ref, bad)))
         assert bad == []
@@ -57,7 +57,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def test_a_damaged_object_is_listed_with_its_problem(damage: str) -> None:
     async def main() -> None:
         store = await data_set()
-        manifest = await catalog.read_manifest(store)
+        manifest = await versions.read_manifest(store)
         change, message = DAMAGE[damage]
         for row in (3, 12):
             data, _ = await store.get(manifest.key(row))
@@ -76,7 +76,7 @@ def _impostor(change: dict[str, Any], schema: Schema = SCHEMA) -> Callable[[Stor
     """Put a well-formed super-sample in a place where it does not belong, and a manifest that pins it there."""
 
     async def make(store: Store) -> str:
-        manifest = await catalog.read_manifest(store)
+        manifest = await versions.read_manifest(store)
         run_id = manifest.runs[-1].run
         origin: dict[str, Any] = {
             "dataset": manifest.dataset,
@@ -87,7 +87,7 @@ def _impostor(change: dict[str, Any], schema: Schema = SCHEMA) -> Callable[[Stor
         key = object_key(run_id, manifest.runs[-1].rows)
         await store.put(key, data)
         successor = manifest.extended(Rows.of([packed]), PackRun(run_id, manifest.runs[-1].rows, 1))
-        await catalog.publish(store, successor)
+        await versions.publish(store, successor)
         return key
 
     return make
@@ -108,7 +108,7 @@ def test_a_super_sample_that_belongs_elsewhere_is_bad(
     async def main() -> None:
         store = await data_set()
         key = await make(store)
-        (bad,) = await verify(store, await catalog.read_manifest(store))
+        (bad,) = await verify(store, await versions.read_manifest(store))
         assert bad.key == key
         assert message in bad.problem
 
@@ -159,7 +159,7 @@ def test_an_object_that_was_damaged_on_its_way_only_is_not_bad() -> None:
 
     async def main() -> None:
         store = await data_set()
-        assert await verify(OnceDamaging(store), await catalog.read_manifest(store)) == []
+        assert await verify(OnceDamaging(store), await versions.read_manifest(store)) == []
 
     asyncio.run(main())
 
@@ -171,7 +171,7 @@ def test_a_store_that_cannot_be_read_is_an_error_and_no_list_of_bad_objects() ->
 
     async def main() -> None:
         store = await data_set()
-        manifest = await catalog.read_manifest(store)
+        manifest = await versions.read_manifest(store)
         with pytest.raises(PermissionDeniedError):
             await verify(Refusing(store), manifest)
         with pytest.raises(BucketNotFoundError):
@@ -202,7 +202,7 @@ def test_verify_reads_no_more_objects_at_once_than_it_was_told() -> None:
 
     async def main() -> None:
         store = Counting(await data_set())
-        await verify(store, await catalog.read_manifest(store), concurrency=3)
+        await verify(store, await versions.read_manifest(store), concurrency=3)
         assert store.most == 3
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import DatasetExistsError, NotFoundError, PackError
 from stoker.maintenance import gc, rebuild_manifest, verify
 from stoker.manifest import POINTER_KEY, object_key, version_key
@@ -42,14 +42,14 @@ def test_rebuilding_a_whole_data_set_changes_nothing() -> None:
 def test_a_lost_or_damaged_manifest_is_rebuilt_as_it_was(lost: list[str], damaged: bool) -> None:
     async def main() -> None:
         store = await data_set()
-        before = await catalog.read_manifest(store)
+        before = await versions.read_manifest(store)
         for key in lost:
             if damaged:
                 await store.put(key, flipped((await store.get(key))[0]))
             else:
                 await store.delete(key)
         report = await rebuild_manifest(store)
-        after = await catalog.read_manifest(store)
+        after = await versions.read_manifest(store)
         assert report.manifest.version == after.version
         assert (after.runs, after.dataset, after.schema) == (before.runs, before.dataset, before.schema)
         assert await labels(store) == list(range(45))
@@ -89,7 +89,7 @@ def test_the_pointer_alone_is_enough_to_restore_its_version(records_too: bool) -
 def test_a_rebuilt_manifest_is_without_objects_that_are_lost_and_names_them() -> None:
     async def main() -> None:
         store = await data_set()
-        manifest = await catalog.read_manifest(store)
+        manifest = await versions.read_manifest(store)
         await store.delete(manifest.key(0))
         await store.put(manifest.key(4), b"short")
         data, _ = await store.get(manifest.key(12))
@@ -179,7 +179,7 @@ def test_an_orphan_that_is_damaged_or_foreign_is_refused() -> None:
     async def main() -> None:
         store = await data_set()
         half = await leave_half(store, "half")
-        manifest = await catalog.read_manifest(store)
+        manifest = await versions.read_manifest(store)
         await store.put(object_key(half, 1), flipped((await store.get(object_key(half, 1)))[0]))
         sample = [{"data": b"x", "label": 1}]
         foreign = Origin(dataset="other", run="1" * 16, ordinal=0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import NotFoundError, StoreError
 from stoker.pack.packer import AsyncPacker
 from stoker.store.protocol import Store
@@ -58,9 +58,9 @@ def test_after_a_death_at_any_operation_packing_again_gives_every_sample_exactly
             else:
                 await pack(store, samples, mode=mode)
             assert await stored(store, "data/") == expected
-            newest = await catalog.read_manifest(store)
+            newest = await versions.read_manifest(store)
             assert newest.version == (2 if mode == "append" else 1)
-            assert newest.runs == (await catalog.read_manifest(whole)).runs
+            assert newest.runs == (await versions.read_manifest(whole)).runs
         assert ended <= 1
 
     asyncio.run(main())
@@ -88,7 +88,7 @@ def test_a_store_that_stays_broken_ends_the_pack_with_its_error_and_no_manifest(
         with pytest.raises(StoreError, match="dead"):
             await pack(DyingStore(store, 9, late=False), numbered(100))
         with pytest.raises(NotFoundError, match="stoker pack"):
-            await catalog.read_manifest(store)
+            await versions.read_manifest(store)
 
     asyncio.run(main())
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError, StoreError
 from stoker.manifest import POINTER_KEY
 from stoker.pack.packer import AsyncPacker
@@ -76,7 +76,7 @@ def test_append_adds_a_version_and_leaves_the_old_one() -> None:
         manifest = await pack(store, numbered(6, 5), mode="append")
         assert (manifest.version, manifest.samples, len(manifest.runs)) == (2, 11, 2)
         assert await labels(store) == list(range(11))
-        assert (await catalog.read_manifest(store, 1)).samples == 5
+        assert (await versions.read_manifest(store, 1)).samples == 5
 
     asyncio.run(main())
 

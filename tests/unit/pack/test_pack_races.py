@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import DatasetExistsError, PackError
 from stoker.maintenance import gc
 from stoker.manifest import Manifest
@@ -43,7 +43,7 @@ def test_of_two_that_create_the_same_one_wins_and_the_data_set_is_whole(seed: in
         outcomes = await _race(store, seed, [(numbered(40), {}), (numbered(40), {})])
         assert {type(outcome) for outcome in outcomes} == {Manifest, DatasetExistsError}
         assert await labels(store) == list(range(40))
-        assert (await catalog.read_manifest(store)).version == 1
+        assert (await versions.read_manifest(store)).version == 1
 
     asyncio.run(main())
 
@@ -72,7 +72,7 @@ def test_appenders_of_different_sources_all_succeed(seed: int) -> None:
         )
         assert {type(outcome) for outcome in outcomes} == {Manifest}
         assert sorted(await labels(store)) == list(range(4)) + [100 * i + j for i in range(1, 5) for j in range(10)]
-        assert (await catalog.read_manifest(store)).version == 5
+        assert (await versions.read_manifest(store)).version == 5
         assert (await labels(store))[:4] == [0, 1, 2, 3]
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import catalog
+from stoker import versions
 from stoker.clock import run_virtual
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PreconditionFailedError, ServerError, StoreError
 from stoker.manifest import POINTER_KEY, Manifest, version_key
@@ -27,7 +27,7 @@ async def two_versions() -> Store:
 def test_a_manifest_is_read_with_one_request() -> None:
     async def main() -> None:
         store = WatchedStore(await two_versions())
-        assert (await catalog.read_manifest(store)).version == 2
+        assert (await versions.read_manifest(store)).version == 2
         assert store.calls == [f"get {POINTER_KEY}"]
 
     asyncio.run(main())
@@ -36,9 +36,9 @@ def test_a_manifest_is_read_with_one_request() -> None:
 def test_an_older_version_can_be_read_and_one_that_is_not_there_is_named() -> None:
     async def main() -> None:
         store = await two_versions()
-        assert (await catalog.read_manifest(store, 1)).samples == 3
+        assert (await versions.read_manifest(store, 1)).samples == 3
         with pytest.raises(NotFoundError, match=r"no version 7; its newest is 2"):
-            await catalog.read_manifest(store, 7)
+            await versions.read_manifest(store, 7)
 
     asyncio.run(main())
 
@@ -48,9 +48,9 @@ def test_where_there_is_no_data_set_the_error_says_how_to_make_one() -> None:
         store = fresh_store()
         for version in (None, 3):
             with pytest.raises(NotFoundError, match=rf"no data set at {store.url}.*stoker pack"):
-                await catalog.read_manifest(store, version)
-        assert await catalog.newest_manifest(store) is None
-        assert await catalog.list_versions(store) == []
+                await versions.read_manifest(store, version)
+        assert await versions.newest_manifest(store) is None
+        assert await versions.list_versions(store) == []
 
     asyncio.run(main())
 
@@ -60,7 +60,7 @@ def test_without_a_pointer_the_newest_version_is_found_also_if_older_ones_are_go
         store = await two_versions()
         await store.delete(POINTER_KEY)
         await store.delete(version_key(1))
-        assert (await catalog.read_manifest(store)).version == 2
+        assert (await versions.read_manifest(store)).version == 2
 
     asyncio.run(main())
 
@@ -69,12 +69,12 @@ def test_the_next_commit_moves_a_pointer_that_stayed_behind() -> None:
     async def main() -> None:
         store = await two_versions()
         await store.put(POINTER_KEY, (await stored(store))[version_key(1)])
-        assert (await catalog.read_manifest(store)).version == 1
-        newest = await catalog.newest_manifest(store)
+        assert (await versions.read_manifest(store)).version == 1
+        newest = await versions.newest_manifest(store)
         assert newest is not None
         assert newest.version == 2
-        await catalog.commit(store, lambda base: base or newest)
-        assert (await catalog.read_manifest(store)).version == 2
+        await versions.commit(store, lambda base: base or newest)
+        assert (await versions.read_manifest(store)).version == 2
         assert await labels(store) == list(range(6))
 
     asyncio.run(main())
@@ -83,8 +83,8 @@ def test_the_next_commit_moves_a_pointer_that_stayed_behind() -> None:
 def test_the_pointer_never_goes_back() -> None:
     async def main() -> None:
         store = await two_versions()
-        await catalog.advance(store, await catalog.read_manifest(store, 1))
-        assert (await catalog.read_manifest(store)).version == 2
+        await versions.advance(store, await versions.read_manifest(store, 1))
+        assert (await versions.read_manifest(store)).version == 2
 
     asyncio.run(main())
 
@@ -97,10 +97,10 @@ def test_a_damaged_manifest_is_named_with_the_remedy(key: str) -> None:
         data[-1] ^= 1
         await store.put(key, data)
         with pytest.raises(ChecksumError, match=rf"{key} is damaged.*stoker rebuild-manifest"):
-            await catalog.read_manifest(store, None if key == POINTER_KEY else 2)
+            await versions.read_manifest(store, None if key == POINTER_KEY else 2)
         await store.put(key, b"<html>")
         with pytest.raises(FormatError, match=rf"{key} is not a manifest.*stoker rebuild-manifest"):
-            await catalog.read_manifest(store, None if key == POINTER_KEY else 2)
+            await versions.read_manifest(store, None if key == POINTER_KEY else 2)
 
     asyncio.run(main())
 
@@ -110,7 +110,7 @@ def test_a_version_under_the_number_of_another_is_refused() -> None:
         store = await two_versions()
         await store.put(version_key(3), (await stored(store))[version_key(1)])
         with pytest.raises(FormatError, match="says that it is version 1"):
-            await catalog.newest_manifest(store)
+            await versions.newest_manifest(store)
 
     asyncio.run(main())
 
@@ -118,9 +118,9 @@ def test_a_version_under_the_number_of_another_is_refused() -> None:
 def test_a_build_that_does_not_follow_the_newest_version_is_refused() -> None:
     async def main() -> None:
         store = await two_versions()
-        first = await catalog.read_manifest(store, 1)
+        first = await versions.read_manifest(store, 1)
         with pytest.raises(StoreError, match=r"version 1 .* cannot follow"):
-            await catalog.commit(store, lambda base: first)
+            await versions.commit(store, lambda base: first)
 
     asyncio.run(main())
 
@@ -135,7 +135,7 @@ def test_a_store_that_contradicts_itself_ends_a_commit_instead_of_looping() -> N
         store = Contradiction(fresh_store())
         manifest = await pack(fresh_store(), numbered(3))
         with pytest.raises(StoreError, match="cannot follow"):
-            await catalog.commit(store, lambda base: manifest)
+            await versions.commit(store, lambda base: manifest)
 
     asyncio.run(main())
 
@@ -167,9 +167,9 @@ def test_a_large_manifest_is_read_in_parallel_ranges(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         memory = await two_versions()
         size = (await memory.head(POINTER_KEY)).size_bytes
-        monkeypatch.setattr(catalog, "LARGE_BYTES", 500)
+        monkeypatch.setattr(versions, "LARGE_BYTES", 500)
         store = _SlowWholeReads(memory)
-        assert (await catalog.read_manifest(store)).version == 2
+        assert (await versions.read_manifest(store)).version == 2
         assert asyncio.get_running_loop().time() < 0.5
         assert store.calls[:2] == [f"get {POINTER_KEY}", f"head {POINTER_KEY}"]
         expected = [f"range {start}-{min(start + 500, size)}" for start in range(0, size, 500)]
@@ -181,7 +181,7 @@ def test_a_large_manifest_is_read_in_parallel_ranges(monkeypatch: pytest.MonkeyP
 def test_a_small_manifest_that_is_slow_is_waited_for() -> None:
     async def main() -> None:
         store = _SlowWholeReads(await two_versions())
-        assert (await catalog.read_manifest(store)).version == 2
+        assert (await versions.read_manifest(store)).version == 2
         assert store.calls == [f"get {POINTER_KEY}", f"head {POINTER_KEY}"]
         assert len(asyncio.all_tasks()) == 1
 
@@ -292,7 +292,7 @@ def test_errors_that_will_not_go_away_are_not_tried_again() -> None:
 
 def test_a_manifest_survives_its_own_bytes() -> None:
     async def main() -> None:
-        manifest = await catalog.read_manifest(await two_versions())
+        manifest = await versions.read_manifest(await two_versions())
         assert Manifest.from_bytes(manifest.to_bytes()).to_bytes() == manifest.to_bytes()
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import catalog
+from stoker import versions
 from stoker.errors import ServerError, StoreError
 from stoker.manifest import POINTER_KEY, Manifest, PackRun, Rows
 from stoker.retry import RetryingStore
@@ -71,13 +71,13 @@ def test_every_commit_that_returned_is_in_the_newest_version_exactly_once(
             store = RetryingStore(_Weather(shared, seed + writer, lives), NO_WAIT)
             for commit in range(commits):
                 run = 100 * writer + commit
-                manifest = await catalog.commit(store, lambda base, run=run: with_run(base, run))  # type: ignore[misc]
+                manifest = await versions.commit(store, lambda base, run=run: with_run(base, run))  # type: ignore[misc]
                 returned[run] = manifest.version
 
         tasks = [write(writer, *plan) for writer, plan in enumerate(writers)]
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             assert outcome is None or str(outcome) == "the process is dead"
-        if await catalog.newest_manifest(shared) is None:
+        if await versions.newest_manifest(shared) is None:
             assert not returned
         else:
             await check_history(shared, returned)
@@ -86,16 +86,16 @@ def test_every_commit_that_returned_is_in_the_newest_version_exactly_once(
 
 
 async def check_history(store: _Witness, returned: dict[int, int]) -> None:
-    before = await catalog.read_manifest(store)
-    newest = await catalog.newest_manifest(store)
+    before = await versions.read_manifest(store)
+    newest = await versions.newest_manifest(store)
     assert newest is not None
     runs = [int(run.run, 16) for run in newest.runs]
     assert len(runs) == len(set(runs)) == newest.version
     assert all(runs[version - 1] == run for run, version in returned.items())
     assert before.version >= max(returned.values(), default=0), "a commit that returned was not visible to readers"
     for version in range(1, newest.version + 1):
-        assert (await catalog.read_manifest(store, version)).runs == newest.runs[:version]
+        assert (await versions.read_manifest(store, version)).runs == newest.runs[:version]
     assert store.pointer == sorted(store.pointer)
     # The next commit, even one of nothing, moves a pointer that stayed behind.
-    await catalog.commit(store, lambda base: base or with_run(None, 0))
-    assert (await catalog.read_manifest(store)).runs == newest.runs
+    await versions.commit(store, lambda base: base or with_run(None, 0))
+    assert (await versions.read_manifest(store)).runs == newest.runs
