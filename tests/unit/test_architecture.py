@@ -15,12 +15,14 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {
     "stoker": "runtime",
     "stoker_torch": "loader",
+    "stoker_functions": "functions",
     "stoker_local": "infra/local",
 }
 MAY_IMPORT = {
     "stoker": set(),
     "stoker_torch": {"stoker"},
-    "stoker_local": {"stoker", "stoker_torch"},
+    "stoker_functions": {"stoker"},
+    "stoker_local": {"stoker", "stoker_torch", "stoker_functions"},
 }
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "gcloud", "PIL", "simplejpeg", "sklearn", "moto")
 # Those whose business is one of them; the rest of the runtime imports these only where they are used.
