@@ -8,13 +8,14 @@ from importlib import import_module
 from stoker.errors import ConfigError, MissingExtraError
 from stoker.store.location import parse_url
 from stoker.store.options import GcsOptions, HttpOptions, S3Options, StoreOptions
-from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store, Writable
+from stoker.store.protocol import Buffer, ObjectInfo, Presigner, Readable, Store, Writable
 
 __all__ = [
     "Buffer",
     "GcsOptions",
     "HttpOptions",
     "ObjectInfo",
+    "Presigner",
     "Readable",
     "S3Options",
     "Store",

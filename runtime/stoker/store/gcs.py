@@ -160,6 +160,12 @@ class GcsStore:
         except NotFoundError:
             return
 
+    async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
+        """Return a URL that stands for a GET of the generation ``tag``, or of the newest one."""
+        full_key = self._at.full_key(key)
+        query = {"generation": _generation(tag)} if tag else {}
+        return await self._access.get().presigned(self._at.bucket, full_key, seconds, query)
+
     async def close(self) -> None:
         """Close the running loop's connections."""
         if (access := self._access.take()) is not None:

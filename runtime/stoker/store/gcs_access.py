@@ -15,6 +15,7 @@ from gcloud.aio.storage import Storage
 from jwt import PyJWTError
 
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
+from stoker.store.gcs_signing import Signature, signed_url
 from stoker.store.http import HttpReader
 from stoker.store.http_session import open_reader, open_session
 from stoker.store.network import check_endpoint, proxy_of, trusted
@@ -84,6 +85,34 @@ class GcsAccess:
             headers["X-Goog-User-Project"] = self._options.user_project
         return headers
 
+    async def presigned(self, bucket: str, key: str, seconds: int, query: Mapping[str, str]) -> str:
+        """Return a URL that stands for a GET of an object.
+
+        Raises:
+            CredentialsError: these credentials cannot sign.
+        """
+        if self._emulator or self._options.anonymous or self._options.token is not None:
+            raise CredentialsError(
+                "emulators, anonymous clients and ready tokens have nothing to sign URLs with; use a service account"
+            )
+        source = self._source()
+        token = None if source.token_type is Type.SERVICE_ACCOUNT else await self.current()
+        payer = {"userProject": self._options.user_project} if self._options.user_project else {}
+        what = Signature(bucket=bucket, key=key, seconds=seconds, query={**query, **payer})
+        return await signed_url(what, source, token)
+
+    def _source(self) -> Token:
+        """Return where tokens come from.
+
+        Raises:
+            CredentialsError: the credentials file is not one.
+        """
+        file = str(self._options.credentials_file) if self._options.credentials_file else None
+        try:
+            return Token(file, None, [_SCOPE])
+        except (OSError, ValueError, LookupError) as error:
+            raise _malformed(error) from None
+
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
         await self.reader.close()
@@ -91,9 +120,8 @@ class GcsAccess:
 
     async def _refresh(self) -> None:
         """Get a token past the library's own cache, which retries for a minute and leaves a task behind."""
-        file = str(self._options.credentials_file) if self._options.credentials_file else None
+        source = self._source()
         try:
-            source = Token(file, None, [_SCOPE])
             # The machine's own account is asked on the machine, never through a proxy.
             proxy = None if source.token_type is Type.GCE_METADATA else proxy_of(source.token_uri)
             connector = aiohttp.TCPConnector(ssl=trusted())
@@ -111,13 +139,17 @@ class GcsAccess:
         except ConfigError:
             raise
         except (OSError, ValueError, LookupError, PyJWTError) as error:
-            # The cause may quote the file: it is not repeated.
-            raise CredentialsError(
-                f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
-                "check GOOGLE_APPLICATION_CREDENTIALS or GcsOptions(credentials_file=...)"
-            ) from None
+            raise _malformed(error) from None
         self._token = fresh.value
         self._token_until = asyncio.get_running_loop().time() + fresh.expires_in - _TOKEN_MARGIN_SECONDS
+
+
+def _malformed(error: Exception) -> CredentialsError:
+    """Return our error for what is wrong with a credentials file; the cause may quote it and is not repeated."""
+    return CredentialsError(
+        f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
+        "check GOOGLE_APPLICATION_CREDENTIALS or GcsOptions(credentials_file=...)"
+    )
 
 
 class _Unredirected:

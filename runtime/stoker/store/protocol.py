@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
-__all__ = ["Buffer", "ObjectInfo", "Readable", "Store", "Writable"]
+__all__ = ["Buffer", "ObjectInfo", "Presigner", "Readable", "Store", "Writable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,4 +109,20 @@ class Store(Readable, Writable, Protocol):
 
     async def close(self) -> None:
         """Release connections. Idempotent. The store may be used again afterwards: it reconnects."""
+        ...
+
+
+@runtime_checkable
+class Presigner(Protocol):
+    """Lending the right to read: a bucket that can be told to answer whoever has a certain URL."""
+
+    async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
+        """Return a URL at which anybody can GET an object, or a range of it, for ``seconds`` from here on.
+
+        Nothing is asked of the bucket, so the object need not exist. Where the bucket can tell its versions apart, the
+        URL is of the one that has ``tag``; elsewhere of whatever stands at the key then. The URL is a secret.
+
+        Raises:
+            CredentialsError: the credentials in use cannot sign.
+        """
         ...

@@ -20,7 +20,7 @@ from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
-from botocore.auth import S3SigV4Auth
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
@@ -123,11 +123,21 @@ class S3Access:
         """Return a request for an object, signed by ``signer`` unless that is None."""
         if self._options.requester_pays:
             headers = {**headers, "x-amz-request-payer": "requester"}
-        url = f"{self._target.base_url}/{quote(key, safe='-_.~/')}"
+        url = self._url(key)
         request = AWSRequest(method=method, url=url, headers=headers)
         if signer is not None:
             S3SigV4Auth(signer, "s3", self._target.region).add_auth(request)
         return Call(method=method, url=url, headers=dict(request.headers.items()), address=address)
+
+    def presigned(self, key: str, signer: ReadOnlyCredentials, seconds: int) -> str:
+        """Return the URL of an object, signed so that it can be read without credentials."""
+        payer = {"x-amz-request-payer": "requester"} if self._options.requester_pays else {}
+        request = AWSRequest(method="GET", url=self._url(key), params=payer)
+        S3SigV4QueryAuth(signer, "s3", self._target.region, expires=seconds).add_auth(request)
+        return str(request.url)
+
+    def _url(self, key: str) -> str:
+        return f"{self._target.base_url}/{quote(key, safe='-_.~/')}"
 
     async def _send(self, request: AWSPreparedRequest, **_: object) -> AioAWSResponse:
         """Send a request of the control plane over our own session.
