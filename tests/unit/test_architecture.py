@@ -32,8 +32,8 @@ ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in _OF_STORES)}
 # The floors of the runtime, lowest first; a module imports its own floor and those below.
 FLOORS = {
     "values": "errors version dtypes schema",
-    "pure": """budget checksum feistel gather images lane_share manifest meter order partition philox prices ring
-        schedule sizes steps supersample tensorfile tier
+    "pure": """access_token budget checksum feistel gather images lane_share manifest meter order partition philox prices
+        ring schedule sizes steps supersample tensorfile tier
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory""",

@@ -1,0 +1,56 @@
+"""``stoker token``: lets a client without cloud credentials read data sets for a while."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+
+from stoker.access_token import LEAST_KEY_BYTES, Grant, TokenKeys, key_text
+from stoker.cli.command import Command
+from stoker.errors import ConfigError
+
+__all__ = ["command"]
+
+_KEYS = "STOKER_TOKEN_KEYS"
+
+
+def _configure(parser: ArgumentParser) -> None:
+    parser.epilog = f"The keys stand in the variable {_KEYS}, as of the function that serves; the first of them signs."
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--dataset", action="append", metavar="NAME", help="that may be read; may be given several times")
+    what.add_argument("--new-key", metavar="ID", help=f"make a key for {_KEYS} instead, and print it")
+    parser.add_argument("--hours", type=_hours, default=24.0, metavar="N", help="that the token holds (default: 24)")
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours <= 366 * 24:
+        raise ArgumentTypeError(f"{text!r} is not a number of hours, more than 0 and at most {366 * 24}")
+    return hours
+
+
+def _run(args: Namespace) -> int:
+    if args.new_key is not None:
+        print(key_text(args.new_key, secrets.token_bytes(LEAST_KEY_BYTES)))
+        return 0
+    keys = os.environ.get(_KEYS)
+    if not keys:
+        raise ConfigError(f"{_KEYS} is not set; a key for it is made by: stoker token --new-key ID")
+    now_seconds = int(time.time())
+    grant = Grant(
+        datasets=tuple(args.dataset),
+        not_before_seconds=now_seconds,
+        expires_seconds=now_seconds + max(1, int(args.hours * 3600)),
+    )
+    print(TokenKeys.parse(keys).sign(grant))
+    return 0
+
+
+command = Command(
+    name="token", help="make a token with which a client reads data sets over HTTPS", configure=_configure, run=_run
+)
