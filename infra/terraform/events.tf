@@ -1,0 +1,110 @@
+# What calls the functions: people, schedules, and the raw bucket.
+
+resource "google_cloud_run_v2_service_iam_member" "fans_out" {
+  for_each = {
+    for pair in setproduct(["pack", "commit", "compact", "shuffle"], var.fan_out_callers) : join(" ", pair) => pair
+  }
+  name     = google_cloud_run_v2_service.function[each.value[0]].name
+  location = var.region
+  role     = "roles/run.invoker"
+  member   = each.value[1]
+}
+
+resource "google_cloud_run_v2_service_iam_member" "serves" {
+  for_each = toset(var.serve_callers)
+  name     = google_cloud_run_v2_service.function["serve"].name
+  location = var.region
+  role     = "roles/run.invoker"
+  member   = each.key
+}
+
+# Schedules.
+
+locals {
+  schedules = { commit = var.commit_schedule, compact = "17 3 * * *" }
+}
+
+resource "google_service_account" "schedule" {
+  account_id   = "${var.prefix}-schedule"
+  display_name = "stoker schedules"
+}
+
+resource "google_cloud_run_v2_service_iam_member" "schedule" {
+  for_each = local.schedules
+  name     = google_cloud_run_v2_service.function[each.key].name
+  location = var.region
+  role     = "roles/run.invoker"
+  member   = google_service_account.schedule.member
+}
+
+resource "google_cloud_scheduler_job" "schedule" {
+  for_each         = local.schedules
+  name             = "${var.prefix}-${each.key}"
+  region           = var.region
+  schedule         = each.value
+  attempt_deadline = "${local.functions[each.key].timeout_seconds}s"
+
+  http_target {
+    http_method = "POST"
+    uri         = google_cloud_run_v2_service.function[each.key].uri
+    headers     = { "Content-Type" = "application/json" }
+    body        = base64encode(jsonencode({ dataset = local.dataset_url }))
+
+    oidc_token {
+      service_account_email = google_service_account.schedule.email
+      audience              = google_cloud_run_v2_service.function[each.key].uri
+    }
+  }
+}
+
+# Raw objects, as they appear.
+
+resource "google_service_account" "events" {
+  account_id   = "${var.prefix}-events"
+  display_name = "stoker events of the raw bucket"
+}
+
+resource "google_project_iam_member" "receives_events" {
+  project = var.project
+  role    = "roles/eventarc.eventReceiver"
+  member  = google_service_account.events.member
+}
+
+resource "google_cloud_run_v2_service_iam_member" "events" {
+  name     = google_cloud_run_v2_service.function["ingest"].name
+  location = var.region
+  role     = "roles/run.invoker"
+  member   = google_service_account.events.member
+}
+
+data "google_storage_project_service_account" "storage" {}
+
+# Cloud Storage sends its events through Pub/Sub.
+resource "google_project_iam_member" "storage_publishes" {
+  project = var.project
+  role    = "roles/pubsub.publisher"
+  member  = data.google_storage_project_service_account.storage.member
+}
+
+resource "google_eventarc_trigger" "raw" {
+  name            = "${var.prefix}-raw"
+  location        = var.region
+  service_account = google_service_account.events.email
+  depends_on      = [google_project_iam_member.receives_events, google_project_iam_member.storage_publishes]
+
+  matching_criteria {
+    attribute = "type"
+    value     = "google.cloud.storage.object.v1.finalized"
+  }
+  matching_criteria {
+    attribute = "bucket"
+    value     = google_storage_bucket.raw.name
+  }
+
+  destination {
+    cloud_run_service {
+      service = google_cloud_run_v2_service.function["ingest"].name
+      region  = var.region
+    }
+  }
+}

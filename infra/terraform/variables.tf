@@ -1,0 +1,117 @@
+variable "project" {
+  description = "Id of the project."
+  type        = string
+}
+
+variable "region" {
+  description = "Where everything is. The GPU has to be offered there."
+  type        = string
+  default     = "us-central1"
+}
+
+variable "prefix" {
+  description = "What every name begins with; a second deployment in the same project needs another."
+  type        = string
+  default     = "stoker"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{0,15}$", var.prefix))
+    error_message = "The prefix is at most 16 small letters, digits and hyphens, and begins with a letter."
+  }
+}
+
+variable "bucket" {
+  description = "<bucket>-raw and <bucket>-data are made; bucket names are shared by the whole world."
+  type        = string
+}
+
+variable "dataset" {
+  description = "Name of the data set, and the folder of the data bucket that it is in."
+  type        = string
+  default     = "train"
+}
+
+variable "image" {
+  description = "The functions' image (target cloud-run of infra/docker/functions.Dockerfile), by digest."
+  type        = string
+
+  validation {
+    condition     = can(regex("@sha256:[0-9a-f]{64}$", var.image))
+    error_message = "Name the image by its digest, so that what runs is what was pushed."
+  }
+}
+
+variable "ingest" {
+  description = "What becomes of raw objects that appear; the fields are those of stoker_functions.settings.Ingest."
+  type        = object({ kind = optional(string, "files"), classes = optional(list(string), []) })
+  default     = {}
+}
+
+variable "commit_schedule" {
+  description = "How long a raw object may wait for the manifest version that has it."
+  type        = string
+  default     = "*/5 * * * *"
+}
+
+variable "fan_out_callers" {
+  description = "Who may pack, commit, compact and shuffle, such as user:jane@example.com."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for member in var.fan_out_callers : can(regex("^(user|group|serviceAccount):", member))])
+    error_message = "Only people, groups and service accounts may call; nobody unnamed."
+  }
+}
+
+variable "serve_callers" {
+  description = "Who may read through serve."
+  type        = list(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for member in var.serve_callers : can(regex("^(user|group|serviceAccount):", member))])
+    error_message = "Only people, groups and service accounts may call; nobody unnamed."
+  }
+}
+
+variable "serve_token" {
+  description = "Whether there is a public service, too, whose callers show a token of our own."
+  type        = bool
+  default     = false
+}
+
+variable "token_secret" {
+  description = "The secret in Secret Manager that has the keys of these tokens."
+  type        = string
+  default     = "stoker-token-keys"
+}
+
+variable "token_secret_version" {
+  description = "Its version; naming a number makes a new key a change that is deployed, and can be taken back."
+  type        = string
+  default     = "latest"
+}
+
+variable "trainer_image" {
+  description = "The trainer's image, by digest; empty for no training job."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.trainer_image == "" || can(regex("@sha256:[0-9a-f]{64}$", var.trainer_image))
+    error_message = "Name the image by its digest, so that what runs is what was pushed."
+  }
+}
+
+variable "trainer_arguments" {
+  description = "What examples/train_job.py is told, besides where data and checkpoints are."
+  type        = list(string)
+  default     = ["--classes=10", "--epochs=10"]
+}
+
+variable "gpu" {
+  description = "nvidia-l4 (24 GB) or nvidia-rtx-pro-6000 (96 GB)."
+  type        = string
+  default     = "nvidia-l4"
+}
