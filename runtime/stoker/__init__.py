@@ -6,7 +6,7 @@ The loader for PyTorch is the package ``stoker_torch``.
 from stoker.dataset import Dataset
 from stoker.pack.packer import Packer
 from stoker.schema import Array, Bytes, Ragged, Schema, Text
-from stoker.store import GcsOptions, S3Options, open_store
+from stoker.store import GcsOptions, S3Options, ServedOptions, open_store
 from stoker.version import __version__
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Ragged",
     "S3Options",
     "Schema",
+    "ServedOptions",
     "Text",
     "__version__",
     "open",

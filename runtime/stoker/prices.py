@@ -23,7 +23,7 @@ from stoker.errors import ConfigError
 __all__ = ["GB_BYTES", "Egress", "FunctionPrices", "Operation", "Prices", "StorePrices"]
 
 GB_BYTES = 1 << 30
-_FREE_SCHEMES = ("file", "memory")
+_FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
 _DIRECTORY_BUCKET = "--x-s3"
 
 Egress = Literal["same_region", "other_region", "internet"]

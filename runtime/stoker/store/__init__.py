@@ -1,4 +1,4 @@
-"""Buckets behind one protocol: S3, Google Cloud Storage, a local folder, memory."""
+"""Buckets behind one protocol: S3, Google Cloud Storage, a local folder, memory; and data sets that are served."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 
 from stoker.errors import ConfigError, MissingExtraError
 from stoker.store.location import parse_url
-from stoker.store.options import GcsOptions, HttpOptions, S3Options, StoreOptions
+from stoker.store.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
 from stoker.store.protocol import Buffer, ObjectInfo, Presigner, Readable, Store, Writable
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Presigner",
     "Readable",
     "S3Options",
+    "ServedOptions",
     "Store",
     "StoreOptions",
     "Writable",
@@ -30,11 +31,13 @@ _ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
     "file": ("stoker.store.local", "LocalStore", None, ""),
     "s3": ("stoker.store.s3", "S3Store", S3Options, "s3"),
     "gs": ("stoker.store.gcs", "GcsStore", GcsOptions, "gcs"),
+    "stoker+https": ("stoker.store.http_store", "HttpStore", ServedOptions, ""),
+    "stoker+http": ("stoker.store.http_store", "HttpStore", ServedOptions, ""),
 }
 
 
 def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = None) -> Store:
-    """Open the store at a path or a ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL.
+    """Open the store at a path or a ``file://``, ``s3://``, ``gs://``, ``memory://`` or ``stoker+https://`` URL.
 
     Nothing is read, connected to or created before the store's first use, and no cloud SDK is imported for another
     store's URL.

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import ConfigError, ObjectChangedError, StoreError, TruncatedError
+from stoker.store.network import check_endpoint, is_this_machine
 from stoker.store.protocol import ObjectInfo
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
+_SERVED_SCHEMES = ("stoker+https", "stoker+http")
+_SERVED_PATH = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._~-]*/)*[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _BUCKET_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of UTF-16 surrogates, which alone are no character
 _MAX_KEY_BYTES = 1024
@@ -34,8 +37,8 @@ class Location:
 
     Attributes:
         url: as the user wrote it, without trailing slashes; for messages.
-        scheme: ``file``, ``s3``, ``gs`` or ``memory``.
-        bucket: the bucket's name; for ``file``, the absolute path of the folder.
+        scheme: ``file``, ``s3``, ``gs``, ``memory``, ``stoker+https`` or ``stoker+http``.
+        bucket: the bucket's name; for ``file``, the absolute path of the folder; for what is served, host and port.
         prefix: what stands before every key, without slashes at either end; always empty for ``file``.
     """
 
@@ -43,6 +46,16 @@ class Location:
     scheme: str
     bucket: str
     prefix: str = ""
+
+    @property
+    def place(self) -> str:
+        """What places are compared by: a text that ends with a slash and that all places below it begin with.
+
+        Of a folder, links are followed.
+        """
+        if self.scheme == "file":
+            return f"{Path(self.bucket).resolve()}/".replace("//", "/")
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/") + "/"
 
     def object_url(self, key: str) -> str:
         """Return the address of an object, for messages."""
@@ -77,7 +90,8 @@ class Location:
 def parse_url(url: str | os.PathLike[str]) -> Location:
     """Parse ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``memory://name/prefix``, ``file:///folder`` or a path.
 
-    Bucket prefixes are taken literally (``%20`` is three characters), ``file`` URLs are percent-decoded.
+    Bucket prefixes are taken literally (``%20`` is three characters), ``file`` URLs are percent-decoded. A data set
+    that a function serves is ``stoker+https://host/v1/name``.
 
     Raises:
         ConfigError: the URL is not one of these.
@@ -90,6 +104,8 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     scheme, rest = text.split("://", 1)
     if scheme == "file":
         return _parse_file_url(text)
+    if scheme in _SERVED_SCHEMES:
+        return _parse_served_url(text)
     if scheme not in _BUCKET_SCHEMES:
         raise ConfigError(f"stoker has no store for {scheme}:// URLs; use s3://, gs://, file://, memory:// or a path")
     bucket, _, prefix = rest.partition("/")
@@ -118,6 +134,18 @@ def _parse_file_url(url: str) -> Location:
             f"{url!r} is not a local folder; write file:///folder ('?' and '#' percent-encoded), or the plain path"
         )
     return Location(url=url.rstrip("/"), scheme="file", bucket=str(Path(unquote(parts.path)).absolute()))
+
+
+def _parse_served_url(url: str) -> Location:
+    """Parse the URL of a data set that a function serves; it may hold a secret, and is not repeated before the end."""
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.rstrip("/").partition("/")
+    check_endpoint(f"{scheme.removeprefix('stoker+')}://{authority}", f"the host in a {scheme}:// URL")
+    if not _SERVED_PATH.fullmatch(path):
+        raise ConfigError(f"a {scheme}:// URL names no data set; write {scheme}://host/v1/name, with nothing behind it")
+    if scheme == "stoker+http" and not is_this_machine(urlsplit(f"http://{authority}").hostname or ""):
+        raise ConfigError("stoker+http:// is for this machine only, since it sends the token unencrypted; use https")
+    return Location(url=url.rstrip("/"), scheme=scheme, bucket=authority, prefix=path)
 
 
 def printable(text: str) -> str:

@@ -15,7 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from stoker.errors import ConfigError
 
-__all__ = ["check_endpoint", "proxy_of", "trusted"]
+__all__ = ["check_endpoint", "is_this_machine", "proxy_of", "trusted"]
 
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 
@@ -46,7 +46,7 @@ def proxy_of(url: str) -> str | None:
         ConfigError: it is not an HTTP proxy; it may hold a password and is not repeated.
     """
     parts = urlsplit(url)
-    if _is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc):
+    if is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc):
         return None
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
@@ -58,7 +58,8 @@ def proxy_of(url: str) -> str | None:
     return proxy
 
 
-def _is_this_machine(host: str) -> bool:
+def is_this_machine(host: str) -> bool:
+    """Return whether a host is an address of this machine's loopback, or its name."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

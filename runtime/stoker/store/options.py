@@ -9,7 +9,7 @@ from typing import Literal
 from stoker.errors import ConfigError
 from stoker.store.network import check_endpoint
 
-__all__ = ["GcsOptions", "HttpOptions", "S3Options", "StoreOptions"]
+__all__ = ["GcsOptions", "HttpOptions", "S3Options", "ServedOptions", "StoreOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,24 @@ class GcsOptions:
             raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")
 
 
-StoreOptions = S3Options | GcsOptions
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedOptions:
+    """How to reach a data set that a function serves.
+
+    Attributes:
+        token: sent to the host in the URL, and to no other; default ``STOKER_TOKEN``, else none. One of our own, or
+            what the platform's own check wants as a bearer.
+        http: connections and their limits.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    http: HttpOptions = field(default_factory=HttpOptions)
+
+    def __post_init__(self) -> None:
+        _check_credentials(token=self.token)
+
+
+StoreOptions = S3Options | GcsOptions | ServedOptions
 
 
 def _check_credentials(**credentials: str | None) -> None:

@@ -1,0 +1,94 @@
+"""Reaching a function that serves: our token goes to it alone, and one redirect of its is followed without it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from stoker.errors import ConfigError, StoreError
+from stoker.store.http import Call, Destination, HttpReader, Reply
+from stoker.store.http_session import open_reader, open_session
+from stoker.store.network import check_endpoint, is_this_machine
+from stoker.store.options import ServedOptions
+
+__all__ = ["ServedAccess"]
+
+_REDIRECT = 307
+_MAX_LOCATION_CHARACTERS = 8192
+_MAX_ORIGINS = 8  # the function itself, and the hosts of the bucket that it redirects to
+
+
+class ServedAccess:
+    """Connections to one function, and to where it redirects, in one event loop.
+
+    Args:
+        url: of the data set, https:// or http://.
+        options: token and connections.
+    """
+
+    def __init__(self, url: str, options: ServedOptions) -> None:
+        self._url, self._http = url, options.http
+        self._is_local = is_this_machine(urlsplit(url).hostname or "")
+        token = ServedOptions(token=options.token or os.environ.get("STOKER_TOKEN") or None).token
+        self._ours = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._carriers: dict[str, tuple[HttpReader, aiohttp.ClientSession]] = {}
+
+    async def read(
+        self, path: str, headers: Mapping[str, str], address: str, destination: Destination | None = None
+    ) -> Reply:
+        """Return the answer to a GET of a path below the data set's, from wherever the function sends us.
+
+        A condition in ``headers`` is for the function: where the bucket answers itself, its tags may be others.
+
+        Raises:
+            StoreError: there was no answer, or a redirect that must not be followed.
+        """
+        url = f"{self._url}/{path}"
+        call = Call(method="GET", url=url, headers={**headers, **self._ours}, address=address)
+        reply = await self._carried(call, destination)
+        if reply.status != _REDIRECT:
+            return reply
+        plain = {name: value for name, value in headers.items() if name != "If-Match"}
+        target = self._checked(reply.headers.get("Location", ""), address)
+        reply = await self._carried(Call(method="GET", url=target, headers=plain, address=address), destination)
+        if 300 <= reply.status < 400:
+            raise StoreError(f"{address}: the function redirects to what redirects again; that is not followed")
+        return reply
+
+    async def close(self) -> None:
+        """Close the connections; those of calls in progress break."""
+        for reader, session in self._carriers.values():
+            await reader.close()
+            await session.close()
+        self._carriers.clear()
+
+    async def _carried(self, call: Call, destination: Destination | None) -> Reply:
+        parts = urlsplit(call.url)
+        origin = f"{parts.scheme}://{parts.netloc}"
+        if origin not in self._carriers:
+            if len(self._carriers) >= _MAX_ORIGINS:
+                raise StoreError(f"{call.address}: the function redirects to ever more hosts; is it a stoker function?")
+            session = open_session(self._http, origin)
+            self._carriers[origin] = open_reader(self._http, origin, session), session
+        reader, _ = self._carriers[origin]
+        return await (reader.ask(call) if destination is None else reader.read_into(call, destination))
+
+    def _checked(self, location: str, address: str) -> str:
+        """Return where a redirect leads: to https, or on this machine where the function is on it, too.
+
+        It is a secret and not repeated, whatever is wrong with it.
+        """
+        try:
+            if len(location) > _MAX_LOCATION_CHARACTERS or not location.isascii() or not location.isprintable():
+                raise ValueError
+            parts = urlsplit(location)
+            check_endpoint(f"{parts.scheme}://{parts.netloc}", "the redirect")
+            is_safe = parts.scheme == "https" or (self._is_local and is_this_machine(parts.hostname or ""))
+        except (ValueError, ConfigError):
+            is_safe = False
+        if not is_safe or set(location) & set(" \\#"):
+            raise StoreError(f"{address}: the function redirects to where it must not; only https:// is followed")
+        return location
