@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stoker_local.http1 import Body
 from stoker_local.listing import Page, list_page
 
-__all__ = ["ObjectMap", "StoredObject"]
+__all__ = ["ObjectCreated", "ObjectMap", "StoredObject"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,20 @@ class StoredObject:
     tag: str
     modified_at: float
     headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectCreated:
+    """An object that a request has just made or replaced.
+
+    Attributes:
+        event: S3's name of what happened, such as ``ObjectCreated:Put``.
+    """
+
+    bucket: str
+    key: str
+    event: str
+    stored: StoredObject
 
 
 class ObjectMap(MutableMapping[str, StoredObject]):

@@ -27,7 +27,7 @@ from stoker_local.gcs.protocol import (
     resource_of,
     split_upload,
 )
-from stoker_local.objects import ObjectMap, StoredObject
+from stoker_local.objects import ObjectCreated, ObjectMap, StoredObject
 
 __all__ = ["GcsConfig", "LocalGcs"]
 
@@ -65,12 +65,14 @@ class LocalGcs:
     Attributes:
         buckets: the objects of each bucket; live. An object's ``tag`` is its generation.
         requests: answered requests by ``METHOD status``.
+        watchers: called with every object that a request creates, before it is answered.
     """
 
     def __init__(self, config: GcsConfig | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self.config = config or GcsConfig()
         self.buckets = {name: ObjectMap() for name in self.config.buckets}
         self.requests: Counter[str] = Counter()
+        self.watchers: list[Callable[[ObjectCreated], None]] = []
         self._clock = clock
         self._generation = 0
         self._sessions: list[tuple[Mapping[str, str], dict[str, Any]]] = []
@@ -257,6 +259,8 @@ class LocalGcs:
         headers = {"content-type": str(resource.get("contentType") or "application/octet-stream")}
         stored = StoredObject(data=body, tag=str(self._generation), modified_at=self._clock(), headers=headers)
         objects[key] = stored
+        for watch in self.watchers:
+            watch(ObjectCreated(bucket=bucket, key=key, event="OBJECT_FINALIZE", stored=stored))
         return web.json_response(resource_of(bucket, key, stored))
 
 

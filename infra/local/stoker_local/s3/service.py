@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from stoker_local.http1 import Body, Request, Response
+from stoker_local.objects import ObjectCreated
 from stoker_local.s3 import multipart, operations
 from stoker_local.s3.errors import S3Error
 from stoker_local.s3.model import Bucket, BucketSpec, Call, element, iso_time, parse_xml, xml_response
@@ -85,6 +86,9 @@ _OPERATIONS: MappingProxyType[str, Callable[[Bucket, Call, float], Response]] = 
         "AbortMultipartUpload": multipart.abort_upload,
     }
 )
+_CREATIONS = MappingProxyType(
+    {"PutObject": "ObjectCreated:Put", "CompleteMultipartUpload": "ObjectCreated:CompleteMultipartUpload"}
+)
 _MAX_KEY_BYTES = 1024
 
 
@@ -94,6 +98,7 @@ class S3Service:
     Attributes:
         buckets: by name.
         keys: key pairs by access key; may be changed at any time.
+        watchers: called with every object that a request creates, before it is answered.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class S3Service:
         self.region = region
         self.keys = {key.access_key: key for key in keys}
         self.buckets: dict[str, Bucket] = {}
+        self.watchers: list[Callable[[ObjectCreated], None]] = []
         self._clock = clock
         for spec in buckets:
             self.add_bucket(spec)
@@ -147,8 +153,17 @@ class S3Service:
         if len(call.key.encode()) > _MAX_KEY_BYTES:
             raise S3Error("KeyTooLongError", "Your key is too long")
         if call.operation in _OPERATIONS:
-            return _OPERATIONS[call.operation](bucket, call, self._clock())
+            response = _OPERATIONS[call.operation](bucket, call, self._clock())
+            if event := _CREATIONS.get(call.operation):
+                self._tell(
+                    ObjectCreated(bucket=call.bucket, key=call.key, event=event, stored=bucket.objects[call.key])
+                )
+            return response
         return self._on_bucket(bucket, call)
+
+    def _tell(self, created: ObjectCreated) -> None:
+        for watch in self.watchers:
+            watch(created)
 
     def _authorize(self, call: Call, bucket: Bucket | None) -> None:
         claim = read_claim(call.request)

@@ -72,45 +72,48 @@ class Claim:
     expires_seconds: int | None
 
 
-def read_claim(request: Request) -> Claim | None:
+def read_claim(request: Request, *, service: str = "s3") -> Claim | None:
     """Return what the request claims, in its header or its query, or None if it is anonymous.
+
+    Other services than S3 need not be told the body's hash: where it is missing, ``payload_hash`` is empty, and the
+    caller puts in what it has computed.
 
     Raises:
         S3Error: the claim is malformed.
     """
     if "authorization" in request.headers:
-        return _header_claim(request)
+        return _header_claim(request, service)
     if request.query and any(name == "X-Amz-Signature" for name, _ in request.query):
-        return _query_claim(request)
+        return _query_claim(request, service)
     return None
 
 
-def _header_claim(request: Request) -> Claim:
+def _header_claim(request: Request, service: str) -> Claim:
     match = _AUTHORIZATION.fullmatch(request.headers["authorization"])
     if match is None:
         raise S3Error("AuthorizationHeaderMalformed", f"The authorization header is not {ALGORITHM}.")
     headers = request.headers
-    if "x-amz-content-sha256" not in headers:
+    if service == "s3" and "x-amz-content-sha256" not in headers:
         raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     return Claim(
-        **_scope(match["credential"]),
+        **_scope(match["credential"], service),
         signed_headers=tuple(match["signed_headers"].split(";")),
         signature=match["signature"],
         timestamp=headers.get("x-amz-date", ""),
-        payload_hash=headers["x-amz-content-sha256"],
+        payload_hash=headers.get("x-amz-content-sha256", ""),
         session_token=headers.get("x-amz-security-token", ""),
         expires_seconds=None,
     )
 
 
-def _query_claim(request: Request) -> Claim:
+def _query_claim(request: Request, service: str) -> Claim:
     query = request.parameters
     expires = query.get("X-Amz-Expires", "")
     malformed = query.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(r"[0-9]{1,6}", expires, re.ASCII)
     if malformed or not 0 < int(expires) <= MAX_PRESIGNED_SECONDS:
         raise S3Error("AuthorizationHeaderMalformed", "The query does not hold a valid presigned request.")
     return Claim(
-        **_scope(query.get("X-Amz-Credential", "")),
+        **_scope(query.get("X-Amz-Credential", ""), service),
         signed_headers=tuple(query.get("X-Amz-SignedHeaders", "").split(";")),
         signature=query["X-Amz-Signature"],
         timestamp=query.get("X-Amz-Date", ""),
@@ -120,10 +123,10 @@ def _query_claim(request: Request) -> Claim:
     )
 
 
-def _scope(credential: str) -> dict[str, str]:
+def _scope(credential: str, service: str) -> dict[str, str]:
     parts = credential.split("/")
-    if len(parts) != 5 or parts[4] != "aws4_request" or parts[3] != "s3":
-        raise S3Error("AuthorizationHeaderMalformed", "The credential is not KEY/DATE/REGION/s3/aws4_request.")
+    if len(parts) != 5 or parts[4] != "aws4_request" or parts[3] != service:
+        raise S3Error("AuthorizationHeaderMalformed", f"The credential is not KEY/DATE/REGION/{service}/aws4_request.")
     return {"access_key": parts[0], "date": parts[1], "region": parts[2], "service": parts[3]}
 
 
@@ -182,7 +185,8 @@ def _signature(request: Request, claim: Claim, secret_key: str) -> str:
     canonical = "\n".join(
         (
             request.method,
-            quote(request.path, safe="/-_.~"),
+            # All services but S3 normalize the path and encode it once more than it is sent.
+            quote(request.path if claim.service == "s3" else _normalized(request.raw_path), safe="/-_.~"),
             "&".join(f"{name}={value}" for name, value in pairs),
             *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in claim.signed_headers),
             "",
@@ -195,6 +199,17 @@ def _signature(request: Request, claim: Claim, secret_key: str) -> str:
     to_sign = f"{ALGORITHM}\n{claim.timestamp}\n{scope}\n{digest}"
     key = _signing_key(secret_key, claim.date, claim.region, claim.service)
     return hmac.digest(key, to_sign.encode("utf-8", "replace"), "sha256").hex()
+
+
+def _normalized(path: str) -> str:
+    """Remove empty and dot segments (RFC 3986, section 5.2.4)."""
+    kept: list[str] = []
+    for segment in path.split("/"):
+        if segment == "..":
+            del kept[-1:]
+        elif segment not in ("", "."):
+            kept.append(segment)
+    return "/" + "/".join(kept) + ("/" if kept and path.endswith("/") else "")
 
 
 def _quote(text: str) -> str:
