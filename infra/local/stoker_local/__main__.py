@@ -1,4 +1,4 @@
-"""``python -m stoker_local bucket``: the local bucket as a program."""
+"""``python -m stoker_local``: the local bucket and the local function cloud as programs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from secrets import token_hex
 
 from stoker_local.bucket import LocalBucket
 from stoker_local.config import WELL_KNOWN, BucketConfig, is_this_machine
+from stoker_local.functions import program as functions
 from stoker_local.s3.model import BucketSpec
 from stoker_local.s3.signature import KeyPair
 from stoker_local.shape import PROFILES
@@ -24,8 +25,11 @@ _HELP = "serve S3 from memory until it is interrupted"
 def main(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit code."""
     options = _parser().parse_args(arguments)
-    watched = options.config == "-"
     try:
+        if options.command == "functions":
+            functions.run(options)
+            return 0
+        watched = options.config == "-"
         config = BucketConfig.from_json(sys.stdin.readline()) if watched else _config(options)
         asyncio.run(_serve(config, root=options.root, watch_stdin=watched))
     except (OSError, ValueError) as error:
@@ -37,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m stoker_local", description="A cloud on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
+    functions.add_command(commands)
     bucket = commands.add_parser(
         "bucket", help=_HELP, description=f"{_HELP}; the line that it prints leads a shell to it"
     )

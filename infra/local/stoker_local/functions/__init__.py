@@ -1,0 +1,32 @@
+"""A function cloud on this machine: real Lambda and Google runtimes, invoked, frozen, killed and billed."""
+
+from stoker_local.functions.cloud import FunctionCloud, function_cloud
+from stoker_local.functions.config import FunctionCloudConfig
+from stoker_local.functions.errors import ServiceError
+from stoker_local.functions.faults import FunctionFault, FunctionFaultKind, FunctionFaultPlan
+from stoker_local.functions.google.spec import GoogleSpec, ObjectFinalized
+from stoker_local.functions.outcome import Outcome
+from stoker_local.functions.spec import FunctionSpec
+from stoker_local.functions.statistics import FunctionStatistics, Happening, total
+from stoker_local.functions.triggers.spec import EventSource, Notification, QueueSpec, Schedule
+
+__all__ = [
+    "EventSource",
+    "FunctionCloud",
+    "FunctionCloudConfig",
+    "FunctionFault",
+    "FunctionFaultKind",
+    "FunctionFaultPlan",
+    "FunctionSpec",
+    "FunctionStatistics",
+    "GoogleSpec",
+    "Happening",
+    "Notification",
+    "ObjectFinalized",
+    "Outcome",
+    "QueueSpec",
+    "Schedule",
+    "ServiceError",
+    "function_cloud",
+    "total",
+]

@@ -1,0 +1,81 @@
+"""Asynchronous invocations: accepted at once, retried, and given to a queue when all attempts have failed.
+
+Source: AWS Lambda Developer Guide, "How Lambda handles errors and retries with asynchronous invocation" and "Capturing
+records of Lambda asynchronous invocations".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from stoker_local.functions.errors import ServiceError
+from stoker_local.functions.fleet import Fleet
+from stoker_local.functions.outcome import Invocation, Outcome
+from stoker_local.functions.statistics import Journal
+from stoker_local.functions.tasks import Tasks
+from stoker_local.functions.triggers.queue import LocalQueue
+
+__all__ = ["EventInvoker"]
+
+
+class EventInvoker:
+    """Lambda's queue of events, before the functions."""
+
+    def __init__(
+        self,
+        queues: Mapping[str, LocalQueue],
+        *,
+        retry_seconds: tuple[float, float],
+        tasks: Tasks,
+        journal: Journal,
+    ) -> None:
+        self._queues = queues
+        self._retry_seconds = retry_seconds
+        self._tasks = tasks
+        self._journal = journal
+
+    def accept(self, fleet: Fleet, invocation: Invocation) -> asyncio.Task[None]:
+        """Take an event over; the task ends when it has been handled or given up."""
+        return self._tasks.start(self._deliver(fleet, invocation))
+
+    async def _deliver(self, fleet: Fleet, invocation: Invocation) -> None:
+        name = fleet.spec.name
+        for attempt in range(1 + fleet.spec.retries):
+            if attempt:
+                self._journal.note(name, "retry", detail=str(attempt))
+                await asyncio.sleep(self._retry_seconds[attempt - 1])
+            outcome = await self._attempt(fleet, invocation)
+            if not outcome.error_type:
+                return
+        self._journal.note(name, "dropped", detail=outcome.error_type)
+        if fleet.spec.on_failure:
+            record = _record(fleet.arn, invocation, outcome, attempts=1 + fleet.spec.retries)
+            self._queues[fleet.spec.on_failure].send(json.dumps(record))
+
+    async def _attempt(self, fleet: Fleet, invocation: Invocation) -> Outcome:
+        """Wait for the function's concurrency; being throttled all the same is no failed attempt."""
+        while True:
+            try:
+                return await fleet.invoke(invocation, waits=True)
+            except ServiceError:
+                await asyncio.sleep(self._retry_seconds[0])
+
+
+def _record(arn: str, invocation: Invocation, outcome: Outcome, *, attempts: int) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "requestContext": {
+            "requestId": invocation.request_id,
+            "functionArn": f"{arn}:$LATEST",
+            "condition": "RetriesExhausted",
+            "approximateInvokeCount": attempts,
+        },
+        "requestPayload": json.loads(invocation.payload),
+        "responseContext": {"statusCode": 200, "executedVersion": "$LATEST", "functionError": "Unhandled"},
+        "responsePayload": json.loads(outcome.payload),
+    }

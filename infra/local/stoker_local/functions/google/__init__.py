@@ -1,0 +1,1 @@
+"""Google Cloud Functions on this machine, by the real Functions Framework."""

@@ -1,0 +1,232 @@
+"""A Google function as its callers see it: one address, and instances behind it that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from stoker_local.functions.faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
+from stoker_local.functions.google.instance import Instance, InstanceConfig
+from stoker_local.functions.google.spec import GoogleSpec
+from stoker_local.functions.payload import read_body
+from stoker_local.functions.statistics import Journal, Meter
+from stoker_local.functions.tasks import Tasks
+
+__all__ = ["Service", "ServiceConfig"]
+
+_MAX_BODY_BYTES = 32 << 20
+_BILLED_STEPS_PER_SECOND = 10
+_HOP_BY_HOP = frozenset(
+    {"connection", "content-length", "date", "keep-alive", "server", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """What a service is made of.
+
+    Attributes:
+        instance: what its instances have in common.
+        idle_seconds: an instance without work for so long is taken back.
+        on_log: is given what an instance wrote.
+    """
+
+    instance: InstanceConfig
+    idle_seconds: float
+    faults: FunctionFaultInjector
+    meter: Meter
+    journal: Journal
+    tasks: Tasks
+    on_log: Callable[[str, bytes], None]
+
+
+class Service:
+    """One Google function: requests go to the first instance that has room, else to a new one."""
+
+    def __init__(self, config: ServiceConfig, session: aiohttp.ClientSession) -> None:
+        self.spec: GoogleSpec = config.instance.spec
+        self._config = config
+        self._session = session
+        self._meter, self._journal = config.meter, config.journal
+        self._slots = asyncio.Semaphore(self.spec.instances * self.spec.concurrency)
+        self._instances: dict[Instance, asyncio.Task[None]] = {}
+        self._idle: dict[Instance, asyncio.TimerHandle] = {}
+        self._active_since: dict[Instance, float] = {}
+        self._started = 0
+
+    def application(self) -> web.Application:
+        """Return it as a web application."""
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        return application
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if self.spec.token and not _is_let_in(request.headers.get("Authorization", ""), self.spec.token):
+            return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
+        body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
+        if body is None:
+            return web.Response(status=413, text="Request Entity Too Large")
+        return await self.call(request.method, request.raw_path, request.headers, body)
+
+    async def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> web.Response:
+        """Let an instance answer a request; ``target`` is its path and query as sent."""
+        fault = self._config.faults.draw(self.spec.name)
+        kind = fault and fault.kind
+        if kind is FunctionFaultKind.THROTTLE or self._slots.locked():
+            self._meter.throttles += 1
+            self._journal.note(self.spec.name, "throttle")
+            return web.Response(status=429, text="Rate exceeded.")
+        if kind is FunctionFaultKind.RECLAIM:
+            self._strike(FunctionFaultKind.RECLAIM)
+            self.reclaim()
+        await self._slots.acquire()
+        if kind is FunctionFaultKind.DUPLICATE:
+            self._strike(FunctionFaultKind.DUPLICATE)
+            self._config.tasks.start(self._call_again(method, target, headers, body))
+        return await self._in_slot(method, target, headers, body, fault)
+
+    def reclaim(self) -> None:
+        """Take all idle instances back at once."""
+        for instance in list(self._idle):
+            self._take_back(instance)
+
+    async def _call_again(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
+        await self._slots.acquire()
+        await self._in_slot(method, target, headers, body, None)
+
+    async def _in_slot(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, fault: FunctionFault | None
+    ) -> web.Response:
+        instance, timers = None, []
+        try:
+            instance = self._lease()
+            if not instance.start_seconds and not await instance.listening():
+                return web.Response(status=503, text="The service has failed to start.")
+            timers = self._timers_of(fault, instance)
+            response = await self._forward(instance, method, target, headers, body)
+            self._meter.errors += response.status >= 500
+            what = "error" if response.status >= 500 else "answer"
+            self._journal.note(self.spec.name, what, instance=instance.name, detail=str(response.status))
+            return response
+        finally:
+            for timer in timers:
+                timer.cancel()
+            if instance is not None:
+                if timers:
+                    instance.thaw()
+                self._release(instance)
+            self._slots.release()
+
+    async def _forward(
+        self, instance: Instance, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> web.Response:
+        """Pass a request on and its answer back."""
+        sent = {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
+        limit = aiohttp.ClientTimeout(total=self.spec.timeout_seconds)
+        url = URL(instance.url + target, encoded=True)
+        try:
+            async with self._session.request(
+                method, url, headers=sent, data=BytesIO(body) if body else None, timeout=limit, allow_redirects=False
+            ) as answer:
+                content = await _read_limited(answer)
+        except TimeoutError:
+            return web.Response(status=504, text="upstream request timeout")
+        except (aiohttp.ClientError, OSError):
+            instance.kill()
+            return web.Response(status=503, text="The instance has ended before it answered.")
+        if content is None:
+            return web.Response(status=500, text="The response is larger than 32 MiB.")
+        response = web.Response(status=answer.status, body=content)
+        response.headers.popall("Content-Type", None)
+        for name, value in answer.headers.items():
+            if name.lower() not in _HOP_BY_HOP:
+                response.headers.add(name, value)
+        return response
+
+    # --- instances ----------------------------------------------------------------------------------------------
+
+    def _lease(self) -> Instance:
+        """Return an instance with room for one more request, which is counted; started if there is none."""
+        usable = (i for i in self._instances if i.is_alive and i.active < self.spec.concurrency)
+        instance = next(usable, None) or self._start()
+        instance.active += 1
+        if timer := self._idle.pop(instance, None):
+            timer.cancel()
+        if instance.active == 1:
+            self._meter.busy += 1
+            self._active_since[instance] = asyncio.get_running_loop().time()
+        return instance
+
+    def _start(self) -> Instance:
+        self._started += 1
+        instance = Instance(f"{self.spec.name}/{self._started}", self._config.instance)
+        self._meter.instance_started()
+        self._journal.note(self.spec.name, "cold-start", instance=instance.name)
+        self._instances[instance] = self._config.tasks.start(self._live(instance))
+        return instance
+
+    async def _live(self, instance: Instance) -> None:
+        try:
+            await instance.live()
+        finally:
+            self._instances.pop(instance, None)
+            if timer := self._idle.pop(instance, None):
+                timer.cancel()
+            self._meter.instances -= 1
+
+    def _release(self, instance: Instance) -> None:
+        loop = asyncio.get_running_loop()
+        instance.active -= 1
+        self._meter.invocations += 1
+        self._config.on_log(instance.name, instance.take_log())
+        if instance.active:
+            return
+        self._meter.busy -= 1
+        seconds = loop.time() - self._active_since.pop(instance)
+        self._meter.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
+        if instance.is_alive:
+            self._idle[instance] = loop.call_later(self._config.idle_seconds, self._take_back, instance)
+
+    def _take_back(self, instance: Instance) -> None:
+        self._idle.pop(instance).cancel()
+        self._meter.reclaimed += 1
+        self._journal.note(self.spec.name, "reclaim", instance=instance.name)
+        self._instances.pop(instance).cancel()
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def _timers_of(self, fault: FunctionFault | None, instance: Instance) -> list[asyncio.TimerHandle]:
+        if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
+            return []
+        loop = asyncio.get_running_loop()
+        act = instance.kill if fault.kind is FunctionFaultKind.KILL else instance.freeze
+        return [
+            loop.call_later(fault.after_seconds, self._strike, fault.kind),
+            loop.call_later(fault.after_seconds, act),
+            loop.call_later(fault.after_seconds + fault.freeze_seconds, instance.thaw),
+        ]
+
+    def _strike(self, kind: FunctionFaultKind) -> None:
+        self._meter.faults[kind.value] += 1
+        self._journal.note(self.spec.name, kind.value)
+
+
+def _is_let_in(header: str, token: str) -> bool:
+    return hmac.compare_digest(header.encode("utf-8", "replace"), f"Bearer {token}".encode())
+
+
+async def _read_limited(answer: aiohttp.ClientResponse) -> bytes | None:
+    content = bytearray()
+    async for piece in answer.content.iter_any():
+        content += piece
+        if len(content) > _MAX_BODY_BYTES:
+            return None
+    return bytes(content)

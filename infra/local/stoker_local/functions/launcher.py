@@ -1,0 +1,67 @@
+"""Started by path in a bare interpreter: limits this process, gives it its own ``/tmp``, and becomes a function.
+
+It imports nothing but the standard library's lightest modules, since its time counts as cold start. Its one argument is
+a JSON object: ``command`` to become, ``parent`` (process to die with), ``address_bytes`` and ``file_bytes`` (limits or
+null), ``tmp_bytes`` (size of the private ``/tmp`` or null) and ``keep`` (folders under ``/tmp`` that stay visible).
+
+``/tmp`` is a tmpfs in a private mount namespace: mount_namespaces(7), user_namespaces(7), tmpfs(5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
+_BIND, _RECURSIVE, _PRIVATE, _NO_SET_UID, _NO_DEVICES = 0x1000, 0x4000, 1 << 18, 2, 4
+_PARENT_DEATH_SIGNAL = 1
+_TMP = "/tmp"  # noqa: S108  (the function's own)
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Become the command, or exit with what prevents it on standard error."""
+    for name, limit in (("RLIMIT_AS", "address_bytes"), ("RLIMIT_FSIZE", "file_bytes")):
+        if settings[limit] is not None:
+            resource.setrlimit(getattr(resource, name), (settings[limit], settings[limit]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if settings["tmp_bytes"] is not None:
+            _mount_tmp(libc, settings["tmp_bytes"], settings["keep"])
+        # Last, since the kernel forgets it when a process gets another user namespace.
+        libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != settings["parent"]:
+        sys.exit("the cloud has ended")
+    os.execv(settings["command"][0], settings["command"])  # noqa: S606  (what this program is for)
+
+
+def _mount_tmp(libc: ctypes.CDLL, size_bytes: int, keep: list[str]) -> None:
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(_NEW_MOUNTS):  # without the right to: as root of a namespace of its own
+        _check(libc.unshare(_NEW_MOUNTS | _NEW_USER), "unshare")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123  (pathlib takes milliseconds to import)
+                file.write(text)
+    _check(libc.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None), "make mounts private")
+    kept = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in keep]  # the way to what is about to vanish
+    options = f"size={size_bytes},mode=1777".encode()
+    _check(libc.mount(b"tmpfs", _TMP.encode(), b"tmpfs", _NO_SET_UID | _NO_DEVICES, options), "mount /tmp")
+    for path, descriptor in kept:
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103
+        source = f"/proc/self/fd/{descriptor}".encode()
+        _check(libc.mount(source, os.fsencode(path), None, _BIND | _RECURSIVE, None), f"keep {path}")
+        os.close(descriptor)
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        sys.exit(f"cannot {what}: {os.strerror(ctypes.get_errno())}")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

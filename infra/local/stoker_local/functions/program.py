@@ -1,0 +1,113 @@
+"""``python -m stoker_local functions``: the function cloud as a program, with a local bucket beside it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from stoker_local.bucket import LocalBucket
+from stoker_local.config import BucketConfig
+from stoker_local.functions.cloud import FunctionCloud, function_cloud
+from stoker_local.functions.config import FunctionCloudConfig
+from stoker_local.functions.spec import FunctionSpec
+from stoker_local.functions.statistics import total
+from stoker_local.s3.model import BucketSpec
+
+__all__ = ["add_command", "run"]
+
+_HELP = "run Lambda and Google functions, and a bucket, until it is interrupted"
+_DESCRIPTION = f"{_HELP}; the line that it prints leads a shell to them; what functions write goes to standard error"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the program's."""
+    parser = commands.add_parser("functions", help=_HELP, description=_DESCRIPTION)
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the configuration as JSON; '-' reads one line of standard input and ends with it",
+    )
+    parser.add_argument("--function", action="append", default=[], metavar="NAME=MODULE.HANDLER", help="a function")
+    parser.add_argument("--task-root", default=".", metavar="FOLDER", help="folder of the code (default: this one)")
+    parser.add_argument("--memory-mb", type=int, default=512, metavar="N", help="of each function (default: 512)")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of each function (default: 60)")
+    parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="of each function")
+    parser.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], default="", help="give each function a URL")
+    parser.add_argument("--port", type=int, default=0, help="of the Lambda endpoint (default: a free one)")
+    parser.add_argument("--bucket", action="append", metavar="NAME", help="a bucket to make (default: stoker)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run until SIGINT, SIGTERM or, with ``--config -``, the end of standard input.
+
+    Raises:
+        ValueError: an option or the configuration is not valid.
+        OSError: the configuration cannot be read, or a port is taken.
+    """
+    watched = options.config == "-"
+    if watched:
+        config = FunctionCloudConfig.from_json(sys.stdin.readline())
+    elif options.config is not None:
+        config = FunctionCloudConfig.from_json(Path(options.config).read_text("utf-8"))
+    else:
+        config = FunctionCloudConfig(functions=tuple(_functions(options)), port=options.port)
+    names = options.bucket or sorted({"stoker", *(each.bucket for each in config.notifications)})
+    buckets = BucketConfig(region=config.region, keys=config.keys, buckets=tuple(BucketSpec(name=n) for n in names))
+    asyncio.run(_serve(config, buckets, watch_stdin=watched))
+
+
+def _functions(options: argparse.Namespace) -> list[FunctionSpec]:
+    environment = dict(_pair(text) for text in options.environment)
+    return [
+        FunctionSpec(
+            name=name,
+            handler=handler,
+            task_root=options.task_root,
+            memory_mb=options.memory_mb,
+            timeout_seconds=options.timeout,
+            environment=environment,
+            url_auth=options.url_auth,
+        )
+        for name, handler in map(_pair, options.function)
+    ]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise ValueError(f"{text!r} is not like NAME=VALUE")
+    return name, value
+
+
+async def _serve(config: FunctionCloudConfig, buckets: BucketConfig, *, watch_stdin: bool) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if watch_stdin:
+        loop.add_reader(sys.stdin.fileno(), _watch, stop)
+    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket, echo=sys.stderr.write) as cloud:
+        print("export " + " ".join(f"{n}={v}" for n, v in (bucket.environment() | cloud.environment()).items()))
+        for name, url in (cloud.function_urls | cloud.google_urls).items():
+            print(f"# {name}: {url}")
+        sys.stdout.flush()
+        await stop.wait()
+        _write_bill(cloud)
+
+
+def _watch(stop: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        stop.set()
+
+
+def _write_bill(cloud: FunctionCloud) -> None:
+    figures = cloud.statistics()
+    for name, each in (*figures.items(), ("in all", total(figures))):
+        line = (
+            f"{name}: {each.invocations} invocations, {each.cold_starts} cold starts, {each.errors} errors, "
+            f"{each.gb_seconds:.3f} GB-s, ${each.dollars:.6f}"
+        )
+        print(line, file=sys.stderr)

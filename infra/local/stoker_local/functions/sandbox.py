@@ -1,0 +1,223 @@
+"""One instance of a function: a real runtime client in a process of its own, frozen whenever it has nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker_local.functions.faults import FunctionFault, FunctionFaultKind
+from stoker_local.functions.isolation import Isolation, ProcessLimits, peak_memory_bytes, signal_group
+from stoker_local.functions.outcome import Answer, Invocation, failure
+from stoker_local.functions.output import Output
+from stoker_local.functions.runtime_api import InstanceState, RuntimeApi
+from stoker_local.functions.spec import FunctionSpec
+
+__all__ = ["Sandbox", "SandboxConfig"]
+
+_SETTLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxConfig:
+    """What all instances of a function have in common.
+
+    Attributes:
+        arn: the function's name of names.
+        environment: what the platform gives it; the function's own variables come on top.
+        init_seconds: limit of a cold start.
+    """
+
+    spec: FunctionSpec
+    host: str
+    region: str
+    arn: str
+    environment: Mapping[str, str]
+    tmp: Literal["tmpfs", "folder"]
+    init_seconds: float
+
+
+class Sandbox:
+    """One instance. :meth:`live` is its life; the rest may be used while that runs.
+
+    Attributes:
+        name: of the instance, for logs and statistics.
+        init_seconds: how long it took to start, once it has.
+        peak_bytes: most resident memory so far, 0 where the system does not tell.
+    """
+
+    def __init__(self, name: str, config: SandboxConfig, *, on_fault: Callable[[FunctionFaultKind], None]) -> None:
+        self.name = name
+        self.init_seconds = 0.0
+        self.peak_bytes = 0
+        self._config = config
+        self._on_fault = on_fault
+        self._pid = 0
+        self._api = RuntimeApi(arn=config.arn, on_poll=self._freeze)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._output = Output()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.name} {self._api.state}>"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process has not ended."""
+        return self._api.state is not InstanceState.DEAD
+
+    # --- its process --------------------------------------------------------------------------------------------
+
+    async def live(self) -> None:
+        """Run the process until it ends, and clear up after it; cancelled, kill it first."""
+        spec = self._config.spec
+        limits = ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.tmp_mb << 20)
+        isolation = Isolation(self._config.tmp, limits, code=spec.task_root)
+        code = -signal.SIGKILL
+        try:
+            async with self._api.serving(self._config.host) as address:
+                process = await isolation.start(
+                    (sys.executable, "-m", "awslambdaric", spec.handler),
+                    self._environment(address),
+                    folder=spec.task_root,
+                    output=self._output.writer,
+                )
+                self._output.started()
+                self._pid = process.pid
+                try:
+                    code = await process.wait()
+                finally:
+                    self.kill()
+                    await process.wait()
+        finally:
+            self._api.step("end")
+            self._ended.set_result(code)
+            self._output.close()
+            isolation.close()
+
+    def _environment(self, address: str) -> dict[str, str]:
+        config, spec = self._config, self._config.spec
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "TZ": ":UTC",
+            "AWS_REGION": config.region,
+            "AWS_DEFAULT_REGION": config.region,
+            **config.environment,
+            **spec.environment,
+            "_HANDLER": spec.handler,
+            "AWS_EXECUTION_ENV": f"AWS_Lambda_python{sys.version_info.major}.{sys.version_info.minor}",
+            "AWS_LAMBDA_FUNCTION_NAME": spec.name,
+            "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
+            "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(spec.memory_mb),
+            "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand",
+            "AWS_LAMBDA_LOG_GROUP_NAME": f"/aws/lambda/{spec.name}",
+            "AWS_LAMBDA_LOG_STREAM_NAME": self.name,
+            "AWS_LAMBDA_RUNTIME_API": address,
+            "LAMBDA_TASK_ROOT": os.path.abspath(spec.task_root),  # noqa: PTH100  (a symbolic link stays one)
+            "LAMBDA_RUNTIME_DIR": "/var/runtime",
+        }
+
+    def kill(self) -> None:
+        """End the process and all that it has started, at once, frozen or not."""
+        self._signal(signal.SIGKILL)
+
+    def _freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def _thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pid and self.is_alive:
+            signal_group(self._pid, number)
+
+    def take_log(self) -> bytes:
+        """Return what it has written since the last call."""
+        return self._output.take()
+
+    # --- its work -----------------------------------------------------------------------------------------------
+
+    async def start(self) -> Answer | None:
+        """Wait until it asks for work; return an error if it ends, fails or takes too long instead."""
+        loop = asyncio.get_running_loop()
+        started_at, limit = loop.time(), self._config.init_seconds
+        await self._wait_for(self._api.polled, self._api.answer, seconds=limit)
+        self.init_seconds = loop.time() - started_at
+        if self._api.polled.done():
+            return None
+        if self._api.answer.done():
+            answer = self._api.answer.result()
+        elif self._ended.done():
+            answer = _exit_of(self._ended.result(), "")
+        else:
+            answer = failure("Sandbox.Timedout", f"Init timed out after {limit:.2f} seconds", "")
+        await self._end()
+        return answer
+
+    async def run(self, invocation: Invocation, fault: FunctionFault | None) -> tuple[Answer, float]:
+        """Let it do one invocation; return the answer and its seconds, once it is frozen again or has ended."""
+        loop, limit = asyncio.get_running_loop(), self._config.spec.timeout_seconds
+        started_at = loop.time()
+        if self._ended.done():
+            return _exit_of(self._ended.result(), invocation.request_id), 0.0
+        self._thaw()
+        self._api.begin(invocation, timeout_seconds=limit)
+        with self._struck_by(fault):
+            await self._wait_for(self._api.answer, seconds=limit)
+        seconds = loop.time() - started_at
+        self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
+        if self._api.answer.done():
+            answer = self._api.answer.result()
+            if answer.error_type == "MemoryError" or self.peak_bytes > self._config.spec.memory_bytes:
+                # Lambda would have killed it before it could answer.
+                message = "Runtime exited with error: signal: killed"
+                answer = failure("Runtime.OutOfMemory", message, invocation.request_id)
+                await self._end()
+            await self._wait_for(self._api.polled, seconds=_SETTLE_SECONDS)
+        elif self._ended.done():
+            answer = _exit_of(self._ended.result(), invocation.request_id)
+        else:
+            answer = failure("Sandbox.Timedout", f"Task timed out after {limit:.2f} seconds", invocation.request_id)
+        if not self._api.polled.done():
+            await self._end()
+        return answer, seconds
+
+    async def _wait_for(self, *events: asyncio.Future[None] | asyncio.Future[Answer], seconds: float) -> None:
+        """Wait for the first of these, for its end, or for so long."""
+        await asyncio.wait({*events, self._ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _end(self) -> None:
+        self.kill()
+        await asyncio.wait({self._ended})
+
+    @contextlib.contextmanager
+    def _struck_by(self, fault: FunctionFault | None) -> Iterator[None]:
+        """Let a kill or a freeze happen at its time, unless the block is left before."""
+        if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        strike = self.kill if fault.kind is FunctionFaultKind.KILL else self._freeze
+        timers = [
+            loop.call_later(fault.after_seconds, self._on_fault, fault.kind),
+            loop.call_later(fault.after_seconds, strike),
+            loop.call_later(fault.after_seconds + fault.freeze_seconds, self._thaw),
+        ]
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
+            if self._api.state is not InstanceState.FROZEN:
+                self._thaw()
+
+
+def _exit_of(code: int, request_id: str) -> Answer:
+    how = f"signal: {signal.strsignal(-code)}".lower() if code < 0 else f"exit status {code}"
+    message = f"Runtime exited with error: {how}" if code else "Runtime exited without providing a reason"
+    return failure("Runtime.ExitError", message, request_id)

@@ -1,0 +1,1 @@
+"""What calls functions by itself: buckets, queues and clocks."""

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from stoker_local import LocalGcs
+from stoker_local.functions import (
+    FunctionCloud,
+    FunctionFault,
+    FunctionFaultKind,
+    FunctionFaultPlan,
+    GoogleSpec,
+    ObjectFinalized,
+    QueueSpec,
+)
+from support.function_cloud import GOOGLE_CODE, cloud_of, is_running, until
+
+
+def google(target: str, **changes: Any) -> GoogleSpec:
+    return GoogleSpec(**{"name": target, "source": GOOGLE_CODE, "target": target, **changes})
+
+
+@asynccontextmanager
+async def page_of(url: str, method: str = "GET", **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async with aiohttp.ClientSession() as session, session.request(method, URL(url, encoded=True), **options) as answer:
+        yield answer
+
+
+async def get(cloud: FunctionCloud, target: str) -> int:
+    async with page_of(cloud.google_urls["sleep"] + target) as answer:
+        return answer.status
+
+
+def test_a_request_reaches_the_real_framework_and_nothing_is_left_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> int:
+        mirror = google("mirror", environment={"MINE": "1"})
+        async with cloud_of(google=(mirror,)) as cloud:
+            url = f"{cloud.google_urls['mirror']}/v1/a%20b/c%2Fd?x=1&y=%C3%BC"
+            async with page_of(url, "POST", data=b"body", headers={"X-Mine": "2"}) as answer:
+                assert answer.status == 200
+                seen = await answer.json()
+            assert (seen["method"], seen["path"], seen["query"]) == ("POST", "/v1/a%20b/c%2Fd", "x=1&y=%C3%BC")
+            assert (seen["body"], seen["headers"]["x-mine"]) == ("body", "2")
+            assert seen["environment"]["K_SERVICE"] == "mirror"
+            assert seen["environment"]["MINE"] == "1"
+            assert "SECRET_OF_THIS_TEST" not in seen["environment"]
+            async with page_of(cloud.google_urls["mirror"]) as again:
+                assert (await again.json())["pid"] == seen["pid"]
+            figures = cloud.statistics()["mirror"]
+            assert (figures.invocations, figures.cold_starts, figures.busy, figures.errors) == (2, 1, 0, 0)
+            assert figures.dollars > 0
+            pid: int = seen["pid"]
+            return pid
+
+    monkeypatch.setenv("SECRET_OF_THIS_TEST", "hush")
+    assert not is_running(asyncio.run(scenario()))
+
+
+def test_instances_are_added_up_to_the_limit_then_calls_are_throttled() -> None:
+    async def scenario() -> None:
+        async with cloud_of(google=(google("sleep", instances=2, concurrency=2),)) as cloud:
+            statuses = await asyncio.gather(*(get(cloud, "/?seconds=0.5") for _ in range(5)))
+            assert sorted(statuses) == [200, 200, 200, 200, 429]
+            figures = cloud.statistics()["sleep"]
+            assert (figures.peak_instances, figures.throttles) == (2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_token_is_asked_for_where_there_is_one_and_errors_pass_through() -> None:
+    async def scenario() -> None:
+        async with cloud_of(google=(google("error", token="sesame"),)) as cloud:
+            url = cloud.google_urls["error"]
+            async with page_of(url) as answer:
+                assert answer.status == 401
+            async with page_of(url, headers={"Authorization": "Bearer sesame"}) as answer:
+                assert (answer.status, await answer.json()) == (400, {"errorType": "EventError"})
+            assert cloud.statistics()["error"].invocations == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_instance_that_is_killed_or_too_slow_is_an_error_and_the_next_call_works() -> None:
+    async def scenario() -> None:
+        kill = FunctionFault(kind=FunctionFaultKind.KILL, after_seconds=0.1)
+        plan = FunctionFaultPlan(script=(None, kill))
+        async with cloud_of(google=(google("sleep", timeout_seconds=1.5),), faults=plan) as cloud:
+            statuses = [await get(cloud, f"/?seconds={seconds}") for seconds in (0, 1, 0, 2.5)]
+            assert statuses == [200, 503, 200, 504]
+            figures = cloud.statistics()["sleep"]
+            assert (figures.cold_starts, figures.errors, figures.faults) == (2, 2, {"kill": 1})
+
+    asyncio.run(scenario())
+
+
+def test_objects_of_the_local_gcs_reach_the_function_until_it_acknowledges_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "events"
+        note = google("note", signature="cloudevent", environment={"NOTE_FILE": str(file)})
+        async with (
+            LocalGcs() as gcs,
+            cloud_of(
+                gcs=gcs,
+                tmp="folder",
+                google=(note,),
+                queues=(QueueSpec(name="q", visibility_seconds=1.0),),
+                finalized=(ObjectFinalized(bucket="stoker", function="note", queue="q", concurrency=1),),
+            ) as cloud,
+        ):
+            for name in ("good", "bad", "with%20blank%20%C3%BC"):
+                target = f"{gcs.url}/upload/storage/v1/b/stoker/o?uploadType=media&name={name}"
+                async with page_of(target, "POST", data=b"abc") as answer:
+                    assert answer.status == 200
+            await until(lambda: file.exists() and len(file.read_text().splitlines()) == 4)
+            await cloud.queues["q"].drained()
+            events = [json.loads(line) for line in file.read_text().splitlines()]
+            names = [event["name"] for event in events]
+            assert sorted(names) == ["bad", "bad", "good", "with blank ü"]
+            assert events[0]["type"] == "google.cloud.storage.object.v1.finalized"
+            assert events[0]["source"] == "//storage.googleapis.com/projects/_/buckets/stoker"
+
+    asyncio.run(scenario())
+
+
+def test_a_function_that_cannot_be_loaded_is_unavailable(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        (tmp_path / "broken.py").write_text("raise RuntimeError('this module is broken')\n")
+        broken = google("f", source=str(tmp_path / "broken.py"))
+        async with cloud_of(google=(broken,)) as cloud:
+            async with page_of(cloud.google_urls["f"]) as answer:
+                assert answer.status == 503
+            await until(lambda: "this module is broken" in cloud.log("f"))
+
+    asyncio.run(scenario())

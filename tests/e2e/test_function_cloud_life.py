@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_local.functions import FunctionCloud, FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
+from support.function_cloud import cloud_of, function, is_running, until
+
+KILL, FREEZE = FunctionFaultKind.KILL, FunctionFaultKind.FREEZE
+DUPLICATE, RECLAIM, THROTTLE = FunctionFaultKind.DUPLICATE, FunctionFaultKind.RECLAIM, FunctionFaultKind.THROTTLE
+
+
+def process_state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def result(cloud: FunctionCloud, name: str, event: Any = None) -> Any:
+    outcome = await cloud.invoke(name, event)
+    assert not outcome.error_type, outcome.payload
+    return json.loads(outcome.payload)
+
+
+def struck(*script: FunctionFault | None) -> FunctionFaultPlan:
+    return FunctionFaultPlan(script=script)
+
+
+def test_an_instance_stands_still_between_invocations() -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("tick"), function("about")) as cloud:
+            pid = (await result(cloud, "about"))["pid"]
+            await until(lambda: process_state(pid) == "T")
+            await result(cloud, "tick")
+            first = await result(cloud, "tick")
+            await asyncio.sleep(0.5)
+            # Its thread counts milliseconds: hundreds would have passed.
+            assert await result(cloud, "tick") - first < 100
+
+    asyncio.run(scenario())
+
+
+def test_the_instance_that_worked_last_works_next_and_the_others_are_taken_back() -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("sleep"), idle_seconds=1.0) as cloud:
+            both = await asyncio.gather(*(result(cloud, "sleep", {"seconds": 0.3}) for _ in range(2)))
+            pids = {each["pid"] for each in both}
+            assert len(pids) == 2
+            last = (await result(cloud, "sleep", {"seconds": 0}))["pid"]
+            for _ in range(40):
+                assert (await result(cloud, "sleep", {"seconds": 0.05}))["pid"] == last
+            (other,) = pids - {last}
+            await until(lambda: not is_running(other))
+            figures = cloud.statistics()["sleep"]
+            assert (figures.cold_starts, figures.reclaimed) == (2, 1)
+            await until(lambda: cloud.statistics()["sleep"].instances == 0)
+            assert not is_running(last)
+
+    asyncio.run(scenario())
+
+
+def test_a_function_sees_its_own_variables_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        about = function("about", environment={"MINE": "1"})
+        async with cloud_of(about, environment={"ROLE": "2"}) as cloud:
+            seen = (await result(cloud, "about"))["environment"]
+            assert "SECRET_OF_THIS_TEST" not in seen
+            assert (seen["MINE"], seen["ROLE"]) == ("1", "2")
+            assert seen["AWS_LAMBDA_FUNCTION_NAME"] == "about"
+            assert seen["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"] == "512"
+            assert seen["AWS_LAMBDA_LOG_GROUP_NAME"] == "/aws/lambda/about"
+            assert seen["AWS_REGION"] == "us-east-1"
+            allowed = {"MINE", "ROLE", "PATH", "LANG", "TZ", "HOME", "TMPDIR", "_HANDLER", "LC_CTYPE"}
+            extra = {name for name in seen if not name.startswith(("AWS_", "LAMBDA_")) and name not in allowed}
+            assert extra <= {"_X_AMZN_TRACE_ID"}
+            assert "AWS_SECRET_ACCESS_KEY" not in seen
+
+    monkeypatch.setenv("SECRET_OF_THIS_TEST", "hush")
+    asyncio.run(scenario())
+
+
+def test_a_kill_in_mid_invocation_is_an_error_and_the_next_call_a_cold_start() -> None:
+    async def scenario() -> None:
+        kill = FunctionFault(kind=KILL, after_seconds=0.2)
+        async with cloud_of(function("sleep"), faults=struck(None, kill)) as cloud:
+            first = (await result(cloud, "sleep", {"seconds": 0}))["pid"]
+            outcome = await cloud.invoke("sleep", {"seconds": 60})
+            assert outcome.error_type == "Runtime.ExitError"
+            assert b"signal: killed" in outcome.payload
+            assert not is_running(first)
+            assert (await result(cloud, "sleep", {"seconds": 0}))["pid"] != first
+            figures = cloud.statistics()["sleep"]
+            assert (figures.cold_starts, figures.errors, figures.faults) == (2, 1, {"kill": 1})
+            assert figures.billed_seconds >= 0.2
+
+    asyncio.run(scenario())
+
+
+def test_a_fault_that_comes_too_late_strikes_nothing() -> None:
+    async def scenario() -> None:
+        plan = struck(FunctionFault(kind=KILL, after_seconds=50), FunctionFault(kind=FREEZE, after_seconds=50))
+        async with cloud_of(function("about"), faults=plan) as cloud:
+            pids = [(await result(cloud, "about"))["pid"] for _ in range(3)]
+            assert len(set(pids)) == 1
+            await until(lambda: process_state(pids[0]) == "T")
+            assert cloud.statistics()["about"].faults == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_freeze_in_mid_invocation_only_takes_time() -> None:
+    async def scenario() -> None:
+        freeze = FunctionFault(kind=FREEZE, after_seconds=0.1, freeze_seconds=0.6)
+        async with cloud_of(function("sleep"), faults=struck(None, freeze)) as cloud:
+            pid = (await result(cloud, "sleep", {"seconds": 0}))["pid"]
+            running = asyncio.create_task(cloud.invoke("sleep", {"seconds": 0.3}))
+            await until(lambda: process_state(pid) == "T" and cloud.statistics()["sleep"].faults)
+            outcome = await running
+            assert not outcome.error_type
+            assert outcome.seconds > 0.6
+            assert json.loads(outcome.payload)["pid"] == pid
+
+    asyncio.run(scenario())
+
+
+def test_a_frozen_invocation_runs_into_its_deadline_and_leaves_nothing() -> None:
+    async def scenario() -> None:
+        freeze = FunctionFault(kind=FREEZE, after_seconds=0.1, freeze_seconds=60)
+        async with cloud_of(function("sleep", timeout_seconds=1.0), faults=struck(None, freeze)) as cloud:
+            pid = (await result(cloud, "sleep", {"seconds": 0}))["pid"]
+            outcome = await cloud.invoke("sleep", {"seconds": 0.2})
+            assert outcome.error_type == "Sandbox.Timedout"
+            assert not is_running(pid)
+
+    asyncio.run(scenario())
+
+
+def test_a_duplicate_delivers_the_same_event_twice_and_answers_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "calls"
+        duplicate = FunctionFault(kind=DUPLICATE)
+        counter = function("count", environment={"COUNT_FILE": str(file)}, concurrency=1)
+        async with cloud_of(counter, faults=struck(duplicate), tmp="folder") as cloud:
+            assert await result(cloud, "count", {"n": 1}) == {"batchItemFailures": []}
+            await until(lambda: cloud.statistics()["count"].invocations == 2)
+            assert [json.loads(line) for line in file.read_text().splitlines()] == [{"n": 1}, {"n": 1}]
+            assert cloud.statistics()["count"].faults == {"duplicate": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_reclaim_makes_the_next_call_cold_and_a_throttle_refuses_it() -> None:
+    async def scenario() -> None:
+        plan = struck(None, FunctionFault(kind=RECLAIM), FunctionFault(kind=THROTTLE))
+        async with cloud_of(function("about"), faults=plan) as cloud:
+            first = (await result(cloud, "about"))["pid"]
+            assert (await result(cloud, "about"))["pid"] != first
+            with pytest.raises(ServiceError, match="Rate Exceeded"):
+                await cloud.invoke("about", None)
+            await until(lambda: not is_running(first))
+            cloud.inject(FunctionFaultPlan())
+            assert (await result(cloud, "about"))["calls"] == 2
+            assert cloud.statistics()["about"].faults == {"reclaim": 1, "throttle": 1}
+
+    asyncio.run(scenario())
+
+
+def test_an_instance_that_is_killed_from_outside_swallows_no_call() -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("about")) as cloud:
+            for _ in range(5):
+                pid = (await result(cloud, "about"))["pid"]
+                os.kill(pid, signal.SIGKILL)
+                outcome = await cloud.invoke("about", None)
+                assert outcome.error_type in ("", "Runtime.ExitError")
+            os.kill((await result(cloud, "about"))["pid"], signal.SIGKILL)
+            await until(lambda: cloud.statistics()["about"].instances == 0)
+            assert (await result(cloud, "about"))["calls"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_goes_away_does_not_stop_its_function() -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("sleep")) as cloud:
+            calling = asyncio.create_task(cloud.invoke("sleep", {"seconds": 0.5}))
+            await until(lambda: cloud.statistics()["sleep"].busy)
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+            await until(lambda: cloud.statistics()["sleep"].invocations == 1)
+            assert cloud.statistics()["sleep"].errors == 0
+
+    asyncio.run(scenario())
+
+
+def address_of(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
+
+def test_nothing_is_left_when_the_block_is_left_by_an_error() -> None:
+    left: dict[str, Any] = {}
+
+    async def scenario() -> None:
+        async with cloud_of(function("about", url_auth="NONE"), function("sleep"), function("spawn")) as cloud:
+            left["pids"] = [(await result(cloud, "about"))["pid"], await result(cloud, "spawn")]
+            left["urls"] = [cloud.url, cloud.function_urls["about"]]
+            asyncio.get_running_loop().create_task(cloud.invoke("sleep", {"seconds": 60}))
+            await until(lambda: cloud.statistics()["sleep"].busy)
+            raise LookupError("of the test")
+
+    with pytest.raises(LookupError, match="of the test"):
+        asyncio.run(scenario())
+    for pid in left["pids"]:
+        for _ in range(1000):  # what the function has started is killed, but nobody waits for it
+            if not is_running(pid):
+                break
+            time.sleep(0.005)
+        assert not is_running(pid)
+    for url in left["urls"]:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address_of(url)).close()
+
+
+def test_nothing_is_left_when_the_block_is_cancelled_during_a_cold_start() -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("slow_code.handler")) as cloud:
+            asyncio.get_running_loop().create_task(cloud.invoke("handler", None))
+            await until(lambda: cloud.statistics()["handler"].instances)
+            await asyncio.sleep(60)
+
+    async def outer() -> None:
+        running = asyncio.create_task(scenario())
+        await asyncio.sleep(0.5)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(outer())
+
+
+def test_the_same_faults_hit_the_same_invocations_again() -> None:
+    async def outcomes() -> list[str]:
+        plan = FunctionFaultPlan(probabilities={KILL: 0.3, RECLAIM: 0.2}, within_seconds=0.05, seed=11)
+        async with cloud_of(function("sleep"), faults=plan) as cloud:
+            return [(await cloud.invoke("sleep", {"seconds": 0.1})).error_type for _ in range(12)]
+
+    first = asyncio.run(outcomes())
+    assert 0 < first.count("Runtime.ExitError") < 12
+    assert asyncio.run(outcomes()) == first

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]  # it ships no types
+import pytest
+
+from support.function_cloud import HANDLERS, is_running
+from support.local_bucket import s3_client
+
+COMMAND = [sys.executable, "-m", "stoker_local", "functions"]
+FUNCTIONS = ["--task-root", HANDLERS, "--function", "about=lambda_code.about"]
+
+
+class Served:
+    """A program started by hand: it prints the command that leads a shell to it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        command, *words = process.stdout.readline().split()
+        assert command == "export"
+        self.variables = dict(word.split("=", 1) for word in words)
+        self.url = self.variables["AWS_ENDPOINT_URL"]
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        client = boto3.client(
+            "lambda",
+            endpoint_url=self.variables["AWS_ENDPOINT_URL_LAMBDA"],
+            region_name=self.variables["AWS_REGION"],
+            aws_access_key_id=self.variables["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.variables["AWS_SECRET_ACCESS_KEY"],
+        )
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def invoked(served: Served, name: str) -> dict[str, Any]:
+    with served.client() as client:
+        answer: dict[str, Any] = json.loads(client.invoke(FunctionName=name)["Payload"].read())
+        return answer
+
+
+def test_the_program_runs_functions_beside_a_bucket_and_writes_a_bill_at_its_end() -> None:
+    command = [*COMMAND, *FUNCTIONS, "--environment", "MINE=a=b", "--bucket", "raw", "--url-auth", "NONE"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        served = Served(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("# about: http://127.0.0.1:")
+        seen = invoked(served, "about")
+        assert seen["environment"]["MINE"] == "a=b"
+        assert seen["environment"]["AWS_ENDPOINT_URL"] == served.url
+        with s3_client(served) as client:
+            assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["raw"]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "START RequestId" in err
+    assert "about: 1 invocations, 1 cold starts, 0 errors" in err
+    assert not is_running(seen["pid"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_functions_end_with_a_program_that_is_killed() -> None:
+    with subprocess.Popen(
+        [*COMMAND, *FUNCTIONS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        pid = invoked(Served(process), "about")["pid"]
+        assert is_running(pid)
+        process.kill()
+    for _ in range(1000):
+        if not is_running(pid):
+            return
+        time.sleep(0.01)
+    pytest.fail("the function is still there")
+
+
+def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_the_end(tmp_path: Path) -> None:
+    config = {"functions": [{"name": "f", "handler": "lambda_code.about", "task_root": HANDLERS}]}
+    file = tmp_path / "cloud.json"
+    file.write_text(json.dumps(config))
+    with subprocess.Popen(
+        [*COMMAND, "--config", str(file)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert invoked(Served(process), "f")["memory"] == "128"
+        process.terminate()
+    assert process.returncode == 0
+    streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*COMMAND, "--config", "-"], text=True, **streams) as process:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(config) + "\n")
+        process.stdin.flush()
+        assert invoked(Served(process), "f")["memory"] == "128"
+        process.stdin.close()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--function", "nameless"], "not like NAME=VALUE"),
+        (["--function", "f=m"], "not module.function"),
+        (["--function", "f=m.f", "--memory-mb", "1"], "memory_mb=1"),
+        (["--config", "/does/not/exist.json"], "No such file"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:
+    ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1

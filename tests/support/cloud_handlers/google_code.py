@@ -1,0 +1,57 @@
+"""Google functions that do what functions do, good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import functions_framework.aio
+
+
+@functions_framework.aio.http
+async def mirror(request: Any) -> dict[str, Any]:
+    """Answer with what was asked."""
+    return {
+        "method": request.method,
+        "path": request.scope["raw_path"].decode(),
+        "query": request.url.query,
+        "headers": dict(request.headers),
+        "body": (await request.body()).decode(),
+        "environment": dict(os.environ),
+        "pid": os.getpid(),
+    }
+
+
+@functions_framework.aio.http
+async def sleep(request: Any) -> dict[str, int]:
+    await asyncio.sleep(float(request.query_params["seconds"]))
+    return {"pid": os.getpid()}
+
+
+@functions_framework.aio.http
+async def error(request: Any) -> tuple[dict[str, str], int]:
+    return {"errorType": "EventError"}, 400
+
+
+@functions_framework.aio.http
+async def large(request: Any) -> str:
+    return "x" * int(request.query_params["bytes"])
+
+
+@functions_framework.aio.cloud_event
+async def note(event: Any) -> None:
+    """Write one line for each event; the first time that an object called ``bad`` comes, fail."""
+    name = event.get_data()["name"]
+    known = _append({**event.get_attributes(), "name": name})
+    if name == "bad" and '"bad"' not in known:
+        raise ValueError("asked to fail")
+
+
+def _append(line: dict[str, Any]) -> str:
+    file = Path(os.environ["NOTE_FILE"])
+    known = file.read_text() if file.exists() else ""
+    file.write_text(known + json.dumps(line) + "\n")
+    return known

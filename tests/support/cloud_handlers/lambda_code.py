@@ -1,0 +1,123 @@
+"""Lambda handlers that do what functions do, good and bad; the standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+_kept: list[bytes] = []
+_state: dict[str, Any] = {"calls": 0, "ticks": 0}
+
+
+def echo(event: Any, context: Any) -> Any:
+    return event
+
+
+def about(event: Any, context: Any) -> dict[str, Any]:
+    """What an instance sees of its surroundings."""
+    _state["calls"] += 1
+    return {
+        "environment": dict(os.environ),
+        "folder": str(Path.cwd()),
+        "pid": os.getpid(),
+        "calls": _state["calls"],
+        "remaining_milliseconds": context.get_remaining_time_in_millis(),
+        "request_id": context.aws_request_id,
+        "arn": context.invoked_function_arn,
+        "memory": context.memory_limit_in_mb,
+        "client": getattr(context.client_context, "custom", None),
+    }
+
+
+def sleep(event: dict[str, Any], context: Any) -> dict[str, int]:
+    time.sleep(event["seconds"])
+    return {"pid": os.getpid()}
+
+
+def error(event: dict[str, Any], context: Any) -> None:
+    raise ValueError(event["message"])
+
+
+def deep_error(event: dict[str, Any], context: Any) -> None:
+    """Fail far down, with a trace that is longer than most servers take in a header."""
+    if event["depth"]:
+        deep_error({**event, "depth": event["depth"] - 1}, context)
+    raise LookupError(event["message"])
+
+
+def leave(event: dict[str, Any], context: Any) -> None:
+    print("about to leave")
+    os._exit(event["code"])
+
+
+def allocate(event: dict[str, Any], context: Any) -> int:
+    """Hold on to memory that is really used, a mebibyte at a time."""
+    for _ in range(event["mebibytes"]):
+        _kept.append(os.urandom(1 << 10) * (1 << 10))  # noqa: PERF401  (kept even if the next does not fit)
+    return len(_kept)
+
+
+def fill_tmp(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    folder = Path(tempfile.gettempdir())
+    before = sorted(path.name for path in folder.iterdir())
+    written = 0
+    try:
+        with (folder / "filler").open("wb") as file:
+            for _ in range(event["mebibytes"]):
+                written += file.write(bytes(1 << 20))
+                file.flush()
+    except OSError as problem:
+        (folder / "filler").unlink()
+        return {"folder": str(folder), "before": before, "written": written, "error": problem.strerror}
+    return {"folder": str(folder), "before": before, "written": written, "error": None}
+
+
+def result_of(event: dict[str, Any], context: Any) -> str:
+    return "x" * int(event["bytes"])
+
+
+def say(event: dict[str, Any], context: Any) -> None:
+    print(event["text"])
+    print(event["text"], file=sys.stderr)
+
+
+def tick(event: dict[str, Any], context: Any) -> int:
+    """Count time on a thread that goes on between invocations, unless the instance is frozen."""
+    if not _state["ticks"]:
+        threading.Thread(target=_tick, daemon=True).start()
+    return int(_state["ticks"])
+
+
+def _tick() -> None:
+    while True:
+        _state["ticks"] += 1
+        time.sleep(0.001)
+
+
+def spawn(event: dict[str, Any], context: Any) -> int:
+    """Leave a process behind."""
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
+
+
+def count(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    """Write one line for each call to a file, then do what the event says: fail, sleep, or name failed messages."""
+    with Path(event["file"] if "file" in event else os.environ["COUNT_FILE"]).open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    time.sleep(float(os.environ.get("COUNT_SECONDS", "0")))
+    if event.get("fails"):
+        raise RuntimeError("asked to fail")
+    bad = [record for record in event.get("Records", []) if "bad" in record["body"]]
+    return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in bad]}
+
+
+def page(event: dict[str, Any], context: Any) -> Any:
+    """Answer a request to a function URL as its body, which is JSON, says; without one, with the event itself."""
+    body = json.loads(event.get("body") or "null")
+    return {"statusCode": 200, "body": json.dumps(event)} if body is None else body

@@ -1,0 +1,78 @@
+"""Functions for the local function cloud, and clients that call them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aioboto3
+from botocore.config import Config
+
+from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
+
+__all__ = ["GOOGLE_CODE", "HANDLERS", "cloud_of", "function", "is_running", "lambda_client", "until"]
+
+HANDLERS = str(Path(__file__).parent / "cloud_handlers")
+GOOGLE_CODE = str(Path(HANDLERS) / "google_code.py")
+_WAIT_SECONDS = 60.0  # of a hang
+
+
+def function(handler: str, **changes: Any) -> FunctionSpec:
+    """A function that is called as its handler and has room for anything that these tests do."""
+    module = "" if "." in handler else "lambda_code."
+    settings: dict[str, Any] = {"timeout_seconds": 30.0, "memory_mb": 512, "concurrency": 4}
+    name = handler.rpartition(".")[2]
+    return FunctionSpec(**{"name": name, "handler": module + handler, "task_root": HANDLERS, **settings, **changes})
+
+
+@asynccontextmanager
+async def cloud_of(
+    *functions: FunctionSpec, bucket: Any = None, gcs: Any = None, **settings: Any
+) -> AsyncIterator[FunctionCloud]:
+    """A function cloud of these functions, which starts them as slowly as a busy machine must."""
+    config = FunctionCloudConfig(
+        **{"init_seconds": 60.0, "event_retry_seconds": (0.01, 0.02), **settings, "functions": functions}
+    )
+    async with function_cloud(config, bucket=bucket, gcs=gcs) as cloud:
+        yield cloud
+
+
+@asynccontextmanager
+async def lambda_client(cloud: FunctionCloud, **changes: Any) -> AsyncIterator[Any]:
+    """An aioboto3 client with the default keys that does not retry."""
+    settings: dict[str, Any] = {
+        "endpoint_url": cloud.url,
+        "aws_access_key_id": "stoker",
+        "aws_secret_access_key": "stoker-secret",
+        "region_name": "us-east-1",
+        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=60),
+    }
+    async with aioboto3.Session().client("lambda", **{**settings, **changes}) as client:
+        yield client
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state not in "ZX"
+
+
+async def until(holds: Callable[[], Any]) -> Any:
+    """Wait until something holds, and return what it says.
+
+    Raises:
+        AssertionError: it never does.
+    """
+    deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
+    while not (value := holds()):
+        assert asyncio.get_running_loop().time() < deadline, "this never came true"
+        await asyncio.sleep(0.005)
+    return value

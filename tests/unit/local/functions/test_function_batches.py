@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stoker_local.functions.outcome import Outcome
+from stoker_local.functions.triggers.event_source import batch_event, failed_messages
+from stoker_local.functions.triggers.queue import Delivery
+
+BATCH = [
+    Delivery(receipt=f"r{i}", message_id=f"m{i}", body=f"body {i}", sent_at=1.5, first_received_at=2.5, receives=3)
+    for i in range(3)
+]
+EVERYTHING = {"m0", "m1", "m2"}
+
+
+def outcome(result: Any, error_type: str = "") -> Outcome:
+    return Outcome(
+        request_id="r",
+        payload=result if isinstance(result, bytes) else json.dumps(result).encode(),
+        error_type=error_type,
+        seconds=0.0,
+        init_seconds=None,
+        billed_milliseconds=1,
+        memory_bytes=0,
+        log=b"",
+    )
+
+
+def test_a_batch_is_what_lambda_hands_to_functions() -> None:
+    event = batch_event(BATCH, queue_arn="arn:aws:sqs:eu-west-1:1:q")
+    record = event["Records"][1]
+    assert record["messageId"] == "m1"
+    assert record["body"] == "body 1"
+    assert record["md5OfBody"] == "744d6dbfdbed0707e1db5a0d9967710f"
+    assert record["attributes"]["ApproximateReceiveCount"] == "3"
+    assert record["attributes"]["SentTimestamp"] == "1500"
+    assert (record["eventSource"], record["awsRegion"]) == ("aws:sqs", "eu-west-1")
+
+
+@pytest.mark.parametrize("result", [None, {}, {"batchItemFailures": []}, {"batchItemFailures": None}])
+def test_a_batch_of_which_no_failure_is_reported_has_succeeded(result: Any) -> None:
+    assert failed_messages(BATCH, outcome(result), reports=True) == set()
+
+
+def test_the_messages_that_are_named_have_failed() -> None:
+    result = {"batchItemFailures": [{"itemIdentifier": "m2"}, {"itemIdentifier": "m0"}]}
+    assert failed_messages(BATCH, outcome(result), reports=True) == {"m0", "m2"}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b"not json",
+        "text",
+        [],
+        {"batchItemFailures": 3},
+        {"batchItemFailures": "m1"},
+        {"batchItemFailures": ["m1"]},
+        {"batchItemFailures": [{}]},
+        {"batchItemFailures": [{"itemIdentifier": ""}]},
+        {"batchItemFailures": [{"itemIdentifier": None}]},
+        {"batchItemFailures": [{"itemIdentifier": ["m1"]}]},
+        {"batchItemFailures": [{"itemIdentifier": "m1"}, {"itemIdentifier": "of another batch"}]},
+    ],
+)
+def test_a_report_that_cannot_be_understood_fails_the_whole_batch(result: Any) -> None:
+    assert failed_messages(BATCH, outcome(result), reports=True) == EVERYTHING
+
+
+def test_a_function_that_failed_has_failed_with_all_messages() -> None:
+    assert failed_messages(BATCH, outcome({}, error_type="ValueError"), reports=True) == EVERYTHING
+
+
+def test_without_reports_a_batch_succeeds_or_fails_whole() -> None:
+    result = {"batchItemFailures": [{"itemIdentifier": "m2"}]}
+    assert failed_messages(BATCH, outcome(result), reports=False) == set()
+    assert failed_messages(BATCH, outcome(result, error_type="E"), reports=False) == EVERYTHING

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker_local.functions import (
+    EventSource,
+    FunctionCloudConfig,
+    FunctionFaultKind,
+    FunctionSpec,
+    GoogleSpec,
+    Notification,
+    ObjectFinalized,
+    QueueSpec,
+    Schedule,
+)
+
+F = FunctionSpec(name="f", handler="m.f")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "a b"}, "function name"),
+        ({"name": ""}, "function name"),
+        ({"name": "x" * 65}, "function name"),
+        ({"name": "é"}, "function name"),
+        ({"handler": "f"}, "module.function"),
+        ({"task_root": "/does/not/exist"}, "no folder"),
+        ({"memory_mb": 127}, "memory_mb=127"),
+        ({"memory_mb": 10_241}, "memory_mb=10241"),
+        ({"tmp_mb": 511}, "tmp_mb=511"),
+        ({"timeout_seconds": 0}, "timeout_seconds=0"),
+        ({"timeout_seconds": 901}, "timeout_seconds=901"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds=nan"),
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"retries": 3}, "retries=3"),
+        ({"url_auth": "OPEN"}, "url_auth='OPEN'"),
+        ({"environment": {"A": "x" * 4096}}, "4097 bytes"),
+    ],
+)
+def test_a_function_that_lambda_would_refuse_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FunctionSpec(**{"name": "f", "handler": "m.f", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Upper"}, "service name"),
+        ({"source": "/does/not/exist.py"}, "no file"),
+        ({"target": "a.b"}, "name of a function"),
+        ({"signature": "typed"}, "signature='typed'"),
+        ({"memory_mb": 64}, "memory_mb=64"),
+        ({"concurrency": 1001}, "concurrency=1001"),
+        ({"timeout_seconds": 3601}, "timeout_seconds=3601"),
+    ],
+)
+def test_a_google_function_that_google_would_refuse_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GoogleSpec(**{"name": "g", "source": __file__, "target": "f", **changes})
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "sesame" not in repr(GoogleSpec(name="g", source=__file__, target="f", token="sesame"))
+
+
+@pytest.mark.parametrize("rate", ["rate(5 minutes)", "rate(1 minute)", "rate(1 second)", "rate(30 seconds)"])
+def test_rates_are_read(rate: str) -> None:
+    count, unit = rate[5:-1].split()
+    seconds = Schedule(name="s", function="f", rate=rate).period_seconds
+    assert seconds == int(count) * (60 if unit.startswith("minute") else 1)
+
+
+@pytest.mark.parametrize(
+    "rate", ["", "5 minutes", "rate(0 minutes)", "rate(1 minutes)", "rate(2 minute)", "rate(-1 minutes)", "cron(* *)"]
+)
+def test_what_is_no_rate_is_refused(rate: str) -> None:
+    with pytest.raises(ValueError, match="is not like"):
+        Schedule(name="s", function="f", rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host": "0.0.0.0"}, "open to other machines"),  # noqa: S104  (refused)
+        ({"host": "example.com"}, "open to other machines"),
+        ({"port": 65536}, "port=65536"),
+        ({"idle_seconds": 0}, "idle_seconds=0"),
+        ({"event_retry_seconds": (1.0, -1.0)}, "event_retry_seconds"),
+        ({"tmp": "ram"}, "tmp='ram'"),
+        ({"functions": (F, F)}, "function is named twice: f"),
+        ({"queues": (QueueSpec(name="q", dead_letters="d"),)}, "no queue d"),
+        ({"functions": (FunctionSpec(name="f", handler="m.f", on_failure="d"),)}, "no queue d"),
+        ({"notifications": (Notification(bucket="b", queue="q"),)}, "no queue q"),
+        ({"schedules": (Schedule(name="s", function="g", rate="rate(1 day)"),)}, "no function g"),
+        ({"queues": (QueueSpec(name="q"),), "sources": (EventSource(queue="q", function="g"),)}, "no function g"),
+        (
+            {"queues": (QueueSpec(name="q"),), "finalized": (ObjectFinalized(bucket="b", function="f", queue="q"),)},
+            "no Google function f",
+        ),
+        (
+            {"queues": (QueueSpec(name="a", dead_letters="b"), QueueSpec(name="b", dead_letters="a"))},
+            "come back to a",
+        ),
+        (
+            {
+                "functions": (FunctionSpec(name="f", handler="m.f", timeout_seconds=31),),
+                "queues": (QueueSpec(name="q", visibility_seconds=30),),
+                "sources": (EventSource(queue="q", function="f"),),
+            },
+            "visibility_seconds=30 of q is less than timeout_seconds=31 of f",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FunctionCloudConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (QueueSpec, {"name": "q", "visibility_seconds": 0}, "visibility_seconds=0"),
+        (QueueSpec, {"name": "q", "max_receives": 0}, "max_receives=0"),
+        (QueueSpec, {"name": "q", "dead_letters": "q"}, "its own queue"),
+        (QueueSpec, {"name": "q", "duplicate_probability": 1.0}, "duplicate_probability=1.0"),
+        (EventSource, {"queue": "q", "function": "f", "batch_size": 0}, "batch_size=0"),
+        (EventSource, {"queue": "q", "function": "f", "window_seconds": 301}, "window_seconds=301"),
+        (ObjectFinalized, {"bucket": "b", "function": "f", "queue": "q", "concurrency": 0}, "concurrency=0"),
+    ],
+)
+def test_impossible_triggers_are_refused(kind: type[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**settings)
+
+
+def test_a_configuration_is_read_from_json(tmp_path: Path) -> None:
+    document = {
+        "keys": [{"access_key": "a", "secret_key": "s"}],
+        "functions": [{"name": "f", "handler": "m.f", "task_root": str(tmp_path), "environment": {"A": "b"}}],
+        "queues": [{"name": "q"}],
+        "notifications": [{"bucket": "raw", "queue": "q", "suffix": ".jpg"}],
+        "sources": [{"queue": "q", "function": "f"}],
+        "schedules": [{"name": "s", "function": "f", "rate": "rate(1 minute)", "input": {"job": ""}}],
+        "faults": {"script": [None, {"kind": "kill", "after_seconds": 0.1}], "probabilities": {"freeze": 0.5}},
+        "event_retry_seconds": [0.5, 1.0],
+    }
+    config = FunctionCloudConfig.from_json(json.dumps(document))
+    assert config.functions[0].environment == {"A": "b"}
+    assert config.notifications == (Notification(bucket="raw", queue="q", suffix=".jpg"),)
+    assert config.faults.probabilities == {FunctionFaultKind.FREEZE: 0.5}
+    assert [fault and fault.kind for fault in config.faults.script] == [None, FunctionFaultKind.KILL]
+    assert config.event_retry_seconds == (0.5, 1.0)
+    assert FunctionCloudConfig.from_json("{}") == FunctionCloudConfig()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"warp": 9}',
+        '{"functions": [{"name": "f"}]}',
+        '{"functions": [{"name": "f", "handler": "m.f", "colour": 1}]}',
+        '{"functions": 3}',
+        '{"faults": {"script": [{"kind": "explode"}]}}',
+        '{"faults": {"script": [{"after_seconds": 1}]}}',
+        '{"queues": [[]]}',
+        '{"host": 3}',
+    ],
+)
+def test_what_is_no_configuration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        FunctionCloudConfig.from_json(text)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from stoker_local.functions.url_event import Reply, UrlRequest, reply_of, request_event
+
+
+def request(**changes: Any) -> UrlRequest:
+    settings: dict[str, Any] = {
+        "method": "GET",
+        "raw_path": "/v1/a%20b",
+        "raw_query": "size=3&tag=a&tag=b%2Fc",
+        "headers": {"host": "127.0.0.1:1", "user-agent": "me"},
+        "cookies": (),
+        "body": b"",
+        "source_ip": "127.0.0.1",
+        "caller": "",
+        "request_id": "id",
+        "received_at": 1.25,
+    }
+    return UrlRequest(**{**settings, **changes})
+
+
+def test_a_request_is_an_event_of_payload_format_two() -> None:
+    event = request_event(request(cookies=("a=1", "b=2")))
+    assert (event["version"], event["routeKey"], event["isBase64Encoded"]) == ("2.0", "$default", False)
+    assert (event["rawPath"], event["rawQueryString"]) == ("/v1/a%20b", "size=3&tag=a&tag=b%2Fc")
+    assert event["queryStringParameters"] == {"size": "3", "tag": "a,b/c"}
+    assert event["cookies"] == ["a=1", "b=2"]
+    context = event["requestContext"]
+    assert context["http"] == {
+        "method": "GET",
+        "path": "/v1/a%20b",
+        "protocol": "HTTP/1.1",
+        "sourceIp": "127.0.0.1",
+        "userAgent": "me",
+    }
+    assert (context["timeEpoch"], context["time"]) == (1250, "01/Jan/1970:00:00:01 +0000")
+    assert context["accountId"] == "anonymous"
+    assert "body" not in event
+
+
+def test_who_signed_a_request_stands_in_its_event() -> None:
+    assert request_event(request(caller="key"))["requestContext"]["authorizer"]["iam"]["accessKey"] == "key"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json; charset=utf-8", "TEXT/csv"])
+def test_text_stays_text(content_type: str) -> None:
+    event = request_event(request(body="ü".encode(), headers={"content-type": content_type}))
+    assert (event["body"], event["isBase64Encoded"]) == ("ü", False)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [("application/octet-stream", b"abc"), ("", b"abc"), ("text/plain", b"\xff\xfe"), ("image/png", b"\x00")],
+)
+def test_what_is_not_text_is_base64(content_type: str, body: bytes) -> None:
+    event = request_event(request(body=body, headers={"content-type": content_type}))
+    assert event["isBase64Encoded"]
+    assert base64.b64decode(event["body"]) == body
+
+
+def test_a_result_with_a_status_is_a_response() -> None:
+    result = {
+        "statusCode": 206,
+        "headers": {"Content-Type": "image/png", "X-Number": 3},
+        "cookies": ["a=1"],
+        "body": base64.b64encode(b"\x00\xff").decode(),
+        "isBase64Encoded": True,
+    }
+    headers = {"content-type": "image/png", "x-number": "3"}
+    assert reply_of(json.dumps(result).encode()) == Reply(
+        status=206, headers=headers, cookies=("a=1",), body=b"\x00\xff"
+    )
+
+
+@pytest.mark.parametrize("payload", [b'{"a": 1}', b'"text"', b"null", b"not json"])
+def test_a_result_without_a_status_is_itself_the_body(payload: bytes) -> None:
+    reply = reply_of(payload)
+    assert (reply.status, reply.body, reply.headers) == (200, payload, {"content-type": "application/json"})
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"statusCode": "200"},
+        {"statusCode": 99},
+        {"statusCode": 600},
+        {"statusCode": True},
+        {"statusCode": 200, "headers": ["a"]},
+        {"statusCode": 200, "body": {"a": 1}},
+        {"statusCode": 200, "cookies": "a=1"},
+        {"statusCode": 200, "headers": {"a": "b\r\nset-cookie: c"}},
+        {"statusCode": 200, "headers": {"a\r\nb": "c"}},
+        {"statusCode": 200, "headers": {"a b": "c"}},
+        {"statusCode": 200, "headers": {"": "c"}},
+        {"statusCode": 200, "cookies": ["a=1\r\nb: c"]},
+        {"statusCode": 200, "body": "no base64!", "isBase64Encoded": True},
+    ],
+)
+def test_a_result_that_cannot_be_sent_is_refused(result: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        reply_of(json.dumps(result).encode())
