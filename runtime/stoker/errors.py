@@ -6,6 +6,8 @@ these once, where they meet it; nothing above an adapter sees another library's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 __all__ = [
     "BucketNotFoundError",
     "BudgetError",
@@ -15,8 +17,11 @@ __all__ = [
     "CredentialsError",
     "DatasetExistsError",
     "DeadlineError",
+    "EventError",
+    "FanoutError",
     "FetchError",
     "FormatError",
+    "FunctionError",
     "MissingExtraError",
     "NotFoundError",
     "ObjectChangedError",
@@ -53,6 +58,10 @@ class SchemaError(StokerError, ValueError):
     """A schema is not valid, or a sample does not match its schema."""
 
 
+class EventError(StokerError, ValueError):
+    """An event is not one that the function takes; the same event will never succeed. Names the field."""
+
+
 class FormatError(StokerError, ValueError):
     """Bytes are not the super-sample, manifest or pack record that they should be."""
 
@@ -79,6 +88,32 @@ class PackError(StokerError):
 
 class DatasetExistsError(PackError, FileExistsError):
     """There already is a data set at the URL."""
+
+
+class FunctionError(StokerError):
+    """A function ended with an error of its own, and would again: the same event is not tried again.
+
+    Attributes:
+        error_type: what the function calls the error: the name of its class.
+        error_message: what the error says.
+    """
+
+    def __init__(self, function: str, error_type: str, error_message: str) -> None:
+        super().__init__(f"the function {function} failed with {error_type}: {error_message}")
+        self.error_type = error_type
+        self.error_message = error_message
+
+
+class FanoutError(StokerError):
+    """Some tasks of a fan-out failed for good, the others were carried out; names them and says how to go on.
+
+    Attributes:
+        failures: name of the task → its last error, in the order of the tasks.
+    """
+
+    def __init__(self, message: str, failures: Mapping[str, StokerError]) -> None:
+        super().__init__(message)
+        self.failures = dict(failures)
 
 
 class StoreError(StokerError, OSError):
@@ -130,7 +165,7 @@ class TransientError(StoreError):
 
 
 class ThrottledError(TransientError):
-    """The store asks to slow down (503 SlowDown, 429)."""
+    """The store, or the platform of a function, asks to slow down (503 SlowDown, 429)."""
 
 
 class ServerError(TransientError):

@@ -40,7 +40,7 @@ FLOORS = {
     "waiting": """bounded clock first_touch loop_thread progress task_group
         fetch.deadline fetch.gate reading.byte_budget""",
     "stores": "store retry",
-    "composers": """dataset feed maintenance sources versions walk
+    "composers": """dataset fanout feed maintenance sources versions walk
         fetch.fetcher fetch.prefetcher fetch.range_reader
         pack.log pack.packer pack.plan pack.run
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples

@@ -1,0 +1,67 @@
+"""An executor whose calls do what a test says, in virtual time, and tasks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from stoker.fanout import Answer, Task
+
+__all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered"]
+
+Behaviour = Callable[[int, int], Awaitable[Answer]]
+"""What a call does: given the number in its event and how many calls for it came before."""
+
+
+def answer(result: Mapping[str, Any] | None = None, *, seconds: float = 1.0, is_cold: bool | None = False) -> Answer:
+    """An answer of a function with 1 GiB."""
+    return Answer(result=result or {}, billed_seconds=seconds, memory_bytes=1 << 30, is_cold=is_cold)
+
+
+def numbered(count: int, *, size_bytes: int = 10) -> list[Task]:
+    return [
+        Task(name=f"part {number}", function="work", event={"number": number}, size_bytes=size_bytes)
+        for number in range(count)
+    ]
+
+
+class ScriptedExecutor:
+    """Counts its calls, and how many run at once."""
+
+    name = "scripted"
+    platform: str | None = "lambda"
+    sees_files = False
+
+    def __init__(self, behave: Behaviour, *, concurrency: int = 1000) -> None:
+        self.concurrency = concurrency
+        self._behave = behave
+        self.calls: Counter[int] = Counter()
+        self.started: list[tuple[float, int]] = []
+        self.in_flight = self.most_in_flight = self.cancelled = 0
+
+    async def __aenter__(self) -> ScriptedExecutor:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
+        assert function == "work"
+        number = event["number"]
+        before = self.calls[number]
+        self.calls[number] += 1
+        self.started.append((asyncio.get_running_loop().time(), number))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self._behave(number, before)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.in_flight -= 1

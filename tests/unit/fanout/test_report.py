@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from stoker.fanout import Answer
+from stoker.fanout.report import Tally
+from stoker.prices import GB_BYTES, Prices
+
+LAMBDA = Prices.load().functions["lambda"]
+CLOUD_RUN = Prices.load().functions["cloud-run"]
+
+
+def test_dollars_are_those_of_the_price_list_for_each_call() -> None:
+    tally = Tally(LAMBDA)
+    for seconds, gib in ((10.0, 1), (2.0, 4)):
+        tally.answered(Answer(result={}, billed_seconds=seconds, memory_bytes=gib * GB_BYTES, is_cold=True))
+    report = tally.report([], 0, 12.0)
+    assert report.dollars == pytest.approx(2 * 0.0000002 + 18 * 0.0000166667)
+    assert (report.billed_seconds, report.gb_seconds, report.cold_starts) == (12.0, 18.0, 2)
+
+
+def test_processors_that_are_charged_for_apart_are_in_the_dollars() -> None:
+    tally = Tally(CLOUD_RUN)
+    tally.answered(Answer(result={}, billed_seconds=10.0, memory_bytes=GB_BYTES, is_cold=None, vcpus=2.0))
+    dollars = 0.0000004 + 10 * 0.0000025 + 20 * 0.000024
+    assert tally.report([], 0, 1.0).dollars == pytest.approx(dollars)
+
+
+def test_what_calls_in_vain_cost_is_reckoned_from_their_time() -> None:
+    tally = Tally(LAMBDA)
+    tally.answered(Answer(result={}, billed_seconds=1.0, memory_bytes=2 * GB_BYTES, is_cold=False))
+    tally.in_vain(10.0)
+    tally.in_vain(20.0)
+    report = tally.report([], 0, 1.0)
+    assert report.dollars == pytest.approx(3 * 0.0000002 + 62 * 0.0000166667)
+    assert (report.in_vain, report.gb_seconds) == (2, 2.0)
+
+
+def test_where_nothing_is_charged_there_are_no_dollars() -> None:
+    report = Tally(None).report([{}], 0, 1.0)
+    assert report.dollars is None
+    assert "$" not in " ".join(report.lines())
+
+
+def test_what_results_with_objects_count_is_added_up_and_nothing_else() -> None:
+    results: list[dict[str, object]] = [
+        {"samples": 10, "objects": 2, "size_bytes": 100},
+        {"samples": 5, "objects": 1, "size_bytes": 50},
+        {"samples": "many", "objects": True},
+        {"samples": 1000, "version": 3},
+    ]
+    report = Tally(None).report(results, 0, 1.0)
+    assert (report.tasks, report.samples, report.objects, report.size_bytes) == (4, 15, 3, 150)
+
+
+def test_the_lines_tell_what_happened_and_leave_out_what_did_not() -> None:
+    tally = Tally(LAMBDA)
+    tally.calls, tally.throttled = 5, 2
+    tally.answered(Answer(result={}, billed_seconds=3.0, memory_bytes=GB_BYTES, is_cold=True))
+    lines = tally.report([{"samples": 1200, "objects": 2, "size_bytes": 1 << 20}], 0, 9.0).lines()
+    assert lines == (
+        "1 task in 5 calls, in 9.0 s (throttled 2, cold starts 1)",
+        "1,200 samples in 2 super-samples, 1.00 MiB",
+        "3.0 s of functions, 3.00 GB-s, $0.0001 for functions (the bucket's requests apart)",
+    )
