@@ -7,7 +7,6 @@ import json
 import random
 import time
 import uuid
-from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -15,7 +14,6 @@ from typing import Any
 
 import aiohttp
 
-from stoker.prices import Prices
 from stoker_local.bucket import LocalBucket
 from stoker_local.functions.authority import Authority
 from stoker_local.functions.config import FunctionCloudConfig
@@ -29,22 +27,20 @@ from stoker_local.functions.google.service import Service, ServiceConfig
 from stoker_local.functions.google.spec import GoogleSpec
 from stoker_local.functions.invoke_api import InvokeApi
 from stoker_local.functions.isolation import choose_tmp
+from stoker_local.functions.ledger import Ledger
 from stoker_local.functions.outcome import Invocation, Outcome
 from stoker_local.functions.sandbox import SandboxConfig
 from stoker_local.functions.serving import serving
 from stoker_local.functions.spec import FunctionSpec
-from stoker_local.functions.statistics import FunctionStatistics, Happening, Journal, Meter
+from stoker_local.functions.statistics import FunctionStatistics, Happening
 from stoker_local.functions.tasks import Tasks, background
-from stoker_local.functions.triggers.event_source import poll
-from stoker_local.functions.triggers.notification import created_message, matches, test_message
-from stoker_local.functions.triggers.queue import LocalQueue
+from stoker_local.functions.triggers.assembly import Notifier, make_queues, start_source, watching
+from stoker_local.functions.triggers.notification import opening_message
 from stoker_local.functions.triggers.schedule import keep_firing, scheduled_event
 from stoker_local.gcs import LocalGcs
 from stoker_local.objects import ObjectCreated
 
 __all__ = ["FunctionCloud", "function_cloud"]
-
-_KEPT_LOGS = 1000
 
 
 class FunctionCloud:
@@ -70,25 +66,18 @@ class FunctionCloud:
         self.config = config
         self.url = ""
         self.tmp = choose_tmp(config.tmp)
-        self.queues: dict[str, LocalQueue] = {}
+        self.queues = make_queues(config.queues, seed=config.seed, clock=clock)
         self.function_urls: dict[str, str] = {}
         self.google_urls: dict[str, str] = {}
         self._tasks = tasks
         self._session = session
         self._clock = clock
-        self._echo = echo
         self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
         self._faults = FunctionFaultInjector(config.faults)
-        self._journal = Journal(asyncio.get_running_loop().time)
-        self._prices = Prices.load().functions
-        self._meters: dict[str, Meter] = {}
-        self._logs: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=_KEPT_LOGS))
+        self._ledger = Ledger(clock=asyncio.get_running_loop().time, echo=echo)
         self._fleets: dict[str, Fleet] = {}
         self._services: dict[str, Service] = {}
-        self._sequence = 0
-        self._events = EventInvoker(
-            self.queues, retry_seconds=config.event_retry_seconds, tasks=tasks, journal=self._journal
-        )
+        self._events = EventInvoker(self.queues, retry_seconds=config.event_retry_seconds, tasks=tasks)
 
     # --- use ----------------------------------------------------------------------------------------------------
 
@@ -144,154 +133,100 @@ class FunctionCloud:
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the figures of every function; :func:`~stoker_local.functions.statistics.total` adds them up."""
-        return {name: meter.read() for name, meter in self._meters.items()}
+        return self._ledger.statistics()
 
     def events(self, since: int = 0) -> list[Happening]:
         """Return what has happened from number ``since`` on, oldest first."""
-        return self._journal.since(since)
+        return self._ledger.events(since)
 
     def log(self, function: str) -> str:
         """Return what the newest 1,000 invocations of a function wrote."""
-        return "".join(self._logs[function])
+        return "".join(self._ledger.accounts[function].logs)
 
     # --- making it ----------------------------------------------------------------------------------------------
 
     async def start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
         """Start everything; the stack ends it."""
-        self._make_queues(stack)
         authority = Authority(self.config.keys, region=self.config.region, clock=self._clock)
         api = InvokeApi(self._fleets, self._events, authority, new_id=self._new_id)
         self.url = await self._serve(stack, api, self.config.port)
         role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
         for spec in self.config.functions:
-            self._fleets[spec.name] = Fleet(self._fleet_config(spec, role))
+            fleet = self._fleets[spec.name] = self._fleet(spec, {**role, **self.config.environment})
             if spec.url_auth:
-                front = FunctionUrl(self._fleets[spec.name], authority, new_id=self._new_id)
-                self.function_urls[spec.name] = await self._serve(stack, front)
-        await self._start_google(stack, gcs.environment() if gcs else {})
+                self.function_urls[spec.name] = await self._serve(
+                    stack, FunctionUrl(fleet, authority, new_id=self._new_id)
+                )
+        platform = {**(gcs.environment() if gcs else {}), **self.config.environment}
+        for google in self.config.google:
+            service = self._services[google.name] = self._service(google, platform)
+            self.google_urls[google.name] = await self._serve(stack, service)
         self._start_triggers()
         if bucket is not None:
-            self._watch(stack, bucket.service.watchers, self._on_s3)
+            notifier = Notifier(self.config.notifications, self.queues, region=self.config.region)
+            stack.enter_context(watching(bucket.service.watchers, notifier.notify))
         if gcs is not None:
-            self._watch(stack, gcs.watchers, self._on_gcs)
+            stack.enter_context(watching(gcs.watchers, self._on_finalized))
+        for queue in self.queues.values():
+            stack.callback(queue.close)
 
     async def _serve(self, stack: AsyncExitStack, front: InvokeApi | FunctionUrl | Service, port: int = 0) -> str:
         address = await stack.enter_async_context(serving(front.application(), self.config.host, port))
         return f"http://{address}"
 
-    def _make_queues(self, stack: AsyncExitStack) -> None:
-        """Make the queues, each after the one that takes its dead letters."""
-        waiting = {spec.name: spec for spec in self.config.queues}
-        while waiting:
-            spec = next(spec for spec in waiting.values() if spec.dead_letters not in waiting)
-            del waiting[spec.name]
-            chance = random.Random(f"{self.config.seed}/{spec.name}")  # noqa: S311  (reproducible duplicates)
-            queue = LocalQueue(spec, chance=chance, dead_letters=self.queues.get(spec.dead_letters), clock=self._clock)
-            stack.callback(queue.close)
-            self.queues[spec.name] = queue
-
-    def _fleet_config(self, spec: FunctionSpec, role: Mapping[str, str]) -> FleetConfig:
+    def _fleet(self, spec: FunctionSpec, environment: Mapping[str, str]) -> Fleet:
         config = self.config
-        meter = self._meters[spec.name] = Meter(self._prices["lambda"], memory_bytes=spec.memory_bytes)
         sandbox = SandboxConfig(
             spec=spec,
             host=config.host,
             region=config.region,
             arn=f"arn:aws:lambda:{config.region}:{config.account}:function:{spec.name}",
-            environment={**role, **config.environment},
+            environment=environment,
             tmp=self.tmp,
             init_seconds=config.init_seconds,
         )
-        return FleetConfig(
-            sandbox=sandbox,
-            idle_seconds=config.idle_seconds,
-            faults=self._faults,
-            meter=meter,
-            journal=self._journal,
-            tasks=self._tasks,
-            on_log=self._on_log,
+        return Fleet(
+            FleetConfig(
+                sandbox=sandbox,
+                idle_seconds=config.idle_seconds,
+                faults=self._faults,
+                account=self._ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes),
+                tasks=self._tasks,
+            )
         )
 
-    async def _start_google(self, stack: AsyncExitStack, environment: Mapping[str, str]) -> None:
-        for spec in self.config.google:
-            self._services[spec.name] = Service(self._service_config(spec, environment), self._session)
-            self.google_urls[spec.name] = await self._serve(stack, self._services[spec.name])
-
-    def _service_config(self, spec: GoogleSpec, environment: Mapping[str, str]) -> ServiceConfig:
-        meter = Meter(self._prices["cloud-run"], memory_bytes=spec.memory_bytes, vcpus=spec.cpus)
-        self._meters[spec.name] = meter
-        instance = InstanceConfig(
-            spec=spec,
-            host=self.config.host,
-            environment={**environment, **self.config.environment},
-            tmp=self.tmp,
-        )
-        return ServiceConfig(
-            instance=instance,
+    def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
+        config = ServiceConfig(
+            instance=InstanceConfig(spec=spec, host=self.config.host, environment=environment, tmp=self.tmp),
             idle_seconds=self.config.idle_seconds,
             faults=self._faults,
-            meter=meter,
-            journal=self._journal,
+            account=self._ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus),
             tasks=self._tasks,
-            on_log=self._on_log,
         )
+        return Service(config, self._session)
 
     def _start_triggers(self) -> None:
-        region, account = self.config.region, self.config.account
-        for source in self.config.sources:
-            fleet = self._fleets[source.function]
-            arn = f"arn:aws:sqs:{region}:{account}:{source.queue}"
-            for _ in range(source.concurrency):
-                self._tasks.start(poll(source, self.queues[source.queue], self._invoker(fleet), queue_arn=arn))
-        for schedule in self.config.schedules:
+        config = self.config
+        for source in config.sources:
+            arn = f"arn:aws:sqs:{config.region}:{config.account}:{source.queue}"
+            invoke = partial(self._invoke_waiting, self._fleets[source.function])
+            start_source(self._tasks, source, self.queues[source.queue], invoke, queue_arn=arn)
+        for schedule in config.schedules:
             if schedule.enabled:
                 self._tasks.start(keep_firing(schedule, partial(self.fire, schedule.name)))
-        for finalized in self.config.finalized:
+        for finalized in config.finalized:
             for _ in range(finalized.concurrency):
                 self._tasks.start(push(self.queues[finalized.queue], self._services[finalized.function]))
-        for notification in self.config.notifications:
-            self.queues[notification.queue].send(test_message(notification.bucket, self._clock()))
+        for notification in config.notifications:
+            self.queues[notification.queue].send(opening_message(notification.bucket, self._clock()))
 
-    def _invoker(self, fleet: Fleet) -> Callable[[bytes], Any]:
-        def invoke(payload: bytes) -> Any:
-            return fleet.invoke(Invocation(request_id=self._new_id(), payload=payload), waits=True)
+    async def _invoke_waiting(self, fleet: Fleet, payload: bytes) -> Outcome:
+        return await fleet.invoke(Invocation(request_id=self._new_id(), payload=payload), waits=True)
 
-        return invoke
-
-    # --- what comes in ------------------------------------------------------------------------------------------
-
-    def _watch(
-        self,
-        stack: AsyncExitStack,
-        watchers: list[Callable[[ObjectCreated], None]],
-        react: Callable[[ObjectCreated], None],
-    ) -> None:
-        """React to objects that are created, on this event loop, whatever thread the bucket runs on."""
-        loop = asyncio.get_running_loop()
-
-        def on_created(created: ObjectCreated) -> None:
-            loop.call_soon_threadsafe(react, created)
-
-        watchers.append(on_created)
-        stack.callback(watchers.remove, on_created)
-
-    def _on_s3(self, created: ObjectCreated) -> None:
-        for notification in self.config.notifications:
-            if matches(notification, created):
-                self._sequence += 1
-                message = created_message(created, region=self.config.region, sequence=self._sequence)
-                self.queues[notification.queue].send(message)
-
-    def _on_gcs(self, created: ObjectCreated) -> None:
+    def _on_finalized(self, created: ObjectCreated) -> None:
         for finalized in self.config.finalized:
             if finalized.bucket == created.bucket:
                 self.queues[finalized.queue].send(finalized_message(created))
-
-    def _on_log(self, instance: str, log: bytes) -> None:
-        if log:
-            text = log.decode("utf-8", "replace")
-            self._logs[instance.rpartition("/")[0]].append(text)
-            self._echo(text)
 
     def _new_id(self) -> str:
         return str(uuid.UUID(int=self._ids.getrandbits(128), version=4))

@@ -15,7 +15,6 @@ from typing import Any
 from stoker_local.functions.errors import ServiceError
 from stoker_local.functions.fleet import Fleet
 from stoker_local.functions.outcome import Invocation, Outcome
-from stoker_local.functions.statistics import Journal
 from stoker_local.functions.tasks import Tasks
 from stoker_local.functions.triggers.queue import LocalQueue
 
@@ -31,27 +30,24 @@ class EventInvoker:
         *,
         retry_seconds: tuple[float, float],
         tasks: Tasks,
-        journal: Journal,
     ) -> None:
         self._queues = queues
         self._retry_seconds = retry_seconds
         self._tasks = tasks
-        self._journal = journal
 
     def accept(self, fleet: Fleet, invocation: Invocation) -> asyncio.Task[None]:
         """Take an event over; the task ends when it has been handled or given up."""
         return self._tasks.start(self._deliver(fleet, invocation))
 
     async def _deliver(self, fleet: Fleet, invocation: Invocation) -> None:
-        name = fleet.spec.name
         for attempt in range(1 + fleet.spec.retries):
             if attempt:
-                self._journal.note(name, "retry", detail=str(attempt))
+                fleet.account.note("retry", detail=str(attempt))
                 await asyncio.sleep(self._retry_seconds[attempt - 1])
             outcome = await self._attempt(fleet, invocation)
             if not outcome.error_type:
                 return
-        self._journal.note(name, "dropped", detail=outcome.error_type)
+        fleet.account.note("dropped", detail=outcome.error_type)
         if fleet.spec.on_failure:
             record = _record(fleet.arn, invocation, outcome, attempts=1 + fleet.spec.retries)
             self._queues[fleet.spec.on_failure].send(json.dumps(record))

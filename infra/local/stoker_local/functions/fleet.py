@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stoker_local.functions.errors import ServiceError
 from stoker_local.functions.faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
+from stoker_local.functions.ledger import Account
 from stoker_local.functions.outcome import Answer, Invocation, Outcome, billed_milliseconds, report
 from stoker_local.functions.output import tail
 from stoker_local.functions.sandbox import Sandbox, SandboxConfig
 from stoker_local.functions.spec import FunctionSpec
-from stoker_local.functions.statistics import Journal, Meter
 from stoker_local.functions.tasks import Tasks
 
 __all__ = ["Fleet", "FleetConfig"]
@@ -25,20 +24,17 @@ class FleetConfig:
     Attributes:
         sandbox: what its instances have in common.
         idle_seconds: an instance without work for so long is taken back.
-        on_log: is given what every invocation wrote.
     """
 
     sandbox: SandboxConfig
     idle_seconds: float
     faults: FunctionFaultInjector
-    meter: Meter
-    journal: Journal
+    account: Account
     tasks: Tasks
-    on_log: Callable[[str, bytes], None]
 
 
 class Fleet:
-    """The instances of one function; its work is done in the tasks that it is given.
+    """The instances of one function; their work is done in the tasks that it is given.
 
     The instance that worked last works next, so that the others can be taken back.
     """
@@ -46,7 +42,7 @@ class Fleet:
     def __init__(self, config: FleetConfig) -> None:
         self.spec: FunctionSpec = config.sandbox.spec
         self._config = config
-        self._meter, self._journal = config.meter, config.journal
+        self.account, self._meter = config.account, config.account.meter
         self._slots = asyncio.Semaphore(self.spec.concurrency)
         self._idle: dict[Sandbox, asyncio.TimerHandle] = {}  # the one that worked last is last
         self._started = 0
@@ -70,23 +66,20 @@ class Fleet:
         """
         fault = self._config.faults.draw(self.spec.name)
         kind = fault and fault.kind
-        if kind is FunctionFaultKind.THROTTLE:
-            self._strike(FunctionFaultKind.THROTTLE)
+        if fault is not None and kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
+            self.account.struck(fault.kind)
         if kind is FunctionFaultKind.THROTTLE or (self._slots.locked() and not waits):
-            self._meter.throttles += 1
-            self._journal.note(self.spec.name, "throttle")
+            self.account.throttled()
             raise ServiceError(
                 "TooManyRequestsException",
                 "Rate Exceeded.",
                 reason="ReservedFunctionConcurrentInvocationLimitExceeded",
             )
         if kind is FunctionFaultKind.RECLAIM:
-            self._strike(FunctionFaultKind.RECLAIM)
             self.reclaim()
         await self._slots.acquire()
         task = self._config.tasks.start(self._run(invocation, fault))
         if kind is FunctionFaultKind.DUPLICATE:
-            self._strike(FunctionFaultKind.DUPLICATE)
             self._config.tasks.start(self._run_again(invocation))
         return await asyncio.shield(task)
 
@@ -109,7 +102,7 @@ class Fleet:
             sandbox, is_cold = self._lease()
             error = await self._start(sandbox) if is_cold else None
             if error is None:
-                self._journal.note(self.spec.name, "invoke", instance=sandbox.name)
+                self.account.note("invoke", instance=sandbox.name)
                 answer, seconds = await sandbox.run(invocation, fault)
             else:
                 answer, seconds = error, 0.0
@@ -139,14 +132,14 @@ class Fleet:
             timer.cancel()
             return sandbox, False
         self._started += 1
-        return Sandbox(f"{self.spec.name}/{self._started}", self._config.sandbox, on_fault=self._strike), True
+        return Sandbox(f"{self.spec.name}/{self._started}", self._config.sandbox, on_fault=self.account.struck), True
 
     async def _start(self, sandbox: Sandbox) -> Answer | None:
-        self._meter.instance_started()
+        self.account.started()
         self._config.tasks.start(self._live(sandbox))
         error = await sandbox.start()
         what = "cold-start" if error is None else "start-failed"
-        self._journal.note(self.spec.name, what, instance=sandbox.name, detail=error.error_type if error else "")
+        self.account.note(what, instance=sandbox.name, detail=error.error_type if error else "")
         return error
 
     async def _live(self, sandbox: Sandbox) -> None:
@@ -161,12 +154,12 @@ class Fleet:
         """Count an invocation that has ended, and return it with the end of its whole log."""
         log = b"START RequestId: %b Version: $LATEST\n" % outcome.request_id.encode()
         log += outcome.log + report(self.spec, outcome)
-        self._config.on_log(sandbox.name, log)
+        self.account.wrote(log)
         self._meter.invocations += 1
         self._meter.errors += bool(outcome.error_type)
         self._meter.billed_seconds += outcome.billed_milliseconds / 1000
         what = "error" if outcome.error_type else "answer"
-        self._journal.note(self.spec.name, what, instance=sandbox.name, detail=outcome.error_type)
+        self.account.note(what, instance=sandbox.name, detail=outcome.error_type)
         return replace(outcome, log=tail(log))
 
     def _release(self, sandbox: Sandbox) -> None:
@@ -176,10 +169,5 @@ class Fleet:
 
     def _take_back(self, sandbox: Sandbox) -> None:
         self._idle.pop(sandbox).cancel()
-        self._meter.reclaimed += 1
-        self._journal.note(self.spec.name, "reclaim", instance=sandbox.name)
+        self.account.reclaimed(sandbox.name)
         sandbox.kill()
-
-    def _strike(self, kind: FunctionFaultKind) -> None:
-        self._meter.faults[kind.value] += 1
-        self._journal.note(self.spec.name, kind.value)

@@ -9,7 +9,6 @@ import base64
 import binascii
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -82,8 +81,7 @@ class InvokeApi:
 
     def _fleet(self, name: str, qualifier: str) -> Fleet:
         """Return the function of a name, a partial or a whole ARN, with or without the only version there is."""
-        asked, _, suffix = unquote(name).rpartition(":$")
-        name = (asked if suffix == "LATEST" else unquote(name)).rpartition(":")[2]
+        name = name.removesuffix(":$LATEST").rpartition(":")[2]
         fleet = self._fleets.get(name)
         if fleet is None or qualifier != "$LATEST":
             wanted = f"{name}:{qualifier}"

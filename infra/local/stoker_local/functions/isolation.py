@@ -22,7 +22,7 @@ _LAUNCHER = Path(__file__).with_name("launcher.py")
 _TMP = Path("/tmp")  # noqa: S108  (the function's own)
 _PROBE_SECONDS = 30.0
 
-ADDRESS_ALLOWANCE_BYTES = 512 << 20
+ADDRESS_ALLOWANCE_BYTES = 1 << 30
 """What libraries, stacks and arenas take of the address space beyond what is ever resident."""
 
 

@@ -9,11 +9,9 @@ import pytest
 from stoker.clock import run_virtual
 from stoker_local.functions import Notification, Schedule
 from stoker_local.functions.google.finalized import finalized_message
-from stoker_local.functions.triggers.notification import created_message, matches, test_message
+from stoker_local.functions.triggers.notification import created_message, matches, opening_message
 from stoker_local.functions.triggers.schedule import keep_firing, scheduled_event
 from stoker_local.objects import ObjectCreated, StoredObject
-
-test_message.__test__ = False  # type: ignore[attr-defined]  # what S3 sends, not a test
 
 
 def created(key: str = "k", bucket: str = "raw") -> ObjectCreated:
@@ -52,7 +50,7 @@ def test_later_notifications_have_greater_sequencers() -> None:
 
 
 def test_the_first_message_of_a_notification_is_a_test_without_records() -> None:
-    message = json.loads(test_message("raw", 0.0))
+    message = json.loads(opening_message("raw", 0.0))
     assert (message["Event"], message["Bucket"]) == ("s3:TestEvent", "raw")
     assert "Records" not in message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -16,8 +16,8 @@ from yarl import URL
 from stoker_local.functions.faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
 from stoker_local.functions.google.instance import Instance, InstanceConfig
 from stoker_local.functions.google.spec import GoogleSpec
+from stoker_local.functions.ledger import Account
 from stoker_local.functions.payload import read_body
-from stoker_local.functions.statistics import Journal, Meter
 from stoker_local.functions.tasks import Tasks
 
 __all__ = ["Service", "ServiceConfig"]
@@ -36,16 +36,13 @@ class ServiceConfig:
     Attributes:
         instance: what its instances have in common.
         idle_seconds: an instance without work for so long is taken back.
-        on_log: is given what an instance wrote.
     """
 
     instance: InstanceConfig
     idle_seconds: float
     faults: FunctionFaultInjector
-    meter: Meter
-    journal: Journal
+    account: Account
     tasks: Tasks
-    on_log: Callable[[str, bytes], None]
 
 
 class Service:
@@ -55,7 +52,7 @@ class Service:
         self.spec: GoogleSpec = config.instance.spec
         self._config = config
         self._session = session
-        self._meter, self._journal = config.meter, config.journal
+        self._account, self._meter = config.account, config.account.meter
         self._slots = asyncio.Semaphore(self.spec.instances * self.spec.concurrency)
         self._instances: dict[Instance, asyncio.Task[None]] = {}
         self._idle: dict[Instance, asyncio.TimerHandle] = {}
@@ -80,16 +77,15 @@ class Service:
         """Let an instance answer a request; ``target`` is its path and query as sent."""
         fault = self._config.faults.draw(self.spec.name)
         kind = fault and fault.kind
+        if fault is not None and kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
+            self._account.struck(fault.kind)
         if kind is FunctionFaultKind.THROTTLE or self._slots.locked():
-            self._meter.throttles += 1
-            self._journal.note(self.spec.name, "throttle")
+            self._account.throttled()
             return web.Response(status=429, text="Rate exceeded.")
         if kind is FunctionFaultKind.RECLAIM:
-            self._strike(FunctionFaultKind.RECLAIM)
             self.reclaim()
         await self._slots.acquire()
         if kind is FunctionFaultKind.DUPLICATE:
-            self._strike(FunctionFaultKind.DUPLICATE)
             self._config.tasks.start(self._call_again(method, target, headers, body))
         return await self._in_slot(method, target, headers, body, fault)
 
@@ -114,7 +110,7 @@ class Service:
             response = await self._forward(instance, method, target, headers, body)
             self._meter.errors += response.status >= 500
             what = "error" if response.status >= 500 else "answer"
-            self._journal.note(self.spec.name, what, instance=instance.name, detail=str(response.status))
+            self._account.note(what, instance=instance.name, detail=str(response.status))
             return response
         finally:
             for timer in timers:
@@ -168,8 +164,8 @@ class Service:
     def _start(self) -> Instance:
         self._started += 1
         instance = Instance(f"{self.spec.name}/{self._started}", self._config.instance)
-        self._meter.instance_started()
-        self._journal.note(self.spec.name, "cold-start", instance=instance.name)
+        self._account.started()
+        self._account.note("cold-start", instance=instance.name)
         self._instances[instance] = self._config.tasks.start(self._live(instance))
         return instance
 
@@ -186,7 +182,7 @@ class Service:
         loop = asyncio.get_running_loop()
         instance.active -= 1
         self._meter.invocations += 1
-        self._config.on_log(instance.name, instance.take_log())
+        self._account.wrote(instance.take_log())
         if instance.active:
             return
         self._meter.busy -= 1
@@ -197,8 +193,7 @@ class Service:
 
     def _take_back(self, instance: Instance) -> None:
         self._idle.pop(instance).cancel()
-        self._meter.reclaimed += 1
-        self._journal.note(self.spec.name, "reclaim", instance=instance.name)
+        self._account.reclaimed(instance.name)
         self._instances.pop(instance).cancel()
 
     # --- faults -------------------------------------------------------------------------------------------------
@@ -209,14 +204,10 @@ class Service:
         loop = asyncio.get_running_loop()
         act = instance.kill if fault.kind is FunctionFaultKind.KILL else instance.freeze
         return [
-            loop.call_later(fault.after_seconds, self._strike, fault.kind),
+            loop.call_later(fault.after_seconds, self._account.struck, fault.kind),
             loop.call_later(fault.after_seconds, act),
             loop.call_later(fault.after_seconds + fault.freeze_seconds, instance.thaw),
         ]
-
-    def _strike(self, kind: FunctionFaultKind) -> None:
-        self._meter.faults[kind.value] += 1
-        self._journal.note(self.spec.name, kind.value)
 
 
 def _is_let_in(header: str, token: str) -> bool:

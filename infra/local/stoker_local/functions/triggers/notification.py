@@ -13,7 +13,7 @@ from urllib.parse import quote_plus
 from stoker_local.functions.triggers.spec import Notification
 from stoker_local.objects import ObjectCreated
 
-__all__ = ["created_message", "matches", "test_message"]
+__all__ = ["created_message", "matches", "opening_message"]
 
 
 def matches(notification: Notification, created: ObjectCreated) -> bool:
@@ -29,7 +29,7 @@ def _iso(posix_seconds: float) -> str:
     return datetime.fromtimestamp(posix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
-def test_message(bucket: str, now: float) -> str:
+def opening_message(bucket: str, now: float) -> str:
     """Return what S3 sends first, when a notification is set up."""
     event = {
         "Service": "Amazon S3",
