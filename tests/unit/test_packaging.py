@@ -101,9 +101,10 @@ def test_every_entry_point_resolves_to_what_its_group_wants(wheel: Path) -> None
     for point in PathDistribution(info).entry_points:
         print(point.name, type(point.load()).__name__)
     """.replace("\n    ", "\n")
-    commands = PROJECT["project"]["entry-points"]["stoker.commands"]
+    groups = PROJECT["project"]["entry-points"]
     wanted = [
-        *(f"{name} Command" for name in commands),
+        *(f"{name} Command" for name in groups["stoker.commands"]),
+        *(f"{name} function" for name in groups["stoker.executors"]),
         *(f"{name} function" for name in PROJECT["project"]["scripts"]),
     ]
     assert sorted(run(wheel, program).splitlines()) == sorted(wanted)

@@ -1,0 +1,135 @@
+"""Identity tokens: who calls a function of Google's, signed by Google for that function alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+import aiohttp
+import jwt
+from gcloud.aio.auth import AioSession, Token
+from gcloud.aio.auth.token import (
+    GCE_ENDPOINT_ID_TOKEN,
+    GCE_METADATA_HEADERS,
+    GCLOUD_ENDPOINT_GENERATE_ID_TOKEN,
+    Type,
+)
+
+from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.store.network import proxy_of, trusted
+
+if TYPE_CHECKING:
+    from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
+
+__all__ = ["IdentityTokens"]
+
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_LIFE_SECONDS, _MARGIN_SECONDS = 3600, 300
+_TIMEOUT_SECONDS = 10
+_NO_CREDENTIALS = (
+    "no Google credentials were found: set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth application-default "
+    "login', or run where a service account is attached"
+)
+
+
+class IdentityTokens:
+    """Tokens by audience, each kept until shortly before its end.
+
+    A service account's key signs for itself, and a machine with an account is asked for it. People have no such tokens
+    of their own: they get one of a service account that they may act for.
+
+    Args:
+        service_account: the e-mail address of the account to act for.
+    """
+
+    def __init__(self, service_account: str | None) -> None:
+        self._service_account = service_account
+        self._lock = asyncio.Lock()
+        self._kept: dict[str, tuple[str, float]] = {}
+
+    async def get(self, audience: str) -> str:
+        """Return a token for the function at the URL ``audience``.
+
+        Raises:
+            CredentialsError: there are no credentials that can have one, or they were refused.
+            ConnectionLostError: Google could not be reached.
+        """
+        async with self._lock:
+            token, until_seconds = self._kept.get(audience, ("", 0.0))
+            if asyncio.get_running_loop().time() >= until_seconds:
+                token = await self._fresh(audience)
+                until_seconds = asyncio.get_running_loop().time() + _LIFE_SECONDS - _MARGIN_SECONDS
+                self._kept[audience] = (token, until_seconds)
+            return token
+
+    def forget(self, audience: str) -> None:
+        """Drop a token that was refused."""
+        self._kept.pop(audience, None)
+
+    async def _fresh(self, audience: str) -> str:
+        try:
+            source = Token(None, None, [_SCOPE])
+            is_machine = source.token_type is Type.GCE_METADATA
+            proxy = None if is_machine else proxy_of(source.token_uri)
+            connector = aiohttp.TCPConnector(ssl=trusted())
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
+            async with aiohttp.ClientSession(connector=connector, proxy=proxy, timeout=timeout) as session:
+                if self._service_account is not None:
+                    return await _impersonated(source, session, self._service_account, audience)
+                if is_machine:
+                    return await _of_this_machine(session, audience)
+                if source.token_type is Type.SERVICE_ACCOUNT:
+                    return await _self_signed(source, session, audience)
+        except aiohttp.ClientResponseError as error:
+            # Not chained, here and below: the client's error holds the request, or a proxy's password.
+            raise CredentialsError(
+                f"Google refused to identify the caller of {audience} ({error.status}); log in again, or ask for the "
+                "role roles/iam.serviceAccountOpenIdTokenCreator"
+            ) from None
+        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            if is_machine:
+                raise CredentialsError(_NO_CREDENTIALS) from None
+            raise ConnectionLostError(f"Google's token endpoint could not be reached: {error}") from None
+        except (OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
+            raise CredentialsError(
+                f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
+                "check GOOGLE_APPLICATION_CREDENTIALS"
+            ) from None
+        raise CredentialsError(
+            f"credentials of kind {source.token_type.value} identify no caller; name a service account that you may "
+            "act for (--function-account), or use a service account's key"
+        )
+
+
+async def _of_this_machine(session: aiohttp.ClientSession, audience: str) -> str:
+    url = GCE_ENDPOINT_ID_TOKEN.format(audience=quote(audience, safe=""))
+    async with session.get(url, headers=GCE_METADATA_HEADERS, raise_for_status=True) as response:
+        return await response.text()
+
+
+async def _self_signed(source: Token, session: aiohttp.ClientSession, audience: str) -> str:
+    account, now = source.service_data, int(time.time())
+    claims = {
+        "iss": account["client_email"],
+        "sub": account["client_email"],
+        "aud": source.token_uri,
+        "iat": now,
+        "exp": now + _LIFE_SECONDS,
+        "target_audience": audience,
+    }
+    form = {"grant_type": _GRANT, "assertion": jwt.encode(claims, account["private_key"], algorithm="RS256")}
+    async with session.post(source.token_uri, data=form, raise_for_status=True) as response:
+        return str((await response.json())["id_token"])
+
+
+async def _impersonated(source: Token, session: aiohttp.ClientSession, service_account: str, audience: str) -> str:
+    source.session = AioSession(cast("Session", session))
+    access = await source.refresh(timeout=_TIMEOUT_SECONDS)
+    url = GCLOUD_ENDPOINT_GENERATE_ID_TOKEN.format(service_account=quote(service_account, safe="@"))
+    asked: dict[str, Any] = {"audience": audience, "includeEmail": True}
+    headers = {"Authorization": f"Bearer {access.value}"}
+    async with session.post(url, json=asked, headers=headers, raise_for_status=True) as response:
+        return str((await response.json())["token"])

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from stoker.errors import ConnectionLostError, CredentialsError
+from stoker_functions.executors import identity
+from stoker_functions.executors.identity import IdentityTokens
+
+FUNCTION = "https://europe-west1-mine.cloudfunctions.net/stoker-pack"
+KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+@asynccontextmanager
+async def google(handler: Handler) -> AsyncIterator[str]:
+    """A server that stands for Google's; whatever it is asked for goes to one handler."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **account: Any) -> None:
+    file = tmp_path / "credentials.json"
+    file.write_text(json.dumps(account))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+
+
+def service_account(token_uri: str) -> dict[str, Any]:
+    key = KEY.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    email = "packer@mine.iam.gserviceaccount.com"
+    return {"type": "service_account", "client_email": email, "private_key": key, "token_uri": token_uri}
+
+
+def test_a_service_accounts_key_signs_for_the_function_and_the_token_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claims: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        form = await request.post()
+        claims.append(jwt.decode(str(form["assertion"]), KEY.public_key(), ["RS256"], audience=f"{url}/token"))
+        return web.json_response({"id_token": f"token-{len(claims)}"})
+
+    url = ""
+
+    async def tokens() -> list[str]:
+        nonlocal url
+        async with google(handler) as url:
+            use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
+            mine = IdentityTokens(None)
+            taken = [await mine.get(FUNCTION), await mine.get(FUNCTION), await mine.get(f"{FUNCTION}-other")]
+            mine.forget(FUNCTION)
+            return [*taken, await mine.get(FUNCTION)]
+
+    assert asyncio.run(tokens()) == ["token-1", "token-1", "token-2", "token-3"]
+    assert [each["target_audience"] for each in claims] == [FUNCTION, f"{FUNCTION}-other", FUNCTION]
+    assert claims[0]["exp"] - claims[0]["iat"] == 3600
+
+
+def test_calls_at_once_ask_for_one_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = 0
+
+    async def handler(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.01)
+        return web.json_response({"id_token": "one"})
+
+    async def tokens() -> set[str]:
+        async with google(handler) as url:
+            use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
+            mine = IdentityTokens(None)
+            return set(await asyncio.gather(*(mine.get(FUNCTION) for _ in range(20))))
+
+    assert asyncio.run(tokens()) == {"one"}
+    assert asked == 1
+
+
+def test_a_machine_with_an_account_is_asked_for_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.headers["Metadata-Flavor"] == "Google"
+        assert request.query["audience"] == FUNCTION
+        return web.Response(text="of-the-machine")
+
+    async def token() -> str:
+        async with google(handler) as url:
+            monkeypatch.setattr(identity, "GCE_ENDPOINT_ID_TOKEN", url + "/identity?audience={audience}&format=full")
+            return await IdentityTokens(None).get(FUNCTION)
+
+    assert asyncio.run(token()) == "of-the-machine"
+
+
+def test_a_person_acts_for_a_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        if request.path == "/token":
+            return web.json_response({"access_token": "of-the-person", "expires_in": 3600})
+        assert request.path == "/packer@mine.iam"
+        assert request.headers["Authorization"] == "Bearer of-the-person"
+        assert (await request.json())["audience"] == FUNCTION
+        return web.json_response({"token": "of-the-account"})
+
+    async def token() -> str:
+        async with google(handler) as url:
+            person = {"client_id": "a", "client_secret": "b", "refresh_token": "c", "token_uri": f"{url}/token"}
+            use(monkeypatch, tmp_path, type="authorized_user", **person)
+            monkeypatch.setattr(identity, "GCLOUD_ENDPOINT_GENERATE_ID_TOKEN", url + "/{service_account}")
+            return await IdentityTokens("packer@mine.iam").get(FUNCTION)
+
+    assert asyncio.run(token()) == "of-the-account"
+
+
+def test_a_person_alone_is_told_to_name_a_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, tmp_path, type="authorized_user", client_id="a", client_secret="b", refresh_token="c")
+    with pytest.raises(CredentialsError, match="name a service account that you may act for"):
+        asyncio.run(IdentityTokens(None).get(FUNCTION))
+
+
+def test_a_refusal_of_google_repeats_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=403, text=str(await request.post()))
+
+    async def refused() -> None:
+        async with google(handler) as url:
+            use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
+            await IdentityTokens(None).get(FUNCTION)
+
+    with pytest.raises(CredentialsError, match=r"\(403\); log in again") as caught:
+        asyncio.run(refused())
+    assert "assertion" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_token_endpoint_that_cannot_be_reached_may_be_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, tmp_path, **service_account("http://127.0.0.1:9/token"))
+    with pytest.raises(ConnectionLostError, match="could not be reached"):
+        asyncio.run(IdentityTokens(None).get(FUNCTION))
+
+
+def test_a_machine_without_an_account_is_told_how_to_get_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:9/{audience}")
+    with pytest.raises(CredentialsError, match="no Google credentials were found"):
+        asyncio.run(IdentityTokens(None).get(FUNCTION))
+
+
+@pytest.mark.parametrize(
+    "account",
+    [
+        {"type": "nonsense"},
+        {"type": "service_account", "client_email": "x", "token_uri": "http://127.0.0.1:9"},
+        {"type": "service_account", "client_email": "x", "private_key": "secret", "token_uri": "http://127.0.0.1:9"},
+        {"client_email": "x"},
+    ],
+    ids=str,
+)
+def test_malformed_credentials_are_told_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, account: dict[str, str]
+) -> None:
+    use(monkeypatch, tmp_path, **account)
+    with pytest.raises(CredentialsError, match="unreadable or malformed") as caught:
+        asyncio.run(IdentityTokens(None).get(FUNCTION))
+    assert "secret" not in str(caught.value)
+
+
+def test_credentials_that_are_named_and_not_there_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/file")
+    with pytest.raises(CredentialsError, match="unreadable or malformed"):
+        asyncio.run(IdentityTokens(None).get(FUNCTION))
