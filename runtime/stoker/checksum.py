@@ -5,7 +5,9 @@ from __future__ import annotations
 import google_crc32c
 import numpy as np
 
-__all__ = ["crc32c"]
+__all__ = ["crc32c", "crc32c_combined"]
+
+_POLYNOMIAL = 0x82F63B78  # reflected
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
@@ -15,3 +17,27 @@ def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     """
     # The C function takes only buffers without a release hook: an array view of the same bytes is one.
     return int(google_crc32c.extend(value, np.frombuffer(data, np.uint8))) if len(data) else value
+
+
+def crc32c_combined(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32C of two runs of bytes, one behind the other, from the checksum of each and the second's length.
+
+    A checksum is the remainder of a polynomial over GF(2); bytes behind it multiply it by x**8 each.
+    """
+    power, shifted = 1 << 23, first  # x**8, reflected
+    while second_bytes:
+        if second_bytes & 1:
+            shifted = _product(power, shifted)
+        power = _product(power, power)
+        second_bytes >>= 1
+    return shifted ^ second
+
+
+def _product(a: int, b: int) -> int:
+    """Return the product of two polynomials modulo that of CRC-32C, all reflected."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product

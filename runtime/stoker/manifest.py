@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -111,6 +111,15 @@ class Rows:
             tags = _compact([rows.tag(row) for rows in (self, other) for row in range(len(rows))])
         return Rows(**columns, tags=tags)
 
+    def kept(self, keep: NDArray[np.bool_]) -> Rows:
+        """Return the rows where ``keep``, ``bool [rows]``, is true."""
+        columns = {name: getattr(self, name)[keep] for name in _ROW_FIELDS}
+        if isinstance(self.tags, tuple):
+            return Rows(
+                **columns, tags=_compact([tag for tag, is_kept in zip(self.tags, keep, strict=True) if is_kept])
+            )
+        return Rows(**columns, tags=self.tags[keep])
+
     def packed(self, row: int, ordinal: int) -> Packed:
         """Return one row as a record."""
         numbers = {name: int(getattr(self, name)[row]) for name in _ROW_FIELDS}
@@ -188,10 +197,25 @@ class Manifest:
             tag=self.rows.tag(row),
         )
 
-    def extended(self, rows: Rows, run: PackRun) -> Manifest:
-        """Return the next version, with the rows of one more run appended."""
-        runs = (*self.runs, run)
-        return replace(self, version=self.version + 1, rows=self.rows.followed_by(rows), runs=runs)
+    def extended(self, rows: Rows, *runs: PackRun) -> Manifest:
+        """Return the next version, with the rows of more runs appended."""
+        return replace(self, version=self.version + 1, rows=self.rows.followed_by(rows), runs=(*self.runs, *runs))
+
+    def without(self, dropped: Iterable[PackRun]) -> Manifest:
+        """Return the same version without some rows, which need not be there; perhaps without any."""
+        numbers: dict[str, list[tuple[int, int]]] = {}
+        for run in dropped:
+            numbers.setdefault(run.run, []).append((run.first_number, run.first_number + run.rows))
+        keep = np.ones(len(self), np.bool_)
+        runs: list[PackRun] = []
+        for run, end in zip(self.runs, self._run_ends, strict=True):
+            kept = keep[end - run.rows : end]
+            for first, behind in numbers.get(run.run, ()):
+                kept[max(0, first - run.first_number) : max(0, behind - run.first_number)] = False
+            borders = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
+            for first, behind in zip(borders[::2], borders[1::2], strict=True):
+                runs.append(PackRun(run.run, run.first_number + first, behind - first))
+        return replace(self, rows=self.rows.kept(keep), runs=tuple(runs))
 
     @property
     def file_bytes(self) -> int:

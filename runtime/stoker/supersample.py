@@ -141,8 +141,12 @@ class SuperSampleBuilder:
             column.append(value)
         self._value_bytes += sum(map(len, values))
 
-    def finish(self, origin: Origin) -> tuple[bytes, Packed]:
+    def finish(self, origin: Origin, *, is_last: bool = False) -> tuple[bytes, Packed]:
         """Return the object's bytes and its manifest entry, and start anew, empty.
+
+        Args:
+            origin: where the samples come from.
+            is_last: whether the pack run ends with it; its head says so.
 
         Raises:
             SchemaError: there is no sample.
@@ -163,13 +167,24 @@ class SuperSampleBuilder:
         data = b"".join([part for tensor in tensors for part in parts[tensor.name]])
         self._values = [[] for _ in self.schema]
         self._value_bytes = 0
-        return _assembled(data, samples, tensors, _head_end(self.schema, tensors), self.schema, origin)
+        head = _Metadata(self.schema, origin, is_last)
+        return _assembled(data, samples, tensors, _head_end(self.schema, tensors), head)
+
+
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    """What a head says beside where things lie."""
+
+    schema: Schema
+    origin: Origin
+    is_last: bool
+    data_crc32c: int = 0
 
 
 def _head_end(schema: Schema, tensors: Iterable[tensorfile.Tensor]) -> int:
     """Return how much of the data section belongs to the head."""
     large = {name for name, column in schema.items() if not is_small(column)}
-    return max(tensor.end for tensor in tensors if tensor.name not in large)
+    return max((tensor.end for tensor in tensors if tensor.name not in large), default=0)
 
 
 def _assembled(
@@ -177,17 +192,19 @@ def _assembled(
     samples: int,
     tensors: tuple[tensorfile.Tensor, ...],
     head_end: int,
-    schema: Schema,
-    origin: Origin,
+    said: _Metadata,
 ) -> tuple[bytes, Packed]:
+    origin = said.origin
     metadata = {
         "stoker": FORMAT,
         "dataset": origin.dataset,
         "run": origin.run,
         "ordinal": str(origin.ordinal),
         "crc32c": f"{crc32c(data):08x}",
-        "schema": schema.to_json(),
+        "schema": said.schema.to_json(),
     }
+    if said.is_last:
+        metadata["last"] = "true"
     header = tensorfile.encode_header(metadata, tensors)
     head_crc32c = crc32c(memoryview(data)[:head_end], crc32c(header))
     whole = header + data
@@ -212,6 +229,7 @@ class Head:
         size_bytes: of the whole object.
         head_bytes: of the head itself.
         data_crc32c: checksum of the data section.
+        is_last: whether the pack run ended with it.
         starts: column name → offset in the object of its first value.
         offsets: ragged column name → ``int64 [samples + 1]``, in elements.
         checksums: ``uint32 [samples, columns]``.
@@ -224,6 +242,7 @@ class Head:
     head_bytes: int
     header_bytes: int
     data_crc32c: int
+    is_last: bool
     starts: Mapping[str, int]
     offsets: Mapping[str, NDArray[np.int64]]
     checksums: NDArray[np.uint32]
@@ -242,7 +261,8 @@ class Head:
         if size_bytes > MAX_OBJECT_BYTES:
             raise FormatError(f"an object of {size_bytes} bytes is larger than any super-sample ({MAX_OBJECT_BYTES})")
         header = tensorfile.parse_header(data, size_bytes)
-        schema, origin, data_crc32c = _metadata(header.metadata)
+        said = _metadata(header.metadata)
+        schema = said.schema
         named = {tensor.name: tensor for tensor in header.tensors}
         samples = _samples(named)
         ragged = [name for name, column in schema.items() if not column.is_fixed]
@@ -261,16 +281,36 @@ class Head:
         checksums = np.frombuffer(data, "<u4", samples * len(schema), starts[CHECKSUMS])
         return cls(
             schema=schema,
-            origin=origin,
+            origin=said.origin,
             samples=samples,
             size_bytes=size_bytes,
             head_bytes=head_bytes,
             header_bytes=header.header_bytes,
-            data_crc32c=data_crc32c,
+            data_crc32c=said.data_crc32c,
+            is_last=said.is_last,
             starts=starts,
             offsets=offsets,
             checksums=checksums.reshape(samples, len(schema)),
         )
+
+    @staticmethod
+    def bytes_needed(data: bytes | bytearray | memoryview, size_bytes: int) -> int:
+        """Return how many bytes, from the start of the object, are needed to tell more than ``data`` does.
+
+        That is the size of the head, or of the header where that is cut off.
+
+        Args:
+            data: the beginning of an object, at least 8 bytes.
+            size_bytes: of the whole object.
+
+        Raises:
+            FormatError: the bytes are not the beginning of a super-sample of that size.
+        """
+        header_bytes = tensorfile.parse_length(data, size_bytes)
+        if header_bytes > len(data):
+            return header_bytes
+        header = tensorfile.parse_header(data, size_bytes)
+        return header.header_bytes + _head_end(_metadata(header.metadata).schema, header.tensors)
 
     def row_range(self, name: str, start: int, end: int) -> tuple[int, int]:
         """Return the byte range in the object of column ``name`` of rows ``[start, end)``."""
@@ -307,7 +347,7 @@ class Head:
             begin = end
 
 
-def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, int]:
+def _metadata(metadata: Mapping[str, str]) -> _Metadata:
     if metadata.get("stoker") != FORMAT:
         found = metadata.get("stoker")
         raise FormatError(
@@ -325,7 +365,8 @@ def _metadata(metadata: Mapping[str, str]) -> tuple[Schema, Origin, int]:
     for pattern, text in ((_RUN, run), (_ORDINAL, ordinal), (_CRC32C, checksum)):
         if not pattern.fullmatch(text):
             raise FormatError(f"the header's metadata has {text[:40]!r} for {pattern.pattern}")
-    return schema, Origin(dataset=dataset, run=run, ordinal=int(ordinal)), int(checksum, 16)
+    origin = Origin(dataset=dataset, run=run, ordinal=int(ordinal))
+    return _Metadata(schema, origin, metadata.get("last") == "true", int(checksum, 16))
 
 
 def _samples(named: Mapping[str, tensorfile.Tensor]) -> int:
@@ -372,6 +413,11 @@ class SuperSample:
         column = self.head.schema[name]
         start, end = self.head.row_range(name, 0, len(self))
         return np.frombuffer(self._data[start:end], column.dtype.holder).reshape(-1, *column.shape)
+
+    def encoded(self, row: int) -> list[bytes]:
+        """Return the bytes of each column of one sample, as :meth:`Schema.encode` gives them."""
+        ranges = (self.head.row_range(name, row, row + 1) for name in self.head.schema)
+        return [bytes(self._data[start:end]) for start, end in ranges]
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         """Return one sample, column name → value; the values own their memory.

@@ -32,19 +32,21 @@ ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in _OF_STORES)}
 # The floors of the runtime, lowest first; a module imports its own floor and those below.
 FLOORS = {
     "values": "errors version dtypes schema",
-    "pure": """access_token budget checksum feistel gather images lane_share manifest meter order partition philox prices
-        ring schedule sizes steps supersample tensorfile tier
+    "pure": """access_token budget checksum feistel fields gather images lane_share manifest meter order partition
+        philox prices ring schedule sizes steps supersample tensorfile tier
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.record
-        reading.forecast reading.group_plan reading.group_steps reading.sample_memory""",
+        reading.forecast reading.group_plan reading.group_steps reading.sample_memory
+        shuffling.layout shuffling.memory shuffling.plan shuffling.task""",
     "waiting": """bounded clock first_touch loop_thread progress task_group
         fetch.deadline fetch.gate reading.byte_budget""",
-    "stores": "store retry",
+    "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance sources versions walk
         fetch.fetcher fetch.prefetcher fetch.range_reader
-        pack.log pack.packer pack.plan pack.run
+        pack.catalog pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
-        reading.super_samples reading.values""",
+        reading.super_samples reading.values
+        shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work shuffling.writing""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 
-from stoker.cli import gc, head, info, pack, rebuild, token, verify
+from stoker.cli import compact, gc, head, info, pack, rebuild, token, verify
 from stoker.cli.command import Command
 from stoker.cli.output import printable
 from stoker.errors import ConfigError, StokerError
@@ -20,7 +20,16 @@ from stoker.version import __version__
 
 __all__ = ["Command", "main"]
 
-_COMMANDS = (pack.command, info.command, head.command, verify.command, rebuild.command, gc.command, token.command)
+_COMMANDS = (
+    pack.command,
+    info.command,
+    head.command,
+    verify.command,
+    rebuild.command,
+    compact.command,
+    gc.command,
+    token.command,
+)
 _GROUP = "stoker.commands"
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 _BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from argparse import ArgumentParser, Namespace
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 from stoker.cli.command import Command
@@ -19,7 +18,7 @@ from stoker.progress import Amount, Progress
 from stoker.sizes import format_bytes
 from stoker.sources import KINDS, Source, open_source
 from stoker.store import Store, open_store
-from stoker.store.location import Location, parse_url
+from stoker.store.location import parse_url
 
 __all__ = ["command"]
 
@@ -119,18 +118,11 @@ def _say(args: Namespace, *lines: str) -> None:
 
 def _check_apart(source: str, destination: str) -> None:
     """Refuse a data set inside its own source, and a source where the data set keeps its objects."""
-    src, dst = _path(parse_url(source)), _path(parse_url(destination))
+    src, dst = parse_url(source).place, parse_url(destination).place
     if dst.startswith(src):
         raise ConfigError(f"DST {destination} lies inside SRC {source}, which would change while it is packed; move it")
     if any(src.startswith(f"{dst}{folder}/") for folder in _OWN_FOLDERS):
         raise ConfigError(f"SRC {source} lies where DST {destination} keeps its own objects; choose another DST")
-
-
-def _path(location: Location) -> str:
-    """Return the place as a comparable text that ends with a slash."""
-    if location.scheme == "file":
-        return f"{Path(location.bucket).resolve()}/".replace("//", "/")
-    return f"{location.scheme}://{location.bucket}/{location.prefix}".rstrip("/") + "/"
 
 
 command = Command(

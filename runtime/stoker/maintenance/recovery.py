@@ -85,6 +85,8 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
     survey = await _survey(reader)
     dataset = next((_Dataset(source.dataset, source.schema) for source in survey.sources), None)
     claimed = dict(place for source in survey.sources for place in _places(source))
+    for place in _replaced(survey):
+        claimed.pop(place, None)
     found, lost = await _check_heads(reader, claimed, survey.objects)
     orphans = sorted(place for place in survey.objects if place not in claimed)
     adopted: dict[Place, Packed] = {}
@@ -113,12 +115,14 @@ class _Survey:
         base: the newest version that can be read.
         newest_version: the highest number that any version had, lost ones included.
         sources: ``base``, and the prefixes of the finished runs that it lacks.
+        taken: the records of these runs.
         objects: every object that has the key of a super-sample.
     """
 
     base: Manifest | None
     newest_version: int
     sources: tuple[Manifest, ...]
+    taken: tuple[PackRecord, ...]
     objects: dict[Place, ObjectInfo]
 
 
@@ -127,11 +131,14 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
     base = await _newest_readable(reader, numbers)
     records = [logged.record for logged in await list_records(reader) if logged.record is not None]
     known = [*numbers, *(record.version for record in records)]
+    taken = _finished(base, records)
+    prefixes = [record.prefix for record in taken if record.prefix is not None]
     return _Survey(
         base=base,
         # The number of a lost version is not given again: someone may have pinned it.
         newest_version=max([0 if base is None else base.version, *known]),
-        sources=(*([] if base is None else [base]), *_finished(base, records)),
+        sources=(*([] if base is None else [base]), *prefixes),
+        taken=tuple(taken),
         objects=await list_super_samples(reader),
     )
 
@@ -160,22 +167,41 @@ async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[i
     return max(found, key=lambda manifest: manifest.version, default=None)
 
 
-def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[Manifest]:
-    """Return the prefixes of the finished runs that ``base`` lacks, in the order in which they belong to the data set.
+def _replaced(survey: _Survey) -> Iterable[Place]:
+    """Yield the places of what runs took the place of, those runs that are there whole."""
+    for record in survey.taken:
+        is_there = record.prefix is not None and all(place in survey.objects for place, _ in _places(record.prefix))
+        for run in record.replaces if is_there else ():
+            yield from ((run.run, number) for number in range(run.first_number, run.first_number + run.rows))
+
+
+def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[PackRecord]:
+    """Return the records of the finished runs that ``base`` lacks, in the order in which they belong to the data set.
 
     Of runs that had come to their end and were to create the data set, at most one can: with several, or with one
-    beside a data set that is there already, none is taken, since the packer would have been refused too.
+    beside a data set that is there already, none is taken, since the packer would have been refused too. Those that
+    another than their packer commits are left to it, and those that it has committed and ``base`` lacks, though it is
+    no older, had their place taken.
     """
     has = set() if base is None else {run.run for run in base.runs}
-    finished = [record for record in records if record.state != "packing" and record.run not in has]
+    version = 0 if base is None else base.version
+    finished = [
+        record
+        for record in records
+        if record.state != "packing" and record.run not in has
+        if record.mode != "deferred" or record.version > version
+    ]
     taken = sorted((record for record in finished if record.is_committed), key=lambda record: record.version)
     founders = [record for record in finished if not record.is_committed and record.mode == "create"]
     if base is None and not taken and len(founders) == 1:
         taken = founders
     taken += [record for record in finished if not record.is_committed and record.mode == "append"]
-    prefixes = [record.prefix for record in taken if record.prefix is not None]
-    first = base if base is not None else next(iter(prefixes), None)
-    return [item for item in prefixes if first and (item.dataset, item.schema) == (first.dataset, first.schema)]
+    first = base if base is not None else next((record.prefix for record in taken if record.prefix is not None), None)
+    return [
+        record
+        for record in taken
+        if record.prefix and first and (record.prefix.dataset, record.prefix.schema) == (first.dataset, first.schema)
+    ]
 
 
 def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:

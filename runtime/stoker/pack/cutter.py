@@ -68,20 +68,25 @@ class Cutter:
             PackError: the sample alone is larger than a super-sample; it was not taken.
         """
         name = f"sample {self.samples}" + (f" ({where})" if where else "")
-        values = self._builder.schema.encode(sample, name)
+        return self.add_encoded(self._builder.schema.encode(sample, name), name)
+
+    def add_encoded(self, values: list[bytes], name: str) -> Cut | None:
+        """Take one sample as :meth:`Schema.encode` gives it, called ``name`` in an error; else like :meth:`add`."""
         cut = None
         if self._builder.size_with(values) > self._super_sample_bytes:
             self._check_fits(values, name)
-            cut = self.finish()
+            cut = self._cut(is_last=False)
         self._builder.add(values)
         self.samples += 1
         return cut
 
     def finish(self) -> Cut | None:
-        """Return the super-sample under construction, None if it is empty."""
-        if not len(self._builder):
-            return None
-        data, packed = self._builder.finish(Origin(dataset=self._dataset, run=self._run, ordinal=self.objects))
+        """Return the run's last super-sample, the one under construction; None if there is no sample."""
+        return self._cut(is_last=True) if len(self._builder) else None
+
+    def _cut(self, *, is_last: bool) -> Cut:
+        origin = Origin(dataset=self._dataset, run=self._run, ordinal=self.objects)
+        data, packed = self._builder.finish(origin, is_last=is_last)
         self.objects += 1
         return Cut(data, packed)
 

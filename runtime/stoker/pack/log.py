@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stoker.bounded import for_each
 from stoker.errors import (
     ChecksumError,
     FormatError,
@@ -14,11 +16,12 @@ from stoker.errors import (
 )
 from stoker.pack.record import PackRecord, record_key
 from stoker.retry import RetryingReader, RetryingStore
-from stoker.store.protocol import Readable, Store
+from stoker.store.protocol import ObjectInfo, Readable, Store
 
-__all__ = ["Journal", "Logged", "list_records"]
+__all__ = ["Journal", "Logged", "list_records", "read_record"]
 
 _log = logging.getLogger(__name__)
+_READS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,37 @@ class Logged:
     record: PackRecord | None
 
 
-async def list_records(store: Readable, run_prefix: str = "") -> list[Logged]:
-    """Return the records of the runs whose id starts with ``run_prefix``, by key; damaged ones are logged."""
+async def list_records(
+    store: Readable, run_prefix: str = "", *, known: Mapping[str, tuple[str, PackRecord]] | None = None
+) -> list[Logged]:
+    """Return the records of the runs whose id starts with ``run_prefix``, by key; damaged ones are logged.
+
+    Args:
+        store: where they are.
+        run_prefix: of the runs.
+        known: key → (tag, record) of what was read before; an object that still has its tag is not read again.
+    """
     reader = RetryingReader(store)
+    known = known or {}
+    found: dict[str, Logged] = {}
+
+    async def read(info: ObjectInfo) -> None:
+        tag, record = known.get(info.key, ("", None))
+        logged = Logged(info.key, tag, record) if tag == info.tag else await read_record(reader, info.key)
+        if logged is not None:
+            found[info.key] = logged
+
     try:
-        keys = [info.key async for info in reader.list(f"packs/{run_prefix}")]
-        return [logged for key in keys if (logged := await _read(reader, key)) is not None]
+        listed = [info async for info in reader.list(f"packs/{run_prefix}")]
     except NotFoundError:  # the bucket itself does not exist: a local folder before its first object
         return []
+    await for_each(listed, read, concurrency=_READS_AT_ONCE)
+    return [found[key] for key in sorted(found)]
 
 
-async def _read(reader: RetryingReader[Readable], key: str) -> Logged | None:
+async def read_record(store: Readable, key: str) -> Logged | None:
+    """Return the record that is stored under a key, None if nothing is; a damaged one is logged."""
+    reader = RetryingReader(store)
     try:
         data, info = await reader.get(key)
     except NotFoundError:  # deleted since it was listed
@@ -75,9 +98,10 @@ class Journal:
         self._tag = tag
         self._recorded = recorded
 
-    def __len__(self) -> int:
-        """How many super-samples the stored record has."""
-        return 0 if self._recorded is None else len(self._recorded)
+    @property
+    def recorded(self) -> PackRecord | None:
+        """What the stored record says, as far as is known here; None if there is none."""
+        return self._recorded
 
     async def save(self, record: PackRecord) -> None:
         """Write ``record`` unless what is there, perhaps of another process, is as far or farther.
@@ -93,7 +117,7 @@ class Journal:
                     record_key(record.run), record.to_bytes(), if_absent=self._tag is None, if_tag=self._tag
                 )
             except PreconditionFailedError:
-                found = await _read(self._store, record_key(record.run))
+                found = await read_record(self._store, record_key(record.run))
             else:
                 self._recorded, self._tag = record, info.tag
                 return

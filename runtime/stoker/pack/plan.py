@@ -14,13 +14,21 @@ from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackEr
 from stoker.manifest import Manifest
 from stoker.pack.difference import schema_difference
 from stoker.pack.log import list_records
-from stoker.pack.record import MODES, PackRecord, record_key, run_id, run_prefix
+from stoker.pack.record import PackRecord, record_key, run_id, run_prefix
 from stoker.retry import RetryingReader, RetryPolicy
 from stoker.schema import Schema
 from stoker.store.protocol import Readable
 from stoker.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["PackConfig", "PackPlan", "plan_pack"]
+__all__ = [
+    "PackConfig",
+    "PackPlan",
+    "check_can_append",
+    "check_can_create",
+    "plan_pack",
+    "still_stored",
+    "successor",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +56,7 @@ class PackConfig:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
+        if self.mode not in ("create", "append"):
             raise ConfigError(f"mode must be 'create' or 'append', not {self.mode!r}")
         if not _is_integer(self.super_sample_bytes) or not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
             raise ConfigError(
@@ -93,7 +101,7 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
     """
     base = await versions.newest_manifest(store)
     if config.mode == "append":
-        _check_can_append(store, config, base)
+        check_can_append(store, config.schema, base)
     identity = _identity(store, config, base if config.mode == "append" else None)
     logged = await list_records(store, run_prefix(identity) if config.mode == "append" else "")
     mine = [item for item in logged if item.record is not None and item.record.identity == identity]
@@ -101,7 +109,7 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
         if item.record is not None and not item.record.is_committed:
             return await _resumed(store, item.record, item.tag, base)
     if config.mode == "create":
-        _check_can_create(store, base, [item.record for item in logged if item.record is not None])
+        check_can_create(store, base, [item.record for item in logged if item.record is not None])
     run = run_id(identity, 0 if base is None else base.version)
     tag = next((item.tag for item in logged if item.key == record_key(run)), None)
     source = config.source if config.source is not None else store.url
@@ -115,6 +123,37 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
     )
 
 
+def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str) -> Manifest:
+    """Return the version that follows ``base``: with the plan's run, for :func:`stoker.versions.commit`.
+
+    Args:
+        plan: of the pack.
+        packed: all that it packed, as a manifest of its own.
+        base: the newest version, None if there is none.
+        url: of the store, for messages.
+
+    Raises:
+        DatasetExistsError: the run was to create the data set, and another process was first.
+        PackError: another process committed the same run, or the data set was deleted.
+    """
+    record = plan.record
+    if base is not None and any(run.run == record.run for run in base.runs):
+        if plan.is_in_manifest:
+            return base
+        kind = DatasetExistsError if record.mode == "create" else PackError
+        raise kind(f"another process packed the same source to {url} at the same time; nothing was committed twice")
+    if record.mode == "create":
+        if base is not None:
+            raise DatasetExistsError(
+                f"another process created a data set at {url} first; add to it with mode='append' "
+                "(stoker pack --append)"
+            )
+        return packed
+    if base is None or base.dataset != plan.dataset:
+        raise PackError(f"the data set at {url} was deleted while samples were packed to append to it")
+    return base.extended(packed.rows, *packed.runs)
+
+
 def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str:
     """Return the hash of what is packed: the same again is the same pack, anything else is another."""
     if config.source is not None:
@@ -126,20 +165,32 @@ def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 
-def _check_can_append(store: Readable, config: PackConfig, base: Manifest | None) -> None:
+def check_can_append(store: Readable, schema: Schema, base: Manifest | None) -> Manifest:
+    """Return ``base``, the newest version, or raise what keeps samples of ``schema`` from being added to it.
+
+    Raises:
+        NotFoundError: there is none.
+        SchemaError: it has other columns.
+    """
     if base is None:
         raise NotFoundError(
             f"there is no data set at {store.url} to append to; use mode='create' (stoker pack without --append)"
         )
-    if base.schema != config.schema:
+    if base.schema != schema:
         raise SchemaError(
             f"the samples are not as those of the data set at {store.url}: they have "
-            f"{schema_difference(base.schema, config.schema)}; "
+            f"{schema_difference(base.schema, schema)}; "
             "append samples with the data set's own columns, in their order"
         )
+    return base
 
 
-def _check_can_create(store: Readable, base: Manifest | None, records: list[PackRecord]) -> None:
+def check_can_create(store: Readable, base: Manifest | None, records: list[PackRecord]) -> None:
+    """Raise what keeps a data set from being created where ``records`` are those of packs before.
+
+    Raises:
+        DatasetExistsError: there is one, or there was one that has lost its manifest.
+    """
     if base is not None:
         raise _exists(store, base)
     if any(record.is_committed for record in records):
@@ -174,12 +225,18 @@ async def _resumed(store: Readable, record: PackRecord, tag: str, base: Manifest
         )
     if base is not None and record.mode == "create" and not is_in_manifest:
         raise _exists(store, base)
-    if record.prefix is not None and not await _is_stored(store, record.prefix, dataset):
-        _log.warning(
-            "%s has lost objects of the unfinished pack %s; packing again from the first sample", store.url, record.run
-        )
-        record = replace(record, state="packing", prefix=None)
+    record = await still_stored(store, record, dataset)
     return PackPlan(dataset=dataset, record=record, tag=tag, is_resumed=True, is_in_manifest=is_in_manifest)
+
+
+async def still_stored(store: Readable, record: PackRecord, dataset: str) -> PackRecord:
+    """Return the record of an unfinished run, without its prefix where objects of that are no longer in the store."""
+    if record.prefix is None or await _is_stored(store, record.prefix, dataset):
+        return record
+    _log.warning(
+        "%s has lost objects of the unfinished pack %s; packing again from the first sample", store.url, record.run
+    )
+    return replace(record, state="packing", prefix=None)
 
 
 async def _is_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:

@@ -1,8 +1,9 @@
 """The pack record: what is known of one pack run, to resume it after a kill, or to recover it without a manifest.
 
-A safetensors file. Its one tensor, ``prefix``, is the manifest of the super-samples that are durable without a gap from
-the first: empty before there is one. The metadata tells whose they are and how far the run has come. A record is
-written before the first object of its run, so an object without a record belongs to nobody.
+A safetensors file. Its tensor ``prefix`` is the manifest of the super-samples that are durable without a gap from the
+first: empty before there is one. ``sources``, where there is one, names the raw object that each sample was made of, so
+that the same object, delivered twice, is found. The metadata tells whose they are and how far the run has come. A
+record is written before the first object of its run, so an object without a record belongs to nobody.
 """
 
 from __future__ import annotations
@@ -11,22 +12,37 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker import tensorfile
 from stoker.checksum import crc32c
-from stoker.dtypes import DTYPES
+from stoker.dtypes import DTYPES, DType
 from stoker.errors import ChecksumError, FormatError
-from stoker.manifest import Manifest
+from stoker.manifest import Manifest, PackRun
 from stoker.supersample import FORMAT
 
-__all__ = ["STATES", "PackRecord", "record_key", "run_id", "run_prefix"]
+__all__ = ["SOURCE_BYTES", "STATES", "PackRecord", "no_sources", "record_key", "run_id", "run_prefix"]
 
+SOURCE_BYTES = 16
+"""Of the hash that names a raw object: two of 10**9 are the same with a probability of 10**-21."""
 STATES = ("packing", "complete", "committed")
-MODES = ("create", "append")
+MODES = ("create", "append", "deferred")
+"""``deferred``: the run is committed by another than its packer, as those that functions pack are."""
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _IDENTITY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
+_MAX_ROWS = 1 << 32
+
+
+def no_sources() -> NDArray[np.uint8]:
+    """Return the names of no raw objects, ``uint8 [0, 16]``."""
+    return np.empty((0, SOURCE_BYTES), np.uint8)
 
 
 def record_key(run: str) -> str:
@@ -55,10 +71,16 @@ class PackRecord:
         run: its id, 16 hexadecimal digits.
         identity: SHA-256 of what is packed, 64 hexadecimal digits.
         source: what the user, or the source itself, calls what is packed; for messages.
-        mode: ``create`` or ``append``.
+        mode: ``create``, ``append`` or ``deferred``.
         state: ``packing``; ``complete``: the source has ended and all of it is durable; or ``committed``.
         version: of the manifest that has the run, 0 until it is committed.
         prefix: its durable super-samples, from number 0, as a manifest of their own; None before the first.
+        job: the fan-out that the run is a part of, 16 hexadecimal digits: it commits all of its runs together. Empty
+            where a run is committed by itself.
+        sources: hash of the raw object of each sample, in order, ``uint8 [samples, 16]``; of the one object that all
+            are in, ``[1, 16]``; or none, where nobody has to remember them.
+        replaces: rows whose place the run takes.
+        committed_seconds: when it was committed, of the Unix epoch; 0 until then.
     """
 
     run: str
@@ -68,6 +90,10 @@ class PackRecord:
     state: str = "packing"
     version: int = 0
     prefix: Manifest | None = None
+    job: str = ""
+    sources: NDArray[np.uint8] = field(default_factory=no_sources)
+    replaces: tuple[PackRun, ...] = ()
+    committed_seconds: int = 0
 
     def __len__(self) -> int:
         return 0 if self.prefix is None else len(self.prefix)
@@ -99,8 +125,15 @@ class PackRecord:
             "state": self.state,
             "version": str(self.version),
         }
+        if self.job:
+            metadata["job"] = self.job
+        if self.replaces:
+            metadata["replaces"] = json.dumps([[run.run, run.first_number, run.rows] for run in self.replaces])
+        if self.committed_seconds:
+            metadata["committed_seconds"] = str(self.committed_seconds)
+        data += self.sources.tobytes()
         metadata["crc32c"] = _checksum(metadata, data)
-        return tensorfile.encode_header(metadata, _tensors(len(data))) + data
+        return tensorfile.encode_header(metadata, _tensors(len(data) - self.sources.nbytes, len(self.sources))) + data
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> PackRecord:
@@ -115,8 +148,10 @@ class PackRecord:
         if metadata.get("stoker_pack") != FORMAT:
             raise FormatError("this is not a pack record of a format that this version reads; a newer stoker may")
         content = memoryview(data)[header.header_bytes :]
-        if header.tensors != _tensors(len(content)):
-            raise FormatError("the pack record does not have exactly one tensor of bytes, 'prefix'")
+        sources = next((each.shape[0] for each in header.tensors if each.name == "sources" and each.shape), 0)
+        prefix_bytes = len(content) - sources * SOURCE_BYTES
+        if prefix_bytes < 0 or header.tensors != _tensors(prefix_bytes, sources):
+            raise FormatError("the pack record's tensors are not 'prefix' and, behind it, 'sources'")
         if metadata.get("crc32c") != _checksum(metadata, content):
             raise ChecksumError("the pack record is damaged: its checksum differs")
         try:
@@ -127,7 +162,11 @@ class PackRecord:
                 mode=metadata["mode"],
                 state=metadata["state"],
                 version=int(_matched(_VERSION, metadata["version"])),
-                prefix=Manifest.from_bytes(content) if len(content) else None,
+                prefix=Manifest.from_bytes(content[:prefix_bytes]) if prefix_bytes else None,
+                job=_matched(_JOB, metadata.get("job", "")),
+                sources=np.frombuffer(content[prefix_bytes:], np.uint8).reshape(sources, SOURCE_BYTES),
+                replaces=_parsed_replaces(metadata.get("replaces", "[]")),
+                committed_seconds=int(_matched(_SECONDS, metadata.get("committed_seconds", "0"))),
             )
         except KeyError as error:
             raise FormatError(f"the pack record has no {error}") from None
@@ -140,10 +179,28 @@ class PackRecord:
         runs = [] if self.prefix is None else [(run.run, run.first_number) for run in self.prefix.runs]
         if runs != ([(self.run, 0)] if len(self) else []) or (self.state != "packing" and not len(self)):
             raise FormatError("the pack record's prefix is not that of its run")
+        if self.state != "packing" and not self.replaces and len(self.sources) not in (0, 1, self.samples):
+            raise FormatError("the pack record does not name the raw object of every sample")
 
 
-def _tensors(data_bytes: int) -> tuple[tensorfile.Tensor, ...]:
-    return tensorfile.laid_out([("prefix", DTYPES["uint8"], (data_bytes,))])
+def _tensors(prefix_bytes: int, sources: int) -> tuple[tensorfile.Tensor, ...]:
+    names: list[tuple[str, DType, tuple[int, ...]]] = [("prefix", DTYPES["uint8"], (prefix_bytes,))]
+    if sources:
+        names.append(("sources", DTYPES["uint8"], (sources, SOURCE_BYTES)))
+    return tensorfile.laid_out(names)
+
+
+def _parsed_replaces(text: str) -> tuple[PackRun, ...]:
+    try:
+        rows: Any = json.loads(text)
+        if not isinstance(rows, list):
+            raise TypeError
+        runs = tuple(PackRun(_matched(_RUN, run), first, count) for run, first, count in rows)
+    except (ValueError, TypeError, RecursionError):
+        raise FormatError(f"the pack record replaces {text[:80]!r}, which are no rows") from None
+    if not all(type(n) is int and 0 <= n < _MAX_ROWS for run in runs for n in (run.first_number, run.rows)):
+        raise FormatError("the pack record replaces rows without a number")
+    return runs
 
 
 def _checksum(metadata: Mapping[str, str], data: bytes | memoryview) -> str:

@@ -1,31 +1,53 @@
-"""One pack run in memory: its plan, its cutter, its record, and the rules that hold between them."""
+"""One pack run in memory: its cutter, its record, and the rules that hold between them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from stoker.errors import DatasetExistsError, PackError
+from stoker.errors import PackError
 from stoker.manifest import Manifest, PackRun, Rows
+from stoker.pack.catalog import RunJournal
 from stoker.pack.cutter import Cutter
-from stoker.pack.log import Journal
-from stoker.pack.plan import PackConfig, PackPlan
+from stoker.pack.record import PackRecord
+from stoker.schema import Schema
 from stoker.supersample import Packed
 
-__all__ = ["PackRunner", "source_changed"]
+__all__ = ["PackRunner", "RunConfig", "source_changed"]
 
 _RECORD_EVERY_OBJECTS = 8
 _RECORD_EVERY_FRACTION = 16
 
 
-class PackRunner:
-    """The run that a packer carries out: its plan, its cutter, its record, and the rules that hold between them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What a run makes of samples.
 
-    def __init__(self, config: PackConfig, plan: PackPlan, journal: Journal) -> None:
-        self.plan = plan
+    Attributes:
+        dataset: id of the data set.
+        schema: the columns of every sample.
+        super_sample_bytes: limit of a super-sample's data.
+    """
+
+    dataset: str
+    schema: Schema
+    super_sample_bytes: int
+
+
+class PackRunner:
+    """The run that a packer carries out: its cutter, its record, and the rules that hold between them.
+
+    Args:
+        config: what it makes of samples.
+        record: with which it begins; its prefix is durable.
+        journal: takes what it comes to.
+    """
+
+    def __init__(self, config: RunConfig, record: PackRecord, journal: RunJournal) -> None:
+        self.record = record
         self._config = config
         self._journal = journal
-        self.cutter = Cutter(config.schema, config.super_sample_bytes, dataset=plan.dataset, run=plan.record.run)
-        prefix = plan.record.prefix
+        self.cutter = Cutter(config.schema, config.super_sample_bytes, dataset=config.dataset, run=record.run)
+        prefix = record.prefix
         self.durable = [] if prefix is None else [prefix.rows.packed(row, row) for row in range(len(prefix))]
 
     def replayed(self, packed: Packed) -> Packed:
@@ -41,51 +63,33 @@ class PackRunner:
 
     def check_open(self) -> None:
         """Raise PackError if the run had come to the end of its source: then there is nothing to add to it."""
-        if self.plan.record.state != "packing":
-            raise source_changed(f"it has more than its {self.plan.record.samples} samples")
+        if self.record.state != "packing":
+            raise source_changed(f"it has more than its {self.record.samples} samples")
 
     def check_reached(self, objects: int) -> None:
         """Raise PackError if the source ended before the durable prefix did."""
         if objects < len(self.durable):
-            ended, packed = self.cutter.samples, self.plan.record.samples
+            ended, packed = self.cutter.samples, self.record.samples
             raise source_changed(f"it ended after {ended} samples, but {packed} were packed before")
 
     def is_record_due(self, objects: int) -> bool:
         """Return whether the durable prefix has grown enough to be recorded."""
-        recorded = len(self._journal)
+        recorded = 0 if self._journal.recorded is None else len(self._journal.recorded)
         return objects - recorded >= max(_RECORD_EVERY_OBJECTS, recorded // _RECORD_EVERY_FRACTION)
 
     async def save(self, packed: list[Packed], state: str, version: int = 0) -> None:
         """Record that the run has come this far."""
-        prefix = self._manifest(packed) if packed else None
-        await self._journal.save(replace(self.plan.record, state=state, version=version, prefix=prefix))
+        prefix = self.manifest(packed) if packed else None
+        await self._journal.save(replace(self.record, state=state, version=version, prefix=prefix))
 
-    def built(self, base: Manifest | None, packed: list[Packed], url: str) -> Manifest:
-        """Return the version that follows ``base``: with the run, for :func:`stoker.versions.commit`."""
-        record = self.plan.record
-        if base is not None and any(run.run == record.run for run in base.runs):
-            if self.plan.is_in_manifest:
-                return base
-            kind = DatasetExistsError if record.mode == "create" else PackError
-            raise kind(f"another process packed the same source to {url} at the same time; nothing was committed twice")
-        if record.mode == "create":
-            if base is not None:
-                raise DatasetExistsError(
-                    f"another process created a data set at {url} first; add to it with mode='append' "
-                    "(stoker pack --append)"
-                )
-            return self._manifest(packed)
-        if base is None or base.dataset != self.plan.dataset:
-            raise PackError(f"the data set at {url} was deleted while samples were packed to append to it")
-        return base.extended(Rows.of(packed), PackRun(record.run, 0, len(packed)))
-
-    def _manifest(self, packed: list[Packed]) -> Manifest:
+    def manifest(self, packed: list[Packed]) -> Manifest:
+        """Return a manifest of the run's first super-samples alone."""
         return Manifest(
-            dataset=self.plan.dataset,
+            dataset=self._config.dataset,
             version=1,
             schema=self._config.schema,
             rows=Rows.of(packed),
-            runs=(PackRun(self.plan.record.run, 0, len(packed)),),
+            runs=(PackRun(self.record.run, 0, len(packed)),),
         )
 
 

@@ -159,6 +159,7 @@ class ArraySource:
     Attributes:
         kind: ``npy`` or ``npz``.
         schema: a column for each array.
+        objects: the file.
         fingerprint: of kind, schema and the file.
         samples: how many rows there are.
         size_bytes: of the file.
@@ -168,7 +169,7 @@ class ArraySource:
     notes: tuple[str, ...] = ()
 
     def __init__(self, kind: str, listing: Listing, columns: dict[str, tuple[ArrayHeader, Blocks]]) -> None:
-        self.kind, self._listing = kind, listing
+        self.kind, self._listing, self.objects = kind, listing, listing.objects
         try:
             self.schema = Schema({name: header.column for name, (header, _) in columns.items()})
         except SchemaError as error:
@@ -178,6 +179,11 @@ class ArraySource:
         self.size_bytes = sum(item.size_bytes for item in listing.objects)
         self._blocks = {name: blocks for name, (_, blocks) in columns.items()}
         self._block_rows = max(1, BLOCK_BYTES // max(1, sum(header.row_bytes for header, _ in columns.values())))
+
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
+        return self._listing.store.url
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the rows from number ``start`` on; the values are views of blocks of rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from stoker.errors import PackError
@@ -13,7 +13,16 @@ from stoker.sources.reading import in_order, read
 from stoker.store.protocol import ObjectInfo
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["IMAGE_SUFFIXES", "FolderSource", "is_image", "open_files", "open_image_folder"]
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "FolderSource",
+    "belongs",
+    "files_schema",
+    "images_schema",
+    "is_image",
+    "open_files",
+    "open_image_folder",
+]
 
 IMAGE_SUFFIXES = (
     ".avif", ".bmp", ".gif", ".heic", ".jp2", ".jpeg", ".jpg", ".jxl", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
@@ -25,58 +34,91 @@ def is_image(key: str) -> bool:
     return key.lower().endswith(IMAGE_SUFFIXES)
 
 
+def belongs(kind: str, key: str) -> bool:
+    """Return whether a file is a sample of a folder of this kind."""
+    return kind == "files" or ("/" in key and is_image(key))
+
+
 class FolderSource:
     """Files as samples, in ascending UTF-8 order of their path below the folder.
 
-    Attributes:
-        kind: ``files`` or ``image-folder``.
+    Args:
+        kind: ``files``: a sample has ``data`` and ``path``; or ``image-folder``: it has ``image`` (the file's bytes),
+            ``label`` (the number of the top sub-folder among the schema's classes) and ``path``.
         schema: the columns of every sample.
+        listing: where the files are.
+        kept: those that are samples.
+
+    Attributes:
+        kind: as given.
+        schema: as given.
+        objects: the files that are samples.
         fingerprint: of kind, schema and files.
         samples: how many files there are.
         size_bytes: of all files.
         notes: which files were left out.
     """
 
-    def __init__(
-        self, kind: str, schema: Schema, listing: Listing, kept: Sequence[ObjectInfo], to_sample: _ToSample
-    ) -> None:
+    def __init__(self, kind: str, schema: Schema, listing: Listing, kept: Sequence[ObjectInfo]) -> None:
         for item in kept:
             if item.size_bytes > MAX_SUPER_SAMPLE_BYTES:
                 raise PackError(
                     f"{listing.url}/{item.key} has {item.size_bytes} bytes; a sample has to fit a super-sample of at "
                     f"most {MAX_SUPER_SAMPLE_BYTES}: split the file or move it away"
                 )
-        self.kind, self.schema, self.samples = kind, schema, len(kept)
+        self.kind, self.schema, self.samples, self.objects = kind, schema, len(kept), tuple(kept)
         self.fingerprint = fingerprint_of(kind, schema, kept)
         self.size_bytes = sum(item.size_bytes for item in kept)
         self.notes = _left_out(listing, kept)
-        self._listing, self._kept, self._to_sample = listing, kept, to_sample
+        self._listing = listing
+        column = schema.get("label")
+        classes = column.classes if isinstance(column, Array) and column.classes else ()
+        self._labels = {name: number for number, name in enumerate(classes)}
+
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
+        return self._listing.store.url
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the files from number ``start`` on."""
-        store, rest = self._listing.store, self._kept[start:]
+        store, rest = self._listing.store, self.objects[start:]
         contents = in_order((item.size_bytes, lambda item=item: read(store, item)) for item in rest)  # type: ignore[misc]
         try:
             for item in rest:
-                yield item.key, self._to_sample(item.key, await anext(contents))
+                yield item.key, self._sample(item.key, await anext(contents))
         finally:
             await contents.aclose()
+
+    def _sample(self, key: str, data: bytearray) -> dict[str, Any]:
+        if self.kind == "files":
+            return {"data": data, "path": key}
+        name = _class_of(key)
+        if name not in self._labels:
+            raise PackError(
+                f"{self._listing.url}/{key} is of class {name!r}, which is none of the data set's {len(self._labels)} "
+                "classes; pack a data set with all classes, or move it away"
+            )
+        return {"image": data, "label": self._labels[name], "path": key}
 
     async def close(self) -> None:
         """Close the store."""
         await self._listing.store.close()
 
 
-_ToSample = Callable[[str, bytearray], dict[str, Any]]
-
-
 def open_files(listing: Listing) -> FolderSource:
     """Return every file as a sample with ``data`` and ``path``."""
+    return FolderSource("files", files_schema(), listing, listing.objects)
 
-    def to_sample(key: str, data: bytearray) -> dict[str, Any]:
-        return {"data": data, "path": key}
 
-    return FolderSource("files", Schema({"data": Bytes(), "path": Text()}), listing, listing.objects, to_sample)
+def files_schema() -> Schema:
+    """Return the columns of files."""
+    return Schema({"data": Bytes(), "path": Text()})
+
+
+def images_schema(classes: Iterable[str]) -> Schema:
+    """Return the columns of images of these classes."""
+    return Schema({"image": Bytes(), "label": Array("int64", classes=tuple(classes)), "path": Text()})
 
 
 def open_image_folder(listing: Listing) -> FolderSource:
@@ -87,20 +129,13 @@ def open_image_folder(listing: Listing) -> FolderSource:
     Raises:
         PackError: there is no image in a sub-folder.
     """
-    kept = [item for item in listing.objects if "/" in item.key and is_image(item.key)]
+    kept = [item for item in listing.objects if belongs("image-folder", item.key)]
     if not kept:
         raise PackError(
             f"{listing.url} has no image in a sub-folder; put the images of each class into a folder of its own, "
             "or pack them as they are with --kind files"
         )
-    classes = sorted({_class_of(item.key) for item in kept})
-    labels = {name: number for number, name in enumerate(classes)}
-    schema = Schema({"image": Bytes(), "label": Array("int64", classes=tuple(classes)), "path": Text()})
-
-    def to_sample(key: str, data: bytearray) -> dict[str, Any]:
-        return {"image": data, "label": labels[_class_of(key)], "path": key}
-
-    return FolderSource("image-folder", schema, listing, kept, to_sample)
+    return FolderSource("image-folder", images_schema(sorted({_class_of(item.key) for item in kept})), listing, kept)
 
 
 def _class_of(key: str) -> str:

@@ -21,7 +21,7 @@ from stoker.store.location import Location, parse_url
 from stoker.store.options import StoreOptions
 from stoker.store.protocol import ObjectInfo
 
-__all__ = ["ARCHIVES", "Listing", "fingerprint_of", "list_source"]
+__all__ = ["ARCHIVES", "Listing", "fingerprint_of", "is_wanted", "list_source", "listed_between"]
 
 ARCHIVES = (".npy", ".npz", ".tar")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -85,6 +85,21 @@ async def list_source(url: str | os.PathLike[str], options: StoreOptions | None)
     return Listing(location.url, store, tuple(objects), is_folder)
 
 
+async def listed_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
+    """Return the objects of a folder whose keys lie behind ``after``, up to ``until``; hidden ones left out."""
+    found = []
+    end = until.encode()
+    async for item in store.list(start_after=after):
+        if item.key.encode() > end:
+            break
+        if is_wanted(item):
+            found.append(item)
+    location = parse_url(store.url)
+    if location.scheme == "file":
+        return await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
+    return found
+
+
 def _is_folder(location: Location) -> bool:
     """Return whether the URL stands for all that is below it."""
     is_archive = location.url.lower().endswith(ARCHIVES)
@@ -114,7 +129,7 @@ def _root_and_names(location: Location) -> tuple[str, list[str]]:
 
 
 async def _below(store: RetryingStore, location: Location) -> list[ObjectInfo]:
-    found = [item async for item in store.list() if _is_wanted(item)]
+    found = [item async for item in store.list() if is_wanted(item)]
     if location.scheme == "file":
         found = await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
     if not found:
@@ -137,7 +152,8 @@ def _common_prefix(names: list[str]) -> str:
     return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
-def _is_wanted(item: ObjectInfo) -> bool:
+def is_wanted(item: ObjectInfo) -> bool:
+    """Return whether an object is raw material: neither hidden nor an empty one that stands for a folder."""
     return not item.key.endswith("/") and not any(part.startswith(".") for part in item.key.split("/"))
 
 

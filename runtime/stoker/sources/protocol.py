@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from stoker.schema import Schema
+from stoker.store.protocol import ObjectInfo
 
 __all__ = ["Sample", "Source"]
 
@@ -24,6 +25,16 @@ class Source(Protocol):
     @property
     def schema(self) -> Schema:
         """The columns of every sample."""
+        ...
+
+    @property
+    def objects(self) -> tuple[ObjectInfo, ...]:
+        """The raw objects that the samples are in, in order of the samples."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
         ...
 
     @property

@@ -33,6 +33,7 @@ class WebDataset:
     Attributes:
         kind: ``webdataset``.
         schema: the columns of the first sample, which all others must have too.
+        objects: the tars.
         fingerprint: of kind, schema and tars.
         samples: None, since only reading the tars tells.
         size_bytes: of all tars.
@@ -43,16 +44,21 @@ class WebDataset:
     samples = None
 
     def __init__(self, listing: Listing, tars: tuple[ObjectInfo, ...], schema: Schema) -> None:
-        self._listing, self._tars, self.schema = listing, tars, schema
+        self._listing, self.objects, self.schema = listing, tars, schema
         self.fingerprint = fingerprint_of(self.kind, schema, tars)
         self.size_bytes = sum(item.size_bytes for item in tars)
         left_out = len(listing.objects) - len(tars)
         self.notes = (f"{left_out} of {len(listing.objects)} files were left out: not .tar",) if left_out else ()
 
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
+        return self._listing.store.url
+
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the samples from number ``start`` on; a tar has no index, so those before are read as well."""
         number = 0
-        for tar in self._tars:
+        for tar in self.objects:
             async with aclosing(_samples(self._listing, tar)) as samples:
                 async for where, sample in samples:
                     if sample.keys() != self.schema.keys():

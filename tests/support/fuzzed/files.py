@@ -179,7 +179,13 @@ def records() -> list[bytes]:
     prefix = Manifest.from_bytes(manifests()[0])
     prefix = replace(prefix, runs=(PackRun(RUN, 0, len(prefix)),))
     some = replace(empty, prefix=prefix)
-    return [record.to_bytes() for record in (empty, some, replace(some, state="committed", version=3, mode="append"))]
+    names = np.frombuffer(random.Random(3).randbytes(16 * prefix.samples), np.uint8).reshape(-1, 16)
+    committed = replace(some, state="committed", version=3, mode="append")
+    deferred = replace(some, state="complete", mode="deferred", sources=names, job="1" * 16)
+    compacted = replace(
+        deferred, state="committed", version=2, committed_seconds=1, replaces=(PackRun("2" * 16, 3, 2),), job=""
+    )
+    return [record.to_bytes() for record in (empty, some, committed, deferred, compacted)]
 
 
 def _read_framing(data: bytes) -> str:
@@ -236,6 +242,11 @@ FILES = {
         seeds=records,
         mutate=mutated_record,
         errors=(FormatError, ChecksumError),
-        refusing=(PackRecord.from_bytes, PackRecord._check, record_module._matched),
+        refusing=(
+            PackRecord.from_bytes,
+            PackRecord._check,
+            record_module._matched,
+            record_module._parsed_replaces,
+        ),
     ),
 }

@@ -280,15 +280,18 @@ def mutated_file(data: bytes, pool: Sequence[bytes], rng: random.Random) -> byte
 
 
 def mutated_record(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Change a pack record, or the manifest in it."""
+    """Change a pack record, the manifest in it, or the rows that it replaces."""
     if rng.random() < 0.5:
         return mutated_file(data, pool, rng)
     try:
         metadata, parts = _taken_apart(data)
+        if "replaces" in metadata and rng.random() < 0.5:
+            rows = _mutated_value(json.loads(metadata["replaces"]), rng)
+            return resealed(_put_together({**metadata, "replaces": json.dumps(rows)}, parts))
         prefixes = [_taken_apart(other)[1][0].content for other in pool]
         (part,) = (part for part in parts if part.name == "prefix")
         changed = mutated_file(part.content or rng.choice(prefixes), prefixes, rng)
-        return resealed(_put_together(metadata, [part.filled(changed)]))
+        return resealed(_put_together(metadata, [part.filled(changed), *(p for p in parts if p is not part)]))
     except (StokerError, ValueError, IndexError):
         return mutated_file(data, pool, rng)
 

@@ -1,0 +1,56 @@
+"""``stoker compact``: many small super-samples into few large ones."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from argparse import ArgumentParser, Namespace
+
+from stoker.cli.command import Command
+from stoker.cli.flags import add_store_options, opened, size
+from stoker.cli.output import counted
+from stoker.maintenance.compaction import Compacted, compact
+from stoker.pack.catalog import BucketCatalog
+from stoker.retry import RetryingStore
+from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
+
+__all__ = ["command"]
+
+_DEFAULT_BYTES = 8 << 20
+
+
+def _configure(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    parser.add_argument(
+        "--super-sample-bytes",
+        type=size,
+        default=_DEFAULT_BYTES,
+        metavar="SIZE",
+        help="how large a super-sample should be: those below half of it are packed again (default: 8MiB)",
+    )
+    add_store_options(parser)
+
+
+def _run(args: Namespace) -> int:
+    done = asyncio.run(_compact(args))
+    if done.objects_before:
+        what = f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}"
+        print(f"{what}: version {done.manifest.version}; the old ones go with: stoker gc --keep-versions 1 --delete")
+    else:
+        print(f"nothing to gain in version {done.manifest.version}")
+    return 0
+
+
+async def _compact(args: Namespace) -> Compacted:
+    async with opened(args) as store:
+        return await compact(
+            RetryingStore(store),
+            BucketCatalog(store),
+            now_seconds=time.time(),
+            super_sample_bytes=min(args.super_sample_bytes, MAX_SUPER_SAMPLE_BYTES),
+        )
+
+
+command = Command(
+    name="compact", help="pack the small super-samples of a data set again", configure=_configure, run=_run
+)

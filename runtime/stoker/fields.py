@@ -1,0 +1,97 @@
+"""Reading the fields of a JSON object that comes from outside: each of the type and within the bounds it must have.
+
+Nothing is converted: ``"3"`` is no integer and ``true`` no number. A field that nobody asked for is an error too, since
+it is most often the misspelling of one that has a default.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.errors import EventError
+
+__all__ = ["Fields"]
+
+_SHOWN_CHARACTERS = 80
+_MAX_TEXT_CHARACTERS = 4096
+
+
+class Fields:
+    """The fields of one object.
+
+    Args:
+        value: what should be a JSON object.
+        what: what to call it in an error, such as ``pack event``.
+
+    Raises:
+        EventError: it is no object.
+    """
+
+    def __init__(self, value: object, what: str) -> None:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise EventError(f"the {what} is {_shown(value)}, not a JSON object")
+        self._left: dict[str, Any] = dict(value)
+        self._what = what
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def text(self, name: str, *, pattern: str = "", default: str | None = None) -> str:
+        """Return a text that matches the regular expression ``pattern`` as a whole, if there is one."""
+        value = self._take(name, default)
+        if not isinstance(value, str) or len(value) > _MAX_TEXT_CHARACTERS:
+            raise self._wrong(name, value, f"a text of at most {_MAX_TEXT_CHARACTERS} characters")
+        if pattern and value != default and not re.fullmatch(pattern, value, re.ASCII):
+            raise self._wrong(name, value, f"a text like {pattern}")
+        return value
+
+    def integer(self, name: str, *, least: int = 0, most: int = (1 << 53) - 1, default: int | None = None) -> int:
+        """Return an integer from ``least`` to ``most``."""
+        value = self._take(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self._wrong(name, value, f"an integer from {least} to {most}")
+        return value
+
+    def choice(self, name: str, choices: Sequence[str], *, default: str | None = None) -> str:
+        """Return one of the texts in ``choices``."""
+        value = self._take(name, default)
+        if not isinstance(value, str) or value not in choices:
+            raise self._wrong(name, value, f"one of {', '.join(choices)}")
+        return value
+
+    def array(self, name: str, *, most: int, default: list[Any] | None = None) -> list[Any]:
+        """Return an array of at most ``most`` elements, of any types."""
+        value = self._take(name, default)
+        if not isinstance(value, list) or len(value) > most:
+            raise self._wrong(name, value, f"an array of at most {most} elements")
+        return value
+
+    def within(self, name: str) -> Fields:
+        """Return the fields of an object within this one."""
+        return Fields(self._take(name, None), f"{self._what}'s {name!r}")
+
+    def value(self, name: str) -> Any:
+        """Return whatever is there; the caller checks it."""
+        return self._take(name, None)
+
+    def end(self) -> None:
+        """Raise EventError if there is a field that was not asked for."""
+        if self._left:
+            raise EventError(f"the {self._what} has a field {_shown(min(self._left))} that means nothing; leave it out")
+
+    def _take(self, name: str, default: object) -> Any:
+        if name in self._left:
+            return self._left.pop(name)
+        if default is None:
+            raise EventError(f"the {self._what} has no field {name!r}")
+        return default
+
+    def _wrong(self, name: str, value: object, wanted: str) -> EventError:
+        return EventError(f"the {self._what}'s {name!r} is {_shown(value)}, not {wanted}")
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

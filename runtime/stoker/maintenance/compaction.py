@@ -1,0 +1,161 @@
+"""Compaction: many small super-samples into few large ones, in a version of the manifest that has these instead.
+
+What raw objects trickle into is small, and a loader reads a small object as slowly as a large one. The samples of all
+super-samples below half of the target size are packed again, in order. Older versions of the manifest keep what they
+have until ``stoker gc --keep-versions`` takes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from stoker import versions
+from stoker.errors import NotFoundError
+from stoker.manifest import Manifest, PackRun
+from stoker.pack.catalog import Catalog
+from stoker.pack.merge import merge, remembered
+from stoker.pack.record import PackRecord
+from stoker.pack.rewriting import rewrite
+from stoker.pack.run import PackRunner, RunConfig
+from stoker.pack.uploads import Uploads
+from stoker.retry import RetryingStore
+from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
+
+__all__ = ["Compacted", "compact"]
+
+_UPLOADS = 4
+_LEAST_OBJECTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a compaction did.
+
+    Attributes:
+        manifest: the newest version.
+        objects_before: how many super-samples were packed again; 0 where there was nothing to gain.
+        objects_after: how many they became.
+        left_objects: how many small ones are left for another time.
+    """
+
+    manifest: Manifest
+    objects_before: int = 0
+    objects_after: int = 0
+    left_objects: int = 0
+
+
+async def compact(
+    store: RetryingStore,
+    catalog: Catalog,
+    *,
+    now_seconds: float,
+    super_sample_bytes: int = 8 << 20,
+    limit_bytes: int | None = None,
+) -> Compacted:
+    """Pack the small super-samples of the newest version again.
+
+    It may die at any point, and run twice at the same time: a version has either all of the small ones or all of the
+    large ones. The median size is at least half of ``super_sample_bytes`` afterwards, but for data sets of one or two
+    super-samples, and where ``limit_bytes`` left some.
+
+    Args:
+        store: where the data set is.
+        catalog: where its pack records are.
+        now_seconds: of the Unix epoch.
+        super_sample_bytes: how large a super-sample should be: at most 32 MiB.
+        limit_bytes: how much to pack again at most, from the first row on; None for all that is small.
+
+    Raises:
+        NotFoundError: there is no data set.
+        StoreError: the bucket fails.
+    """
+    base = await versions.newest_manifest(store)
+    if base is None:
+        raise NotFoundError(f"there is no data set at {store.url}; nothing to compact")
+    small = np.flatnonzero(base.rows.size_bytes < super_sample_bytes // 2).tolist()
+    rows = _first(base, small, limit_bytes)
+    if len(rows) < _LEAST_OBJECTS or _would_remain(base, rows, super_sample_bytes):
+        return Compacted(manifest=base, left_objects=len(small) if len(rows) < len(small) else 0)
+    replaced = _runs_of(base, rows)
+    names = remembered((r for r in await catalog.records() if r.run in {run.run for run in replaced}), now_seconds)
+    identity = hashlib.sha256(json.dumps([base.dataset, super_sample_bytes, *map(_named, replaced)]).encode())
+    record = PackRecord(
+        run=identity.hexdigest()[:16],
+        identity=identity.hexdigest(),
+        source=f"compaction of version {base.version}",
+        mode="deferred",
+        replaces=replaced,
+        sources=names,
+    )
+    objects = await _packed(store, catalog, base, rows, record, super_sample_bytes)
+    merged = await merge(store, catalog, now_seconds=now_seconds)
+    return Compacted(
+        manifest=merged.manifest or base,
+        objects_before=len(rows),
+        objects_after=objects,
+        left_objects=len(small) - len(rows),
+    )
+
+
+async def _packed(
+    store: RetryingStore,
+    catalog: Catalog,
+    base: Manifest,
+    rows: Sequence[int],
+    record: PackRecord,
+    super_sample_bytes: int,
+) -> int:
+    """Pack the samples of some rows again, as the run of a record; return how many super-samples they became."""
+    journal = await catalog.journal(record.run)
+    if journal.recorded is not None and journal.recorded.state != "packing":
+        return len(journal.recorded)
+    limit_bytes = min(super_sample_bytes, MAX_SUPER_SAMPLE_BYTES)
+    config = RunConfig(dataset=base.dataset, schema=base.schema, super_sample_bytes=limit_bytes)
+    run = PackRunner(config, journal.recorded or record, journal)
+    await run.save([], "packing")
+    uploads = Uploads(store, run, concurrency=_UPLOADS)
+    try:
+        await rewrite(store, map(base.ref, rows), run, uploads)
+    finally:
+        await uploads.cancel()
+    return len(uploads.packed)
+
+
+def _first(base: Manifest, rows: Sequence[int], limit_bytes: int | None) -> list[int]:
+    """Return the first of some rows that have at most ``limit_bytes`` together."""
+    if limit_bytes is None:
+        return list(rows)
+    ends = np.cumsum(base.rows.size_bytes[list(rows)], dtype=np.int64)
+    return list(rows[: int(np.searchsorted(ends, limit_bytes, side="right"))])
+
+
+def _would_remain(base: Manifest, rows: Sequence[int], super_sample_bytes: int) -> bool:
+    """Return whether the rows are those that a compaction leaves: the last, small super-sample of one, alone."""
+    total_bytes = int(base.rows.size_bytes[list(rows)].sum(dtype=np.int64))
+    return len(rows) <= -(-total_bytes // super_sample_bytes)
+
+
+def _runs_of(base: Manifest, rows: Sequence[int]) -> tuple[PackRun, ...]:
+    """Return rows as intervals of pack runs, in order."""
+    places = []
+    for row in rows:
+        run, number = base.key(row).split("/")[1:]
+        places.append((run, int(number)))
+    # Rows of one run with numbers that follow each other have a constant difference to their position.
+    groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
+    return tuple(_interval([place for _, place in group]) for _, group in groups)
+
+
+def _interval(places: Sequence[tuple[str, int]]) -> PackRun:
+    run, first = places[0]
+    return PackRun(run, first, len(places))
+
+
+def _named(run: PackRun) -> list[object]:
+    return [run.run, run.first_number, run.rows]

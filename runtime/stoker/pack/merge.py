@@ -1,0 +1,323 @@
+"""Merging finished runs into a version of the manifest: all at once, and no raw object twice.
+
+Functions are invoked at least once, and a queue may deliver the same raw objects again in other groups: then several
+runs have them. A record names the raw object of each of its samples, so what the manifest has already is found here,
+where one version is made out of all, and such a run is written again without those samples. Records remember for
+longer than any queue does.
+
+Whoever publishes the next version wins; the loser begins again on top of it. A merge that dies leaves either nothing or
+a version whose records do not say so yet, and the next one completes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker import versions
+from stoker.errors import DatasetExistsError, PackError
+from stoker.manifest import Manifest, Rows
+from stoker.pack.catalog import Catalog
+from stoker.pack.record import PackRecord, no_sources
+from stoker.pack.rewriting import rewrite
+from stoker.pack.run import PackRunner, RunConfig
+from stoker.pack.uploads import Uploads
+from stoker.retry import RetryingStore
+from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
+
+__all__ = ["REMEMBERED_SECONDS", "Job", "Merged", "merge", "remembered"]
+
+_log = logging.getLogger(__name__)
+REMEMBERED_SECONDS = 15 * 86_400
+"""How long records name raw objects; a queue of Amazon keeps messages for 14 days at most, Google's for 7."""
+_UPLOADS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A fan-out whose runs are committed together.
+
+    Attributes:
+        id: that their records have, 16 hexadecimal digits.
+        runs: all of them, in order of their samples.
+        creates: whether there must be no data set yet.
+    """
+
+    id: str
+    runs: tuple[str, ...]
+    creates: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What a merge did.
+
+    Attributes:
+        manifest: the newest version, None if there is no data set.
+        runs: how many it added.
+        added_samples: how many samples these have.
+        repeated_samples: how many were left out because the data set had them.
+        refused: runs that do not belong to this data set, or have other columns; they stay where they are.
+    """
+
+    manifest: Manifest | None
+    runs: int = 0
+    added_samples: int = 0
+    repeated_samples: int = 0
+    refused: tuple[str, ...] = ()
+
+
+async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, job: Job | None = None) -> Merged:
+    """Commit a version that has every finished run that waits for it; nothing if none does.
+
+    Args:
+        store: where the data set is.
+        catalog: where its pack records are.
+        now_seconds: of the Unix epoch.
+        job: commit its runs, and no others; by default those that belong to no job.
+
+    Raises:
+        PackError: a run of the job is not finished, or of another data set; or the newest version is lost.
+        DatasetExistsError: the job was to create the data set, and there is another.
+        StoreError: the bucket fails.
+    """
+    repeated = 0
+    while True:
+        base = await versions.newest_manifest(store)
+        records = await catalog.records()  # behind the manifest: so every run that it has is among them
+        if _tell_of_newer(records, base):
+            if await _has_moved(store, base):
+                continue
+            raise PackError(
+                f"the pack records at {store.url} tell of a newer version than any that is there; restore it with: "
+                f"stoker rebuild-manifest {store.url}"
+            )
+        records = await _settled(catalog, records, base, now_seconds)
+        waiting, lapsed = _of_job(job, records, base, store.url) if job else _waiting(records, base, now_seconds)
+        taken, refused = _fitting(waiting, base, job, store.url)
+        fresh = _Fresh(store, catalog, records, now_seconds)
+        added = [kept for record in taken if (kept := await fresh.only(record)) is not None]
+        repeated += fresh.repeated_samples
+        if not added:
+            if not (lapsed and await _has_moved(store, base)):
+                await catalog.forget([*fresh.dropped, *lapsed])
+            return Merged(manifest=base, repeated_samples=repeated, refused=refused)
+        try:
+            manifest = await versions.commit(store, _Successor(base, added))
+        except _MovedError:
+            continue
+        await catalog.save(_committed(added, manifest, now_seconds))
+        await catalog.forget([*fresh.dropped, *lapsed])
+        return Merged(
+            manifest=manifest,
+            runs=len(added),
+            added_samples=sum(record.samples for record in added),
+            repeated_samples=repeated,
+            refused=refused,
+        )
+
+
+def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:
+    """Return the raw objects that the records of runs in the manifest still name, ``uint8 [objects, 16]``."""
+    young = now_seconds - REMEMBERED_SECONDS
+    return np.concatenate(
+        [no_sources(), *(r.sources for r in records if not r.is_committed or r.committed_seconds >= young)]
+    )
+
+
+def _tell_of_newer(records: Iterable[PackRecord], base: Manifest | None) -> bool:
+    known = 0 if base is None else base.version
+    return any(record.version > known for record in records)
+
+
+async def _has_moved(store: RetryingStore, base: Manifest | None) -> bool:
+    newest = await versions.newest_manifest(store)
+    return (None if newest is None else newest.version) != (None if base is None else base.version)
+
+
+class _MovedError(Exception):
+    """Another writer has committed a version."""
+
+
+class _Successor:
+    """Builds the version that follows ``base``, for :func:`stoker.versions.commit`."""
+
+    def __init__(self, base: Manifest | None, added: Sequence[PackRecord]) -> None:
+        self._base = base
+        self._added = added
+
+    def __call__(self, newest: Manifest | None) -> Manifest:
+        base = self._base
+        if (None if newest is None else newest.version) != (None if base is None else base.version):
+            raise _MovedError
+        prefixes = [record.prefix for record in self._added if record.prefix is not None]
+        packed = [prefix.rows.packed(row, row) for prefix in prefixes for row in range(len(prefix))]
+        runs = tuple(run for prefix in prefixes for run in prefix.runs)
+        if newest is None:
+            return replace(prefixes[0], version=1, rows=Rows.of(packed), runs=runs)
+        kept = newest.without(run for record in self._added for run in record.replaces)
+        return kept.extended(Rows.of(packed), *runs)
+
+
+async def _settled(
+    catalog: Catalog, records: Sequence[PackRecord], base: Manifest | None, now_seconds: float
+) -> list[PackRecord]:
+    """Complete what a merge that died left open, and return the records that count.
+
+    These are records of runs in the manifest that do not say so, and those that say so of runs whose place another has
+    taken.
+    """
+    has = set() if base is None else {run.run for run in base.runs}
+    late = [record for record in records if record.run in has and not record.is_committed and len(record)]
+    if base is not None and late:
+        await catalog.save(_committed(late, base, now_seconds))
+        records = await catalog.records()
+    gone = {
+        record.run
+        for record in records
+        if record.is_committed and record.mode == "deferred" and record.run not in has and base is not None
+        if record.version <= base.version
+    }
+    await catalog.forget(gone)
+    return [record for record in records if record.run not in gone]
+
+
+def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: float) -> list[PackRecord]:
+    return [
+        replace(record, state="committed", version=manifest.version, committed_seconds=int(now_seconds))
+        for record in records
+    ]
+
+
+def _waiting(
+    records: Sequence[PackRecord], base: Manifest | None, now_seconds: float
+) -> tuple[list[PackRecord], list[str]]:
+    """Return the finished runs that belong to no job, by run, and those that nobody will ever need.
+
+    These are compactions of what was compacted by another, and runs that were never finished because their raw objects
+    came again in other groups.
+    """
+    known = set(map(bytes, remembered((record for record in records if record.is_committed), now_seconds)))
+    waiting, lapsed = [], []
+    left = base  # what no compaction has taken the place of
+    for record in records:
+        if record.mode != "deferred" or record.job or record.is_committed:
+            continue
+        if record.state == "packing":
+            if len(record.sources) and known.issuperset(map(bytes, record.sources)):
+                lapsed.append(record.run)
+        elif not record.replaces:
+            waiting.append(record)
+        elif left is not None and _has_all(left, record):
+            waiting.append(record)
+            left = left.without(record.replaces)
+        else:
+            lapsed.append(record.run)
+    return waiting, lapsed
+
+
+def _has_all(base: Manifest, record: PackRecord) -> bool:
+    return len(base.without(record.replaces)) == len(base) - sum(run.rows for run in record.replaces)
+
+
+def _of_job(
+    job: Job, records: Iterable[PackRecord], base: Manifest | None, url: str
+) -> tuple[list[PackRecord], list[str]]:
+    """Return the job's runs that the manifest does not have, and none to forget."""
+    by_run = {record.run: record for record in records if record.job == job.id}
+    open_runs = [run for run in job.runs if run not in by_run or by_run[run].state == "packing"]
+    if open_runs:
+        raise PackError(
+            f"{len(open_runs)} of {len(job.runs)} parts of job {job.id} are not packed to their end (first: run "
+            f"{open_runs[0]}); run the same command again"
+        )
+    waiting = [by_run[run] for run in job.runs if not by_run[run].is_committed]
+    if waiting and job.creates and base is not None:
+        raise DatasetExistsError(
+            f"another process created a data set at {url} first; add to it with stoker pack --append"
+        )
+    return waiting, []
+
+
+def _fitting(
+    waiting: Sequence[PackRecord], base: Manifest | None, job: Job | None, url: str
+) -> tuple[list[PackRecord], tuple[str, ...]]:
+    """Return the runs that have the data set's id and columns, and the ids of the others."""
+    first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
+    fitting, refused = [], []
+    for record in waiting:
+        prefix = record.prefix
+        if first and prefix and (prefix.dataset, prefix.schema) == (first.dataset, first.schema):
+            fitting.append(record)
+        else:
+            refused.append(record.run)
+    if refused and job is not None:
+        raise PackError(f"run {refused[0]} of job {job.id} was packed for another data set than that at {url}")
+    if refused:
+        _log.warning("%s: %d runs are of another data set, or have other columns: %s", url, len(refused), refused[:5])
+    return fitting, tuple(refused)
+
+
+class _Fresh:
+    """Leaves out what the data set has already: in records that are committed, or were taken before.
+
+    Attributes:
+        repeated_samples: how many were left out.
+        dropped: runs of which something was, and whose records are no longer needed.
+    """
+
+    def __init__(
+        self, store: RetryingStore, catalog: Catalog, records: Sequence[PackRecord], now_seconds: float
+    ) -> None:
+        self._store, self._catalog = store, catalog
+        committed = (record for record in records if record.is_committed)
+        self._known = set(map(bytes, remembered(committed, now_seconds)))
+        self._rests: set[str] = set()
+        self.repeated_samples = 0
+        self.dropped: list[str] = []
+
+    async def only(self, record: PackRecord) -> PackRecord | None:
+        """Return the run, or one of what is left of it; None if nothing is."""
+        if record.run in self._rests:  # a merge that died had written it, and it was taken for the run it is left of
+            return None
+        if record.replaces or not len(record.sources):
+            return record
+        wanted = []
+        for name in map(bytes, record.sources):
+            wanted.append(name not in self._known)
+            self._known.add(name)
+        if all(wanted):
+            return record
+        self.repeated_samples += wanted.count(False) if any(wanted) else record.samples
+        self.dropped.append(record.run)
+        return await self._rest(record, wanted) if any(wanted) else None
+
+    async def _rest(self, record: PackRecord, wanted: Sequence[bool]) -> PackRecord:
+        """Write the wanted samples of a run again, as a run of their own, and return that."""
+        prefix = record.prefix
+        if prefix is None:
+            raise PackError(f"run {record.run} is finished and has no super-sample")
+        sources = record.sources[np.array(wanted)]
+        identity = hashlib.sha256(f"rest of {record.run}".encode() + sources.tobytes()).hexdigest()
+        rest = replace(
+            record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
+        )
+        self._rests.add(rest.run)
+        journal = await self._catalog.journal(rest.run)
+        if journal.recorded is not None and journal.recorded.state != "packing":
+            return journal.recorded
+        limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
+        config = RunConfig(dataset=prefix.dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
+        run = PackRunner(config, journal.recorded or rest, journal)
+        await run.save([], "packing")
+        uploads = Uploads(self._store, run, concurrency=_UPLOADS)
+        try:
+            await rewrite(self._store, map(prefix.ref, range(len(prefix))), run, uploads, wanted.__getitem__)
+        finally:
+            await uploads.cancel()
+        return journal.recorded or rest
