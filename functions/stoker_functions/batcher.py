@@ -1,0 +1,59 @@
+"""Joining what several requests of one instance ask for at the same time into one piece of work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["Batcher"]
+
+T = TypeVar("T")
+
+
+class Batcher(Generic[T]):
+    """Collects items until there are enough of them or the first has waited long enough, then works on all at once.
+
+    Args:
+        work: gets the items; how it ends is how every one of their requests ends.
+        most_items: in one batch.
+        wait_seconds: that the first item of a batch waits for others.
+    """
+
+    def __init__(
+        self, work: Callable[[Sequence[T]], Awaitable[object]], *, most_items: int, wait_seconds: float
+    ) -> None:
+        self._work = work
+        self._most_items = most_items
+        self._wait_seconds = wait_seconds
+        self._items: list[T] = []
+        self._is_full = asyncio.Event()
+        self._batch: asyncio.Task[None] | None = None
+
+    async def add(self, item: T) -> None:
+        """Wait until the batch that has the item is done. Cancelled, the item stays in its batch.
+
+        Raises:
+            Exception: what the work on the batch raised.
+        """
+        if self._batch is None:
+            self._items, self._is_full = [], asyncio.Event()
+            self._batch = asyncio.create_task(self._run(self._items, self._is_full))
+        batch = self._batch
+        self._items.append(item)
+        if len(self._items) >= self._most_items:
+            self._close()
+        await asyncio.shield(batch)
+
+    def _close(self) -> None:
+        """Let the open batch begin, and the next item open another."""
+        self._is_full.set()
+        self._batch = None
+
+    async def _run(self, items: Sequence[T], is_full: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await is_full.wait()
+        except TimeoutError:
+            self._close()
+        await self._work(items)

@@ -1,0 +1,69 @@
+"""What an instance keeps between invocations: its settings, and the connections that it has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.retry import RetryingStore
+from stoker.schema import Schema
+from stoker.store import Store, open_store
+from stoker_functions.catalog import Catalog, open_catalog
+from stoker_functions.settings import Settings
+
+__all__ = ["Deployment"]
+
+
+class Deployment:
+    """The stores and catalogs of an instance, each opened at its first use and kept.
+
+    Args:
+        settings: what it may touch; every URL is checked on them.
+        open_url: opens the store at a URL.
+    """
+
+    def __init__(self, settings: Settings, *, open_url: Callable[[str], Store] = open_store) -> None:
+        self.settings = settings
+        self._open_url = open_url
+        self._stores: dict[str, RetryingStore] = {}
+        self._catalogs: dict[str, Catalog] = {}
+        self.known_datasets: dict[str, tuple[str, Schema]] = {}
+        """URL → id and columns, which a data set never changes, of those that were looked at."""
+
+    def dataset(self, url: str) -> RetryingStore:
+        """Return the store of a data set.
+
+        Raises:
+            EventError: this deployment has nothing to do with it.
+        """
+        return self._store(self.settings.dataset(url))
+
+    def source(self, url: str) -> RetryingStore:
+        """Return the store of raw samples.
+
+        Raises:
+            EventError: this deployment has nothing to do with them.
+        """
+        return self._store(self.settings.source(url))
+
+    def catalog(self, url: str) -> Catalog:
+        """Return where the pack records of a data set are kept.
+
+        Raises:
+            EventError: this deployment has nothing to do with it.
+            MissingExtraError: Redis is wanted and its client is not installed.
+        """
+        if url not in self._catalogs:
+            self._catalogs[url] = open_catalog(self.dataset(url), self.settings)
+        return self._catalogs[url]
+
+    async def close(self) -> None:
+        """Release all connections."""
+        for catalog in self._catalogs.values():
+            await catalog.close()
+        for store in self._stores.values():
+            await store.close()
+
+    def _store(self, url: str) -> RetryingStore:
+        if url not in self._stores:
+            self._stores[url] = RetryingStore(self._open_url(url))
+        return self._stores[url]

