@@ -1,0 +1,302 @@
+"""What every store that can be read does with a data set: buckets, and what a function serves of them over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker.errors import BucketNotFoundError, ConfigError, NotFoundError, ObjectChangedError, TruncatedError
+from stoker.manifest import POINTER_KEY, Manifest, version_key
+from stoker.store import HttpOptions, ObjectInfo, S3Options, ServedOptions, Store, StoreOptions, open_store
+from stoker_functions.serve import LAMBDA_ANSWER_BYTES
+from support.datasets import SCHEMA, sample_of
+from support.serving_host import running_service
+from support.stores import keys_of, read_range, run_with
+
+SAMPLES = 60
+Check = Callable[[Store], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """A data set of two versions, and how to read it.
+
+    Attributes:
+        objects: what its bucket holds, by key.
+        statuses: what a function has answered so far, if it is served.
+        is_redirecting: whether the function sends its readers to the bucket.
+    """
+
+    url: str
+    missing_url: str
+    options: StoreOptions | None = None
+    objects: dict[str, tuple[bytes, ObjectInfo]] = field(repr=False)
+    statuses: list[int] = field(default_factory=list, repr=False)
+    is_redirecting: bool = False
+
+    @property
+    def newest(self) -> Manifest:
+        return Manifest.from_bytes(self.objects[POINTER_KEY][0])
+
+    @property
+    def key(self) -> str:
+        """That of a super-sample in the middle."""
+        return self.newest.key(len(self.newest) // 2)
+
+    def open(self) -> Store:
+        return open_store(self.url, options=self.options)
+
+    def run(self, check: Check) -> None:
+        run_with(self.open(), check)
+
+
+def filled(url: str, options: StoreOptions | None) -> dict[str, tuple[bytes, ObjectInfo]]:
+    """Pack two versions to an empty place and return the objects there."""
+    for start, end in ((0, 40), (40, SAMPLES)):
+        mode: Any = "append" if start else "create"
+        with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=800, options=options, mode=mode) as packer:
+            packer.extend(map(sample_of, range(start, end)))
+    found: dict[str, tuple[bytes, ObjectInfo]] = {}
+
+    async def collect(store: Store) -> None:
+        found.update({key: await store.get(key) for key in await keys_of(store)})
+
+    run_with(open_store(url, options=options), collect)
+    return found
+
+
+PLACES = ("memory", "bucket", "served", "served-aiohttp", "redirecting", "redirecting-aiohttp")
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
+    name: str = request.param
+    options: S3Options | None = None
+    url, missing_url = f"memory://readable-{name}/ds", "memory://no-such-bucket"
+    if name.startswith(("bucket", "redirecting")):
+        url, missing_url = f"s3://stoker/readable-{name}", "s3://no-such-bucket"
+        options = S3Options(
+            endpoint_url=request.getfixturevalue("local_bucket").url,
+            region="us-east-1",
+            access_key_id="stoker",
+            secret_access_key="stoker-secret",
+        )
+    objects = filled(url, options)
+    with ExitStack() as stack:
+        if name in ("memory", "bucket"):
+            yield Shelf(url=url, missing_url=missing_url, options=options, objects=objects)
+            return
+        is_redirecting = name.startswith("redirecting")
+        answer_bytes = 1 if is_redirecting else LAMBDA_ANSWER_BYTES
+        hosted = stack.enter_context(running_service({"ds": url}, options, answer_bytes=answer_bytes))
+        yield Shelf(
+            url=hosted.dataset("ds"),
+            missing_url=hosted.dataset("other"),
+            options=ServedOptions(http=HttpOptions(transport="aiohttp" if name.endswith("aiohttp") else "direct")),
+            objects=objects,
+            statuses=hosted.statuses,
+            is_redirecting=is_redirecting,
+        )
+
+
+def test_every_object_is_read_whole_with_the_size_and_tag_that_its_bucket_says(shelf: Shelf) -> None:
+    newest = shelf.newest
+    keys = [POINTER_KEY, version_key(1), version_key(2), *map(newest.key, range(len(newest)))]
+
+    async def check(store: Store) -> None:
+        for key in keys:
+            assert await store.get(key) == shelf.objects[key]
+            assert await store.head(key) == shelf.objects[key][1]
+
+    assert newest.version == 2
+    shelf.run(check)
+    assert (307 in shelf.statuses) == shelf.is_redirecting
+
+
+def test_super_samples_are_listed_in_order_below_a_prefix_and_after_a_key(shelf: Shelf) -> None:
+    data = sorted(key for key in shelf.objects if key.startswith("data/"))
+    run = data[0].rpartition("/")[0]
+
+    async def check(store: Store) -> None:
+        assert [info async for info in store.list("data/")] == [shelf.objects[key][1] for key in data]
+        assert await keys_of(store, "data/", start_after=data[2]) == data[3:]
+        assert await keys_of(store, f"{run}/0") == [key for key in data if key.startswith(run)]
+        assert await keys_of(store, "datum") == []
+        everything = await keys_of(store)
+        assert everything == sorted(everything)
+        assert {*data, POINTER_KEY, version_key(2)} <= set(everything)
+        assert version_key(2) in await keys_of(store, "manifests/")
+        assert POINTER_KEY in await keys_of(store, "manifest", start_after=data[-1])
+
+    shelf.run(check)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, -1), (5, 5), (-2, -1), (100, 300), (-1, -1)])
+def test_a_range_fills_exactly_the_memory_it_was_given(shelf: Shelf, start: int, end: int) -> None:
+    body, info = shelf.objects[shelf.key]
+    start, end = (len(body) + 1 + place if place < 0 else place for place in (start, end))
+
+    async def check(store: Store) -> None:
+        surrounded = bytearray(b"\xee" * (end - start + 16))
+        into = memoryview(surrounded)[8 : 8 + end - start]
+        assert await store.get_range(shelf.key, start, end, into=into, tag=info.tag) == info
+        assert surrounded == b"\xee" * 8 + body[start:end] + b"\xee" * 8
+
+    shelf.run(check)
+
+
+def test_the_beginning_of_an_answer_is_told_once_at_most_and_never_that_of_a_refusal(shelf: Shelf) -> None:
+    body, _ = shelf.objects[shelf.key]
+
+    async def check(store: Store) -> None:
+        told: list[str] = []
+        into = memoryview(bytearray(len(body)))
+        await store.get_range(shelf.key, 0, len(body), into=into, begun=lambda: told.append("begun"))
+        assert told == ([] if store.url.startswith("memory:") else ["begun"])
+        told.clear()
+        with pytest.raises(NotFoundError):
+            await store.get_range(version_key(9), 0, 1, into=into[:1], begun=lambda: told.append("begun"))
+        assert told == []
+
+    shelf.run(check)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (-1, 1), (0, 2), (1, 1), (10_000, 10_001)])
+def test_a_range_beyond_the_end_is_truncated(shelf: Shelf, start: int, end: int) -> None:
+    size = len(shelf.objects[shelf.key][0])
+
+    async def check(store: Store) -> None:
+        with pytest.raises(TruncatedError, match=shelf.key):
+            await read_range(store, shelf.key, size + start, size + end)
+
+    shelf.run(check)
+
+
+def test_a_read_pinned_to_another_tag_is_refused(shelf: Shelf) -> None:
+    async def check(store: Store) -> None:
+        for key in (shelf.key, POINTER_KEY):
+            body, info = shelf.objects[key]
+            for end in (len(body), 1, 0):
+                with pytest.raises(ObjectChangedError):
+                    await read_range(store, key, 0, end, "another-store's-tag")
+                assert await read_range(store, key, 0, end, info.tag) == body[:end]
+
+    shelf.run(check)
+
+
+def test_a_missing_object_is_not_found_and_its_data_set_is(shelf: Shelf) -> None:
+    keys = ("x", "packs/x", version_key(9), "data/0123456789abcdef/00000000", f"{shelf.key[:-8]}99999999")
+
+    async def check(store: Store) -> None:
+        for key in keys:
+            for read in (store.get(key), store.head(key), read_range(store, key, 0, 1)):
+                with pytest.raises(NotFoundError) as caught:
+                    await read
+                assert not isinstance(caught.value, BucketNotFoundError)
+
+    shelf.run(check)
+
+
+def test_a_missing_data_set_is_told_from_a_missing_object(shelf: Shelf) -> None:
+    async def check(store: Store) -> None:
+        for read in (store.get(POINTER_KEY), store.head(shelf.key), read_range(store, shelf.key, 0, 1), keys_of(store)):
+            with pytest.raises(BucketNotFoundError):
+                await read
+
+    run_with(open_store(shelf.missing_url, options=shelf.options), check)
+
+
+def test_many_reads_at_once_do_not_mix_their_bytes(shelf: Shelf) -> None:
+    data = sorted(key for key in shelf.objects if key.startswith("data/"))
+    ranges = [(key, start, start + 97) for key in data for start in range(0, 200, 20)]
+
+    async def check(store: Store) -> None:
+        found = await asyncio.gather(*(read_range(store, *each) for each in ranges))
+        assert found == [shelf.objects[key][0][start:end] for key, start, end in ranges]
+
+    shelf.run(check)
+
+
+def test_a_cancelled_read_writes_nothing_more_and_harms_no_later_one(shelf: Shelf) -> None:
+    body, _ = shelf.objects[shelf.key]
+
+    async def check(store: Store) -> None:
+        for patience in (0, 1, 5, 25):
+            into = bytearray(len(body))
+            read = asyncio.ensure_future(store.get_range(shelf.key, 0, len(body), into=memoryview(into)))
+            for _ in range(patience):
+                await asyncio.sleep(0)
+            read.cancel()
+            await asyncio.wait([read])
+            seen = bytes(into)
+            await asyncio.sleep(0.01)
+            assert into == seen
+            assert await read_range(store, shelf.key, 0, len(body)) == body
+
+    shelf.run(check)
+
+
+@pytest.mark.parametrize("key", ["", "/absolute", "nul\0", "lone-\ud800", "k" * 1025])
+def test_a_key_that_no_bucket_can_hold_is_refused(shelf: Shelf, key: str) -> None:
+    async def check(store: Store) -> None:
+        for call in (store.get(key), store.head(key), store.put(key, b""), store.delete(key)):
+            with pytest.raises(ConfigError):
+                await call
+
+    shelf.run(check)
+
+
+@pytest.mark.parametrize(("start", "end", "room"), [(-1, 1, 2), (2, 1, 0), (0, 4, 3), (0, 4, 5)])
+def test_a_range_that_does_not_fit_its_memory_is_refused(shelf: Shelf, start: int, end: int, room: int) -> None:
+    async def check(store: Store) -> None:
+        with pytest.raises(ConfigError):
+            await store.get_range(shelf.key, start, end, into=memoryview(bytearray(room)))
+        for text in ({"prefix": "\ud800"}, {"start_after": "\ud800"}):
+            with pytest.raises(ConfigError):
+                await keys_of(store, **text)
+
+    shelf.run(check)
+
+
+def test_a_closed_store_can_be_used_again_in_this_loop_and_in_another(shelf: Shelf) -> None:
+    store = shelf.open()
+
+    async def twice() -> None:
+        for _ in range(2):
+            assert await store.get(shelf.key) == shelf.objects[shelf.key]
+            await store.close()
+            await store.close()
+
+    asyncio.run(twice())
+    asyncio.run(twice())
+
+
+def test_a_forked_child_reads_and_leaves_its_parents_connections_alone(shelf: Shelf) -> None:
+    store, wanted = shelf.open(), shelf.objects[shelf.key][0][:4]
+
+    async def read() -> bytes:
+        return await read_range(store, shelf.key, 0, 4)
+
+    with asyncio.Runner() as runner:
+        assert runner.run(read()) == wanted
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the servers under test are threads of ours
+            child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = int(asyncio.run(read()) != wanted)
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert runner.run(asyncio.wait_for(read(), 10)) == wanted
+        runner.run(store.close())

@@ -1,0 +1,114 @@
+"""Training, and all else that reads, from a data set that a function serves over HTTP: every sample exactly once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker import cli
+from stoker.access_token import Grant, TokenKeys
+from stoker.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError
+from stoker.fetch.config import FetchConfig
+from stoker.order import Order, OrderConfig
+from stoker.store import S3Options, ServedOptions
+from stoker_functions.serve import Refusal, Response
+from stoker_local.bucket import LocalBucket
+from stoker_torch import Loader
+from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
+from support.serving_host import running_service
+
+SAMPLES = 400
+
+
+@pytest.mark.parametrize("shuffle", ["none", "window", "full"])
+def test_an_epoch_over_http_is_the_orders(shuffle: Any) -> None:
+    with (
+        running_service({"train": pack_numbers(SAMPLES)}) as hosted,
+        Loader(hosted.dataset("train"), batch_size=32, shuffle=shuffle, seed=5, epochs=2) as loader,
+    ):
+        for epoch in range(2):
+            order = Order(loader.manifest.rows.samples, OrderConfig(seed=5, shuffle=shuffle), epoch)
+            assert numbers(loader) == order.at(0, SAMPLES).tolist()
+        assert loader.stats().dollars == 0
+        assert set(hosted.statuses) <= {200, 206}
+
+
+def test_an_epoch_over_redirects_to_the_bucket_is_the_orders(local_bucket: LocalBucket) -> None:
+    options = S3Options(
+        endpoint_url=local_bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
+    )
+    url = "s3://stoker/served-training"
+    with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=2000, options=options) as packer:
+        packer.extend(map(sample_of, range(SAMPLES)))
+    with (
+        running_service({"train": url}, options, answer_bytes=1000) as hosted,
+        Loader(hosted.dataset("train"), batch_size=32, seed=5, epochs=1) as loader,
+    ):
+        order = Order(loader.manifest.rows.samples, OrderConfig(seed=5), 0)
+        assert numbers(loader) == order.at(0, SAMPLES).tolist()
+        assert hosted.statuses.count(307) >= len(loader.manifest)
+
+
+def fail_now_and_then(number: int, response: Response) -> Response:
+    """Of seven answers let one be a refusal that may pass, one end early, and one have a wrong bit."""
+    body = bytes(response.body)
+    if number % 7 == 2:
+        return Refusal(503, "unavailable", "later", headers={"Retry-After": "0"}).response()
+    if number % 7 == 4 and len(body) > 1:
+        return replace(response, body=body[: len(body) // 2])
+    if number % 7 == 6 and body:
+        return replace(response, body=body[:-1] + bytes([body[-1] ^ 1]))
+    return response
+
+
+def test_an_epoch_is_exact_over_a_service_that_fails_now_and_then() -> None:
+    fetch = FetchConfig(backoff_base_seconds=0.001, hedge=False)
+    with (
+        running_service({"train": pack_numbers(SAMPLES)}, spoil=fail_now_and_then) as hosted,
+        Loader(hosted.dataset("train"), batch_size=32, seed=5, epochs=2, fetch=fetch) as loader,
+    ):
+        for epoch in range(2):
+            order = Order(loader.manifest.rows.samples, OrderConfig(seed=5), epoch)
+            assert numbers(loader) == order.at(0, SAMPLES).tolist()
+        assert loader.stats().retries > 10
+        assert hosted.statuses.count(503) > 3
+
+
+def test_samples_by_number_and_the_command_line_read_what_is_served(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_service({"train": pack_numbers(60)}) as hosted:
+        with stoker.open(hosted.dataset("train")) as dataset:
+            assert len(dataset) == 60
+            for number, found in zip((7, 59, 7), dataset.samples([7, -1, 7]), strict=True):
+                assert np.array_equal(found["tokens"], sample_of(number)["tokens"])
+            assert dataset.stats().dollars == 0
+        for command in (["info"], ["verify", "--deep"], ["head", "-n", "2"]):
+            assert cli.main([command[0], hosted.dataset("train"), *command[1:]]) == 0
+        assert "60" in capsys.readouterr().out
+
+
+def test_whoever_has_a_token_trains_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = TokenKeys({"k": b"s" * 32})
+    now_seconds = int(time.time())
+
+    def token(*datasets: str, start: int = now_seconds) -> str:
+        return keys.sign(Grant(datasets=datasets, not_before_seconds=start, expires_seconds=start + 600))
+
+    url = pack_numbers(60)
+    with running_service({"train": url, "val": url}, token_keys=keys, with_token=True) as hosted:
+        monkeypatch.setenv("STOKER_TOKEN", token("train"))
+        with Loader(hosted.dataset("train"), batch_size=16, epochs=1) as loader:
+            assert sorted(numbers(loader)) == list(range(60))
+        with pytest.raises(PermissionDeniedError):
+            stoker.open(hosted.dataset("val"))
+        options = ServedOptions(token=token("val", "nothing"))
+        stoker.open(hosted.dataset("val"), options=options).close()
+        with pytest.raises(BucketNotFoundError):
+            stoker.open(hosted.dataset("nothing"), options=options)
+        for bad in (token("train", start=now_seconds - 4000), "nonsense"):
+            with pytest.raises(CredentialsError, match="STOKER_TOKEN"):
+                stoker.open(hosted.dataset("train"), options=ServedOptions(token=bad))
