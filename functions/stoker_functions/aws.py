@@ -1,4 +1,4 @@
-"""AWS Lambda: ``stoker_functions.aws.NAME`` as the handler of each function."""
+"""AWS Lambda: ``stoker_functions.aws.NAME`` is the handler of a function, which imports nothing for the others."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from stoker_functions.commit import commit as commit_runs
-from stoker_functions.compact import compact as compact_dataset
-from stoker_functions.ingest import ingest_queue
-from stoker_functions.instance import Handler, Instance
-from stoker_functions.pack import pack as pack_part
+from stoker_functions.handlers import LAMBDA_HANDLERS, handler_of
+from stoker_functions.instance import Instance
 from stoker_functions.settings import Settings
-
-__all__ = ["commit", "compact", "ingest", "pack"]
 
 
 @cache
@@ -21,14 +16,13 @@ def _instance() -> Instance:
     return Instance(Settings.from_environment())
 
 
-def _adapted(handler: Handler) -> Callable[[Any, Any], dict[str, Any]]:
+@cache
+def __getattr__(name: str) -> Callable[[Any, Any], dict[str, Any]]:
+    if name not in LAMBDA_HANDLERS:
+        raise AttributeError(f"there is no function {name!r}")
+    handler = handler_of(LAMBDA_HANDLERS[name])
+
     def invoke(event: Any, context: Any) -> dict[str, Any]:
         return _instance().run(handler, event, context.get_remaining_time_in_millis() / 1000)
 
     return invoke
-
-
-pack = _adapted(pack_part)
-ingest = _adapted(ingest_queue)
-commit = _adapted(commit_runs)
-compact = _adapted(compact_dataset)

@@ -1,4 +1,4 @@
-"""Google Cloud Functions and Cloud Run: the targets of ``functions-framework --asgi`` are in this module."""
+"""Google Cloud Functions and Cloud Run: NAME of this module is the target of ``functions-framework --asgi``."""
 
 from __future__ import annotations
 
@@ -8,35 +8,30 @@ from typing import Any
 
 import functions_framework.aio as framework
 
-from stoker_functions.commit import commit as commit_runs
-from stoker_functions.compact import compact as compact_dataset
+from stoker_functions.handlers import HANDLERS, SERVING_HANDLERS, handler_of
 from stoker_functions.hosted import Hosted
-from stoker_functions.instance import Handler
-from stoker_functions.pack import pack as pack_part
 from stoker_functions.settings import Settings
 
-__all__ = ["commit", "compact", "ingest", "pack"]
-
-
-@cache
-def _hosted() -> Hosted:
-    return Hosted(Settings.from_environment())
-
-
-def _adapted(name: str, handler: Handler) -> Callable[[Any], Any]:
-    async def invoke(request: Any) -> tuple[dict[str, Any], int]:
-        return await _hosted().answer(handler, await request.body())
-
-    invoke.__name__ = name
-    return framework.http(invoke)
-
-
-pack = _adapted("pack", pack_part)
-commit = _adapted("commit", commit_runs)
-compact = _adapted("compact", compact_dataset)
+_hosted = cache(lambda: Hosted(Settings.from_environment()))
 
 
 @framework.cloud_event
 async def ingest(event: Any) -> None:
     """Pack a raw object that a CloudEvent announces, with others that come at the same time."""
     await _hosted().ingest(event.get_data())
+
+
+@cache
+def __getattr__(name: str) -> Callable[[Any], Any]:
+    handlers = {**HANDLERS, **SERVING_HANDLERS}
+    if name not in handlers:
+        raise AttributeError(f"there is no function {name!r}")
+    handler = handler_of(handlers[name])
+
+    async def invoke(request: Any) -> Any:
+        if name in SERVING_HANDLERS:
+            return await handler(request.scope, _hosted().deployment)
+        return await _hosted().answer(handler, await request.body())
+
+    invoke.__name__ = name
+    return framework.http(invoke)

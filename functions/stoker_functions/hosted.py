@@ -50,7 +50,7 @@ class Hosted:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._deployment = Deployment(settings)
+        self.deployment = Deployment(settings)
         self._batcher: Batcher[Notified] = Batcher(
             self._ingest_all, most_items=_MOST_INGESTED, wait_seconds=_INGEST_WAIT_SECONDS
         )
@@ -65,7 +65,7 @@ class Hosted:
                 event = json.loads(body)
             except (ValueError, RecursionError):
                 raise EventError("the request's body is not JSON") from None
-            return await handler(event, self._deployment, Deadline.after(self._settings.timeout_seconds)), 200
+            return await handler(event, self.deployment, Deadline.after(self._settings.timeout_seconds)), 200
         except StokerError as error:
             _log.warning("%s: %s", type(error).__name__, error)
             status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
@@ -80,4 +80,4 @@ class Hosted:
         await self._batcher.add(cloud_storage_object(data))
 
     async def _ingest_all(self, objects: Sequence[Notified]) -> None:
-        await ingest_objects(objects, self._deployment, Deadline.after(self._settings.timeout_seconds))
+        await ingest_objects(objects, self.deployment, Deadline.after(self._settings.timeout_seconds))
