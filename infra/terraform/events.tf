@@ -1,4 +1,4 @@
-# What calls the functions: people, schedules, and the raw bucket.
+# What calls the functions: people, schedules, and the incoming bucket.
 
 resource "google_cloud_run_v2_service_iam_member" "fans_out" {
   for_each = {
@@ -61,7 +61,7 @@ resource "google_cloud_scheduler_job" "schedule" {
 
 resource "google_service_account" "events" {
   account_id   = "${var.prefix}-events"
-  display_name = "stoker events of the raw bucket"
+  display_name = "stoker events of the incoming bucket"
 }
 
 resource "google_project_iam_member" "receives_events" {
@@ -86,8 +86,8 @@ resource "google_project_iam_member" "storage_publishes" {
   member  = data.google_storage_project_service_account.storage.member
 }
 
-resource "google_eventarc_trigger" "raw" {
-  name            = "${var.prefix}-raw"
+resource "google_eventarc_trigger" "incoming" {
+  name            = "${var.prefix}-incoming"
   location        = var.region
   service_account = google_service_account.events.email
   depends_on      = [google_project_iam_member.receives_events, google_project_iam_member.storage_publishes]
@@ -98,7 +98,7 @@ resource "google_eventarc_trigger" "raw" {
   }
   matching_criteria {
     attribute = "bucket"
-    value     = google_storage_bucket.raw.name
+    value     = google_storage_bucket.incoming.name
   }
 
   destination {

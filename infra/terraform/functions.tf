@@ -1,25 +1,27 @@
 locals {
   dataset_url = "gs://${google_storage_bucket.data.name}/${var.dataset}"
-  sources_url = "gs://${google_storage_bucket.raw.name}"
+  raw_urls    = { for name, bucket in local.raw_buckets : name => "gs://${bucket}" }
+  raw_buckets = { raw = google_storage_bucket.raw.name, incoming = google_storage_bucket.incoming.name }
   manifests   = ["manifest.safetensors", "manifests/"]
 
-  # reads and writes: prefixes within the data set. One instance does one thing at a time (concurrency 1), since its
-  # memory is the budget of one invocation; serve waits for the bucket most of the time and does several.
+  # raw: the bucket of raw objects that it reads. reads and writes: prefixes within the data set. One instance does one thing at a time (concurrency 1), since its
+  # memory is the budget of one invocation. But serve waits for the bucket most of the time; and ingest packs together
+  # what is announced within a second to one instance: the more requests it has, the larger the super-samples.
   every_function = {
     pack = {
       target          = "pack"
       signature       = "http"
-      cpu             = "2"
-      memory          = "4Gi"
+      cpu             = "1"
+      memory          = "2Gi"
       timeout_seconds = 3600
       concurrency     = 1
       instances       = 100
       is_internal     = false
-      reads_raw       = true
+      raw             = "raw"
       lists           = true
-      reads           = local.manifests
+      reads           = []
       writes          = ["data/", "packs/"]
-      environment     = { STOKER_SOURCES = local.sources_url }
+      environment     = { STOKER_SOURCES = local.raw_urls["raw"] }
     }
     ingest = {
       target          = "ingest"
@@ -27,15 +29,15 @@ locals {
       cpu             = "1"
       memory          = "2Gi"
       timeout_seconds = 300
-      concurrency     = 1
+      concurrency     = 500
       instances       = 20
       is_internal     = true
-      reads_raw       = true
+      raw             = "incoming"
       lists           = true
       reads           = local.manifests
       writes          = ["data/", "packs/"]
       environment = {
-        STOKER_SOURCES = local.sources_url
+        STOKER_SOURCES = local.raw_urls["incoming"]
         STOKER_INGEST  = jsonencode(merge({ dataset = var.dataset }, var.ingest))
       }
     }
@@ -48,7 +50,7 @@ locals {
       concurrency     = 1
       instances       = 2
       is_internal     = false
-      reads_raw       = false
+      raw             = ""
       lists           = true
       reads           = []
       writes          = concat(local.manifests, ["data/", "packs/"])
@@ -63,7 +65,7 @@ locals {
       concurrency     = 1
       instances       = 2
       is_internal     = false
-      reads_raw       = false
+      raw             = ""
       lists           = true
       reads           = []
       writes          = concat(local.manifests, ["data/", "packs/"])
@@ -78,7 +80,7 @@ locals {
       concurrency     = 1
       instances       = 100
       is_internal     = false
-      reads_raw       = false
+      raw             = ""
       lists           = true
       reads           = concat(local.manifests, ["data/"])
       writes          = ["epochs/"]
@@ -93,7 +95,7 @@ locals {
       concurrency     = 8
       instances       = 20
       is_internal     = false
-      reads_raw       = false
+      raw             = ""
       lists           = false
       reads           = concat(local.manifests, ["data/"])
       writes          = []
@@ -108,7 +110,7 @@ locals {
       concurrency     = 8
       instances       = 5
       is_internal     = false
-      reads_raw       = false
+      raw             = ""
       lists           = false
       reads           = concat(local.manifests, ["data/"])
       writes          = []
@@ -186,8 +188,8 @@ resource "google_cloud_run_v2_service" "function" {
 }
 
 resource "google_storage_bucket_iam_member" "reads_raw" {
-  for_each = { for name, function in local.functions : name => function if function.reads_raw }
-  bucket   = google_storage_bucket.raw.name
+  for_each = { for name, function in local.functions : name => function if function.raw != "" }
+  bucket   = local.raw_buckets[each.value.raw]
   role     = "roles/storage.objectViewer"
   member   = google_service_account.function[each.key].member
 }

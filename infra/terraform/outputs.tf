@@ -3,14 +3,19 @@ output "dataset" {
   value       = local.dataset_url
 }
 
-output "sources" {
-  description = "URL below which raw objects are put."
-  value       = local.sources_url
+output "raw" {
+  description = "Where raw objects are put: raw for those that are packed by hand, incoming for those that pack themselves."
+  value       = local.raw_urls
 }
 
 output "functions" {
   description = "Name of a function → its address."
   value       = { for name, service in google_cloud_run_v2_service.function : name => service.uri }
+}
+
+output "function_url" {
+  description = "For --function-url: where functions are, by their names."
+  value       = "https://{function}-${data.google_project.this.number}.${var.region}.run.app"
 }
 
 output "images" {
@@ -20,5 +25,5 @@ output "images" {
 
 output "ingest_subscription" {
   description = "What carries events to ingest; give it a dead-letter topic to keep those that fail for a day."
-  value       = google_eventarc_trigger.raw.transport[0].pubsub[0].subscription
+  value       = google_eventarc_trigger.incoming.transport[0].pubsub[0].subscription
 }

@@ -14,6 +14,22 @@ resource "google_storage_bucket" "raw" {
   }
 }
 
+resource "google_storage_bucket" "incoming" {
+  name                        = "${var.bucket}-incoming"
+  location                    = var.region
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  lifecycle_rule {
+    action {
+      type = "AbortIncompleteMultipartUpload"
+    }
+    condition {
+      age = 1
+    }
+  }
+}
+
 resource "google_storage_bucket" "data" {
   name                        = "${var.bucket}-data"
   location                    = var.region

@@ -21,7 +21,7 @@ variable "prefix" {
 }
 
 variable "bucket" {
-  description = "<bucket>-raw and <bucket>-data are made; bucket names are shared by the whole world."
+  description = "<bucket>-raw, -incoming and -data are made; the whole world shares the names of buckets."
   type        = string
 }
 

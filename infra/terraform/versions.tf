@@ -15,6 +15,8 @@ provider "google" {
   region  = var.region
 }
 
+data "google_project" "this" {}
+
 resource "google_project_service" "needed" {
   for_each = toset([
     "artifactregistry.googleapis.com",

@@ -1,0 +1,242 @@
+"""The Terraform files: formatted, parsed, and with no access that nobody asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import pytest
+from hcl2.utils import SerializationOptions
+
+from stoker_functions.settings import Settings
+from support.function_rights import RIGHTS
+
+FOLDER = Path(__file__).parents[3] / "infra" / "terraform"
+FILES = sorted(FOLDER.glob("*.tf"))
+FUNCTIONS = {"pack", "ingest", "commit", "compact", "shuffle", "serve", "serve-token"}
+MANIFESTS = ["manifest.safetensors", "manifests/"]
+_PLAIN = SerializationOptions(with_comments=False, explicit_blocks=False, strip_string_quotes=True)
+
+Blocks = dict[str, dict[str, Any]]
+
+
+def parsed(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = hcl2.loads(file.read_text(), serialization_options=_PLAIN)
+    return document
+
+
+@pytest.fixture(scope="module")
+def resources() -> dict[str, Blocks]:
+    """Type → name → what a resource says."""
+    found: dict[str, Blocks] = {}
+    for file in FILES:
+        for block in parsed(file).get("resource", ()):
+            for kind, named in block.items():
+                found.setdefault(kind, {}).update(named)
+    return found
+
+
+@pytest.fixture(scope="module")
+def functions() -> dict[str, dict[str, Any]]:
+    """Name → settings of each function."""
+    (locals_,) = parsed(FOLDER / "functions.tf")["locals"]
+    found: dict[str, dict[str, Any]] = locals_["every_function"]
+    return found
+
+
+def bodies(resources: dict[str, Blocks]) -> list[tuple[str, dict[str, Any]]]:
+    return [(f"{kind}.{name}", body) for kind, named in resources.items() for name, body in named.items()]
+
+
+def test_the_files_are_formatted() -> None:
+    program = shutil.which("terraform")
+    if program is None:
+        pytest.skip("there is no terraform here; python-hcl2 parses the files all the same")
+    command = [program, "fmt", "-check", "-diff", "-recursive", str(FOLDER)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_file_parses(file: Path) -> None:
+    assert set(parsed(file)) <= {"data", "locals", "output", "provider", "resource", "terraform", "variable"}
+
+
+def test_the_provider_is_bound_to_a_major_version() -> None:
+    (terraform,) = parsed(FOLDER / "versions.tf")["terraform"]
+    (providers,) = terraform["required_providers"]
+    assert re.fullmatch(r"~> \d+\.\d+", providers["google"]["version"])
+
+
+def test_nobody_unnamed_has_any_access(resources: dict[str, Blocks]) -> None:
+    granted = [(name, body) for name, body in bodies(resources) if "_iam_" in name and "custom_role" not in name]
+    assert len(granted) > 10
+    for name, body in granted:
+        assert "member" in body, name  # bindings and policies would replace what others have granted
+        assert not re.search("allUsers|allAuthenticatedUsers", json.dumps(body)), name
+    text = "".join(file.read_text() for file in FILES)
+    assert "allUsers" not in text
+    assert "allAuthenticatedUsers" not in text
+
+
+def test_members_that_a_person_names_are_named() -> None:
+    variables = {name: body for block in parsed(FOLDER / "variables.tf")["variable"] for name, body in block.items()}
+    for name in ("fan_out_callers", "serve_callers"):
+        ((condition,),) = ([each["condition"] for each in variables[name]["validation"]],)
+        (pattern,) = re.findall(r'regex\("([^"]+)"', condition)
+        assert re.match(pattern, "user:jane@example.com")
+        assert not re.match(pattern, "allUsers")
+        assert not re.match(pattern, "allAuthenticatedUsers")
+
+
+@pytest.mark.parametrize("name", ["image", "trainer_image"])
+def test_images_are_named_by_digest(name: str) -> None:
+    variables = {name: body for block in parsed(FOLDER / "variables.tf")["variable"] for name, body in block.items()}
+    (validation,) = variables[name]["validation"]
+    (pattern,) = re.findall(r'regex\("([^"]+)"', validation["condition"])
+    assert re.search(pattern, f"us-central1-docker.pkg.dev/p/stoker/functions@sha256:{'0' * 64}")
+    assert not re.search(pattern, "us-central1-docker.pkg.dev/p/stoker/functions:latest")
+
+
+def test_buckets_are_private_under_uniform_access_and_tidied_up(resources: dict[str, Blocks]) -> None:
+    buckets = resources["google_storage_bucket"]
+    assert set(buckets) == {"raw", "incoming", "data"}
+    for bucket in buckets.values():
+        assert bucket["uniform_bucket_level_access"] is True
+        assert bucket["public_access_prevention"] == "enforced"
+        assert not bucket.get("force_destroy")
+        actions = [rule["action"][0]["type"] for rule in bucket["lifecycle_rule"]]
+        assert "AbortIncompleteMultipartUpload" in actions
+    deleted = [rule for rule in buckets["data"]["lifecycle_rule"] if rule["action"][0]["type"] == "Delete"]
+    assert [rule["condition"][0]["matches_prefix"] for rule in deleted] == [["${var.dataset}/epochs/"]]
+
+
+def test_every_function_is_there_with_an_account_of_its_own(
+    resources: dict[str, Blocks], functions: dict[str, dict[str, Any]]
+) -> None:
+    assert set(functions) == FUNCTIONS
+    account = resources["google_service_account"]["function"]
+    service = resources["google_cloud_run_v2_service"]["function"]
+    assert account["for_each"] == service["for_each"] == "${local.functions}"
+    assert account["account_id"] == service["name"] == "${var.prefix}-${each.key}"
+    (template,) = service["template"]
+    assert template["service_account"] == "${google_service_account.function[each.key].email}"
+    assert template["containers"][0]["image"] == "${var.image}"
+    assert len({body["account_id"] for body in resources["google_service_account"].values()}) == 4
+    assert resources["google_cloud_run_v2_job"]["trainer"]["template"][0]["template"][0]["service_account"] == (
+        "${google_service_account.trainer.email}"
+    )
+
+
+def prefixes(value: list[str] | str) -> frozenset[str]:
+    """Return the prefixes that a function's ``reads`` or ``writes`` are, as patterns."""
+    text = value if isinstance(value, str) else " ".join(f'"{each}"' for each in value)
+    found = {*re.findall(r'"([^"]+)"', text)} | (set(MANIFESTS) if "local.manifests" in text else set())
+    return frozenset(f"{each}*" if each.endswith("/") else each for each in found)
+
+
+@pytest.mark.parametrize("name", RIGHTS)
+def test_a_function_may_do_what_it_does_and_no_more(functions: dict[str, dict[str, Any]], name: str) -> None:
+    function, rights = functions[name], RIGHTS[name]
+    written = prefixes(function["writes"])  # which includes reading them, and replacing, which includes deleting
+    assert written == rights.writes | rights.deletes
+    assert prefixes(function["reads"]) == rights.reads - written
+    assert function["lists"] == rights.lists
+    assert function["raw"] == ({"pack": "raw", "ingest": "incoming"}[name] if rights.reads_raw else "")
+
+
+def test_the_public_function_may_do_what_the_other_does(functions: dict[str, dict[str, Any]]) -> None:
+    same = {"reads", "writes", "lists", "raw", "is_internal", "environment"}
+    serve, public = functions["serve"], functions["serve-token"]
+    assert {name: serve[name] for name in same} == {name: public[name] for name in same}
+
+
+def test_the_manifests_are_those_of_a_data_set() -> None:
+    (locals_,) = parsed(FOLDER / "functions.tf")["locals"]
+    assert locals_["manifests"] == MANIFESTS
+
+
+def test_roles_have_single_permissions_and_grants_end_at_a_folder(resources: dict[str, Blocks]) -> None:
+    permissions = {name: role["permissions"] for name, role in resources["google_project_iam_custom_role"].items()}
+    assert permissions == {
+        "reader": ["storage.objects.get"],
+        "lister": ["storage.objects.list"],
+        "writer": ["storage.objects.get", "storage.objects.create", "storage.objects.delete"],
+        "signer": ["iam.serviceAccounts.signBlob"],
+    }
+    for name, grant in resources["google_storage_bucket_iam_member"].items():
+        if re.search("custom_role.(reader|writer)", grant["role"]):
+            assert "resource.name.startsWith" in grant["condition"][0]["expression"], name
+        else:
+            assert "lister" in grant["role"] or grant["role"] == "roles/storage.objectViewer", name
+    wide = r"roles/(owner|editor|viewer|.*[aA]dmin)$"
+    assert not [name for name, body in bodies(resources) if re.match(wide, str(body.get("role", "")))]
+
+
+def test_only_the_opt_in_function_is_called_without_googles_check(resources: dict[str, Blocks]) -> None:
+    service = resources["google_cloud_run_v2_service"]["function"]
+    assert service["invoker_iam_disabled"] == '${each.key == "serve-token"}'
+    (locals_,) = parsed(FOLDER / "functions.tf")["locals"]
+    assert 'if name != "serve-token" || var.serve_token' in locals_["functions"]
+    variables = {name: body for block in parsed(FOLDER / "variables.tf")["variable"] for name, body in block.items()}
+    assert variables["serve_token"]["default"] is False
+
+
+def test_the_keys_of_tokens_come_from_secret_manager(resources: dict[str, Blocks]) -> None:
+    (template,) = resources["google_cloud_run_v2_service"]["function"]["template"]
+    secret = [each["env"] for each in template["containers"][0]["dynamic"] if "secret_key_ref" in json.dumps(each)]
+    assert len(secret) == 1
+    assert "STOKER_TOKEN_KEYS" in json.dumps(secret)
+    accessor = resources["google_secret_manager_secret_iam_member"]["token_keys"]
+    assert accessor["role"] == "roles/secretmanager.secretAccessor"
+    assert accessor["count"] == "${var.serve_token ? 1 : 0}"
+
+
+def test_the_environment_of_a_function_is_one_that_it_understands(functions: dict[str, dict[str, Any]]) -> None:
+    text = (FOLDER / "functions.tf").read_text()
+    for name in {*re.findall(r"\bSTOKER_[A-Z_]+\b", text)}:
+        assert name in _known_variables()
+    for function in functions.values():
+        assert 1 <= function["timeout_seconds"] <= 3600
+        Settings.from_environment({"STOKER_TIMEOUT_SECONDS": str(function["timeout_seconds"])})
+
+
+def _known_variables() -> set[str]:
+    """Return the variables that the settings are read from."""
+    read: set[str] = set()
+
+    class Environment(dict[str, str]):
+        def get(self, key: str, default: Any = None) -> Any:
+            read.add(key)
+            return super().get(key, default)
+
+    Settings.from_environment(Environment())
+    return read
+
+
+def test_raw_objects_reach_ingest_and_schedules_reach_the_functions_with_named_accounts(
+    resources: dict[str, Blocks],
+) -> None:
+    (trigger,) = resources["google_eventarc_trigger"].values()
+    criteria = {each["attribute"]: each["value"] for each in trigger["matching_criteria"]}
+    assert criteria["type"] == "google.cloud.storage.object.v1.finalized"
+    assert criteria["bucket"] == "${google_storage_bucket.incoming.name}"
+    (job,) = resources["google_cloud_scheduler_job"].values()
+    assert job["http_target"][0]["oidc_token"][0]["service_account_email"]
+    (locals_,) = parsed(FOLDER / "events.tf")["locals"]
+    assert set(locals_["schedules"]) == {"commit", "compact"}
+
+
+def test_a_training_has_one_gpu_and_goes_on_after_it_was_killed(resources: dict[str, Blocks]) -> None:
+    job = resources["google_cloud_run_v2_job"]["trainer"]
+    (execution,) = job["template"]
+    (task,) = execution["template"]
+    assert execution["task_count"] == 1
+    assert task["max_retries"] >= 3
+    assert task["node_selector"] == [{"accelerator": "${var.gpu}"}]
+    assert 'nvidia.com/gpu" = "1"' in json.dumps(task["containers"][0]["resources"]).replace("\\", "")
