@@ -1,0 +1,56 @@
+"""docs/deploy.md: its costs are those of the price file, its files are there, its commands name what is deployed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.prices import Prices
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+
+
+def test_the_costs_are_those_of_the_price_file_and_its_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_PRICES", raising=False)
+    ((code, shown),) = re.findall(r"```python\n(.*?)```\n\s*```text\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "deploy.md", "exec"), names)  # noqa: S102 - our own page
+    assert printed.getvalue() == shown
+    assert f"List prices of {Prices.load().date}" in PAGE
+
+
+def test_every_file_that_the_page_links_to_is_there() -> None:
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGE)} - {""}
+    assert not [link for link in links if not link.startswith("http") and not (ROOT / "docs" / link).exists()]
+
+
+def test_files_and_parameters_in_commands_are_there() -> None:
+    commands = "\n".join(re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL))
+    files = {
+        name.removeprefix("../")
+        for name in re.findall(r"[\w./-]*docker/\w+\.Dockerfile|infra/serverless/\w+\.py", commands)
+    }
+    assert files
+    assert all((ROOT / file).exists() or (ROOT / "infra" / file).exists() for file in files)
+    osls = (ROOT / "serverless.yml").read_text() + "".join(
+        file.read_text() for file in (ROOT / "infra" / "serverless").glob("*.yml")
+    )
+    for name in re.findall(r"--param (\w+)=", commands):
+        assert f"${{param:{name}}}" in osls
+    terraform = (ROOT / "infra" / "terraform" / "variables.tf").read_text()
+    for name in re.findall(r"-var '?(\w+)=|TF_VAR_(\w+)=", commands):
+        assert f'variable "{"".join(name)}"' in terraform
+
+
+def test_reserved_concurrency_adds_up_to_what_the_page_says() -> None:
+    functions = (ROOT / "infra" / "serverless" / "functions.yml").read_text()
+    total = sum(map(int, re.findall(r"reservedConcurrency: (\d+)", functions)))
+    assert f"adds up to {total} of the 1,000" in PAGE
