@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
-from stoker.errors import NotFoundError
+from stoker.errors import NotFoundError, PermissionDeniedError
 from stoker.fetch.config import FetchConfig
 from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.reading.sample_memory import SampleMemory
@@ -51,12 +52,28 @@ class Shelf:
         tag = "" if version else await self._pointer_tag()
         async with self._reading:
             if version is not None:
-                return self._kept(version) or self._keep(await read_manifest(self.store, version))
+                async with self.telling_what_is_missing():
+                    return self._kept(version) or self._keep(await read_manifest(self.store, version))
             known = self._kept(self._newest[1]) if tag and self._newest[0] == tag else None
             if known is None:
                 known = self._keep(await read_manifest(self.store))
                 self._newest = tag, known.version
             return known
+
+    @asynccontextmanager
+    async def telling_what_is_missing(self) -> AsyncIterator[None]:
+        """Do what needs a version of the manifest that may not exist.
+
+        Who may not list a bucket is denied what does not exist; who may read the pointer may read every version.
+
+        Raises:
+            NotFoundError: it does not exist.
+        """
+        try:
+            yield
+        except PermissionDeniedError:
+            await self.store.head(POINTER_KEY)
+            raise NotFoundError(f"{self.store.url} has no such version of the manifest") from None
 
     async def _pointer_tag(self) -> str:
         """Return the tag of the newest manifest, empty if a commit was cut off before it wrote the first one."""

@@ -99,7 +99,8 @@ class Service:
         shelf = library.shelf(ask.dataset)
         if isinstance(ask, ManifestAsk):
             headers = caching(pinned=ask.version is not None)
-            return await self._object(shelf, Wanted(key=manifest_key(ask.version), headers=headers), request)
+            async with shelf.telling_what_is_missing():
+                return await self._object(shelf, Wanted(key=manifest_key(ask.version), headers=headers), request)
         manifest = await shelf.manifest(ask.version)
         headers = {"Stoker-Version": str(manifest.version), **caching(pinned=ask.version is not None)}
         if isinstance(ask, SuperSampleAsk):

@@ -228,6 +228,39 @@ def test_what_goes_wrong_behind_is_an_error_that_tells_nothing_of_it(
         assert response.headers["Retry-After"] == ("8" if isinstance(error, ThrottledError) else "1")
 
 
+class Unlisted(WatchedStore):
+    """A bucket that may not be listed: S3 denies then what does not exist."""
+
+    may_read_nothing = False
+
+    async def _do(self, operation: str, key: str, work: Any) -> Any:
+        if self.may_read_nothing:
+            raise PermissionDeniedError(f"{key} may not be read")
+        try:
+            return await super()._do(operation, key, work)
+        except NotFoundError:
+            raise PermissionDeniedError(f"{key} may not be read, or does not exist") from None
+
+
+@pytest.mark.parametrize("path", ["manifest", "super-samples/0", "batches/0"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_version_that_does_not_exist_is_not_found_without_the_right_to_list(url: str, path: str, method: str) -> None:
+    def unlisted(at: str) -> Store:
+        return Unlisted(open_store(at))
+
+    size = "&size=1" if path.startswith("batches") else ""
+    for version, status in ((1, 200), (2, 404)):
+        response = ask(serving(url), f"/v1/ds/{path}", f"version={version}{size}", store=unlisted, method=method)
+        assert response.status == status
+
+    def denied(at: str) -> Store:
+        store = Unlisted(open_store(at))
+        store.may_read_nothing = True
+        return store
+
+    assert ask(serving(url), f"/v1/ds/{path}", f"version=1{size}", store=denied, method=method).status == 500
+
+
 def test_what_nobody_foresaw_is_left_to_the_platform(url: str) -> None:
     def broken(_: str) -> Store:
         raise ZeroDivisionError
