@@ -11,6 +11,7 @@ from typing import Any
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, positive, size, store_options
 from stoker.cli.output import counted, printable
+from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on
 from stoker.errors import ConfigError
 from stoker.manifest import Manifest
 from stoker.pack.packer import AsyncPacker, PackConfig, PackProgress
@@ -40,6 +41,7 @@ def _configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--concurrency", type=positive, metavar="N", help="uploads at once (default: 8)")
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    add_fanout_options(parser)
     add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
     add_store_options(parser, prefix="source-", of="SRC")
     parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
@@ -47,6 +49,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 def _run(args: Namespace) -> int:
     _check_apart(args.source, args.url)
+    check_fanout_options(args)
     asyncio.run(_pack(args))
     return 0
 
@@ -58,7 +61,7 @@ async def _pack(args: Namespace) -> None:
     try:
         store = open_store(args.url, options=store_options(args, args.url))
         try:
-            await _from_source_to_store(args, source, store)
+            await (pack_on if args.on else _from_source_to_store)(args, source, store)
         finally:
             await store.close()
     finally:

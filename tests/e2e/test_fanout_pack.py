@@ -1,0 +1,194 @@
+"""``stoker pack --on``: the program, its worker processes, and what becomes of both when they are killed."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import stoker
+from support.places import tar_of
+
+SMALL = ("--super-sample-bytes", "16KiB", "--part-bytes", "64KiB")
+_TIMEOUT_SECONDS = 120.0  # of a hang
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "stoker.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    """Run a command to its end, check its exit code, and return what it said."""
+    with start(*arguments) as process:
+        out, err = process.communicate(timeout=_TIMEOUT_SECONDS)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    return out + err
+
+
+def files(folder: Path, count: int = 300, size_bytes: int = 2000) -> Path:
+    rng = np.random.default_rng(3)
+    folder.mkdir(parents=True)
+    for number in range(count):
+        (folder / f"{number:04} ü.bin").write_bytes(rng.bytes(size_bytes + number))
+    return folder
+
+
+def images(folder: Path) -> Path:
+    rng = np.random.default_rng(4)
+    for number in range(200):
+        path = folder / ("cats + dogs" if number % 3 else "birds") / f"{number:04}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.bytes(1000))
+    return folder
+
+
+def array(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    buffer = io.BytesIO()
+    np.save(buffer, np.arange(300_000, dtype="int64").reshape(3000, 100) % 251)
+    (folder / "x.npy").write_bytes(buffer.getvalue())
+    return folder / "x.npy"
+
+
+def tars(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for shard in range(5):
+        members = [(f"{n:04}.bin", os.urandom(500)) for n in range(shard * 50, shard * 50 + 50)]
+        (folder / f"shard-{shard}.tar").write_bytes(tar_of(members))
+    return folder
+
+
+def samples(url: Path) -> list[dict[str, bytes]]:
+    """Every sample of a data set, in its order, with its values as bytes."""
+    return [
+        {name: np.asarray(value).tobytes() for name, value in sample.items()} for sample in stoker.Dataset(str(url))
+    ]
+
+
+def workers(program: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The worker processes of a running command."""
+    try:
+        return psutil.Process(program.pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def packed(url: Path) -> int:
+    return len(list((url / "data").glob("*/[0-9]*")))
+
+
+def wait_for_more(url: Path, than: int, program: subprocess.Popen[str]) -> None:
+    """Wait until more is packed, or the command has ended."""
+    while packed(url) <= than and program.poll() is None:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("make", [files, images, array, tars])
+def test_functions_pack_the_same_samples_in_the_same_order_as_one_process(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    source, url = make(tmp_path / "a folder" / "in"), tmp_path / "a folder" / "out"
+    run("pack", source, tmp_path / "plain", *SMALL[:2], "--quiet")
+    said = run("pack", source, url, "--on", "local", *SMALL)
+    assert samples(url) == samples(tmp_path / "plain")
+    assert " on local: " in said
+    assert f"{url}: version 1 has " in said
+    assert "GB-s" in said
+    run("verify", "--deep", url)
+    assert run("gc", "--abandoned", url) == "no garbage\n"
+
+
+def test_a_command_that_is_killed_leaves_nothing_running_and_is_resumed_by_itself(tmp_path: Path) -> None:
+    source, url = files(tmp_path / "in", 1500), tmp_path / "out"
+    command = ("pack", source, url, "--on", "local", *SMALL, "--quiet")
+    for how in (signal.SIGKILL, signal.SIGINT):
+        before = packed(url)
+        with start(*command) as program:
+            wait_for_more(url, before, program)
+            running = workers(program)
+            program.send_signal(how)
+            _, err = program.communicate(timeout=_TIMEOUT_SECONDS)
+        assert program.returncode in (-signal.SIGKILL, 130), err
+        _, alive = psutil.wait_procs(running, _TIMEOUT_SECONDS)
+        assert not alive
+        assert not (url / "manifest.safetensors").exists()
+    run(*command)
+    assert [sample["path"] for sample in samples(url)] == [
+        np.asarray(path.name).tobytes() for path in sorted(source.iterdir())
+    ]
+    run("verify", "--deep", url)
+    assert run("gc", "--abandoned", url) == "no garbage\n"
+
+
+def test_workers_that_are_killed_are_replaced_within_the_same_run(tmp_path: Path) -> None:
+    source, url = files(tmp_path / "in", 1500), tmp_path / "out"
+    rng, kills = random.Random(5), 0
+    with start("pack", source, url, "--on", "local", *SMALL) as program:
+        wait_for_more(url, 0, program)
+        while kills < 4 and program.poll() is None:
+            if running := workers(program):
+                rng.choice(running).kill()
+                kills += 1
+            time.sleep(0.2)
+        _, err = program.communicate(timeout=_TIMEOUT_SECONDS)
+    assert program.returncode == 0, err
+    assert kills
+    assert "retried" in err
+    assert len(samples(url)) == 1500
+    run("verify", "--deep", url)
+
+
+def test_a_part_that_cannot_be_packed_is_named_the_rest_is_packed_and_nothing_is_committed(tmp_path: Path) -> None:
+    source, url = tars(tmp_path / "in"), tmp_path / "out"
+    damaged = source / "shard-3.tar"
+    data = bytearray(damaged.read_bytes())
+    data[20_480:22_528] = b"\xff" * 2048
+    damaged.write_bytes(data)
+    said = run("pack", source, url, "--on", "local", "--super-sample-bytes", "8KiB", "--part-bytes", "64KiB", code=1)
+    assert "tasks failed; the others are done and stay so" in said
+    assert "shard-3.tar" in said
+    assert "PackError" in said
+    assert not (url / "manifest.safetensors").exists()
+    assert packed(url)
+
+
+def test_appending_adds_the_source_once_however_often_it_is_said(tmp_path: Path) -> None:
+    first, more, url = files(tmp_path / "one", 50), files(tmp_path / "two", 70), tmp_path / "out"
+    run("pack", first, url, "--quiet")
+    for _ in range(2):
+        run("pack", more, url, "--append", "--on", "local", *SMALL, "--quiet")
+        assert len(samples(url)) == 120
+    said = run("pack", first, url, "--on", "local", *SMALL, code=1)
+    assert "there is a data set" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--on", "slurm"), "there is no executor 'slurm'; installed: gcf, lambda, local, ray"),
+        (("--on", "lambda", "--function-region", "eu-west-1"), "cannot reach"),
+        (("--workers", "3"), "--workers goes with --on"),
+        (("--part-bytes", "1MiB"), "--part-bytes goes with --on"),
+        (("--function-region", "eu-west-1"), "--function-region goes with --on"),
+        (("--on", "local", "--concurrency", "3"), "--concurrency"),
+        (("--on", "local", "--part-bytes", "1KiB"), "would not fill a super-sample"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    source = files(tmp_path / "in", 3)
+    said = run("pack", source, tmp_path / "out", *arguments, code=2)
+    assert message in said
+    assert not (tmp_path / "out").exists()
