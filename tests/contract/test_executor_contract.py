@@ -1,0 +1,100 @@
+"""One suite for every executor: worker processes, Lambda's Invoke, Google's functions over HTTP, and Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.fanout import Executor, ExecutorOptions, open_executor
+from support.executor_checks import CHECKS, own_functions
+from support.function_endpoints import gcf_endpoint, lambda_endpoint
+
+TESTS = Path(__file__).parents[1]
+RAY_SECONDS = 120.0  # of a hang
+
+
+@asynccontextmanager
+async def local() -> AsyncIterator[Executor]:
+    yield open_executor("local", own_functions(concurrency=2))
+
+
+@asynccontextmanager
+async def on_lambda() -> AsyncIterator[Executor]:
+    async with lambda_endpoint() as endpoint:
+        yield open_executor("lambda", ExecutorOptions(endpoint_url=endpoint.url, region="us-east-1"))
+
+
+@asynccontextmanager
+async def gcf() -> AsyncIterator[Executor]:
+    async with gcf_endpoint() as endpoint:
+        yield open_executor("gcf", ExecutorOptions(endpoint_url=endpoint.url))
+
+
+PLACES: dict[str, Callable[[], AbstractAsyncContextManager[Executor]]] = {
+    "local": local,
+    "lambda": on_lambda,
+    "gcf": gcf,
+}
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stoker")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stoker-secret")
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_executor_does_what_all_must(place: str, check: str, tmp_path: Path) -> None:
+    async def checked() -> None:
+        async with PLACES[place]() as executor, executor:
+            await CHECKS[check](executor, tmp_path)
+
+    asyncio.run(checked())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_executor_calls_nothing_before_it_is_entered_or_after_it_is_left(place: str) -> None:
+    async def called() -> None:
+        async with PLACES[place]() as executor:
+            with pytest.raises(ConfigError, match="inside its 'async with' block"):
+                await executor.call("echo", {})
+            async with executor:
+                pass
+            with pytest.raises(ConfigError, match="inside its 'async with' block"):
+                await executor.call("echo", {})
+
+    asyncio.run(called())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_executor_goes_by_the_name_that_it_was_asked_for(place: str) -> None:
+    async def name() -> str:
+        async with PLACES[place]() as executor:
+            return executor.name
+
+    assert asyncio.run(name()) == place
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'stoker[ray]'")
+def test_a_ray_cluster_of_this_machine_does_what_all_executors_must() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "support.executor_checks", "ray"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RAY_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line in CHECKS] == list(CHECKS)  # Ray talks, too
