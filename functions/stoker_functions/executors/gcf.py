@@ -28,12 +28,16 @@ _CONCURRENCY = 100
 _TIMEOUT_SECONDS = 3630.0  # a function has at most 3600
 _MEMORY_BYTES, _VCPUS = 2 << 30, 1.0
 _BILLED_STEP_SECONDS = 0.1
+_PLACE = "{function}"
 
 
 class GcfExecutor:
     """Posts events to ``https://{region}-{project}.cloudfunctions.net/{prefix}-{function}``.
 
-    With an ``endpoint_url``, functions are below that instead; one on this machine or without TLS gets no token.
+    With an ``endpoint_url``, functions are below that instead; or at it, with their names for ``{function}``, as
+    services of Cloud Run are: ``https://{function}-123456789012.us-central1.run.app``. One on this machine or without
+    TLS gets no token.
+
     Google does not tell what a call is charged: it is the time that the answer took, in steps of 0.1 s, at the memory
     and processors that the options name (2 GiB and one).
 
@@ -79,7 +83,7 @@ class GcfExecutor:
         """
         if self._session is None:
             raise ConfigError("an executor is used inside its 'async with' block")
-        url = f"{self._root.rstrip('/')}/{self._options.prefix}-{function}"
+        url = self._url(function)
         data = json.dumps(dict(event)).encode()
         if len(data) > _MAX_EVENT_BYTES:
             raise ConfigError(f"an event for {url} has {len(data)} bytes, Google takes 32 MB; plan smaller parts")
@@ -99,6 +103,12 @@ class GcfExecutor:
             is_cold=None,
             vcpus=self._options.vcpus or _VCPUS,
         )
+
+    def _url(self, function: str) -> str:
+        name = f"{self._options.prefix}-{function}"
+        if _PLACE in self._root:
+            return self._root.replace(_PLACE, name)
+        return f"{self._root.rstrip('/')}/{name}"
 
     def _refused(self, function: str, url: str, reply: Reply) -> StokerError:
         """Return the function's own error, which has a type, or the platform's."""

@@ -145,6 +145,23 @@ def test_functions_are_found_by_region_and_project() -> None:
     assert executor._root == "https://europe-west1-mine.cloudfunctions.net"
 
 
+def test_a_service_of_cloud_run_has_a_host_of_its_own() -> None:
+    executor = GcfExecutor(ExecutorOptions(endpoint_url="https://{function}-123456789012.europe-west1.run.app"))
+    assert executor._url("pack") == "https://stoker-pack-123456789012.europe-west1.run.app"
+
+    async def call() -> tuple[Answer, list[str], str]:
+        tokens = KnownTokens()
+        async with gcf_endpoint() as endpoint:
+            options = ExecutorOptions(endpoint_url=f"{endpoint.url}/{{function}}")
+            async with GcfExecutor(options) as executor:
+                executor._tokens = tokens  # type: ignore[assignment]
+                return await executor.call("echo", {"a": 1}), tokens.asked, endpoint.url
+
+    answer, asked, url = asyncio.run(call())
+    assert answer.result["a"] == 1
+    assert asked == [f"{url}/stoker-echo"]
+
+
 def test_an_endpoint_without_tls_gets_no_token() -> None:
     async def tokens(url: str) -> object:
         async with GcfExecutor(ExecutorOptions(endpoint_url=url)) as executor:
