@@ -158,6 +158,33 @@ def test_a_call_that_lambda_refuses_runs_nothing(arguments: dict[str, Any], code
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"POST /2015-03-31/functions/echo/invocations HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\n",
+        b"POST /2015-03-31/functions/echo/invocations HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n",
+        b"POST /2015-03-31/functions/%FF%00/invocations HTTP/1.1\r\nHost: a\r\n",
+        b"GET /2015-03-31/functions/echo/invocations HTTP/1.1\r\nHost: a\r\n",
+        b"POST /2018-06-01/runtime/invocation/x/response HTTP/1.1\r\nHost: a\r\n",
+        b"POST /../../etc/passwd HTTP/1.1\r\nHost: a\r\n",
+        b"PUT http://elsewhere/2015-03-31/functions/echo/invocations HTTP/1.1\r\nHost: a\r\n",
+        b"nonsense\r\n",
+    ],
+)
+def test_a_hostile_request_is_refused_and_breaks_nothing(request_head: bytes) -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("echo")) as cloud, lambda_client(cloud) as client:
+            host, _, port = cloud.url.removeprefix("http://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(request_head + b"Connection: close\r\n\r\n")
+            status = int((await reader.readline()).split()[1])
+            assert 400 <= status < 500
+            writer.close()
+            assert (await call(client, "echo", InvocationType="DryRun"))["StatusCode"] == 204
+
+    asyncio.run(scenario())
+
+
 def test_a_dry_run_checks_and_runs_nothing() -> None:
     async def scenario() -> None:
         async with cloud_of(function("echo")) as cloud, lambda_client(cloud) as client:

@@ -49,7 +49,7 @@ class Authority:
             if claim is None:
                 raise ServiceError("MissingAuthenticationTokenException", "Missing Authentication Token")
             digest = hashlib.sha256(body).hexdigest()
-            if claim.payload_hash not in ("", "UNSIGNED-PAYLOAD", digest):
+            if claim.payload_hash not in ("", digest):
                 raise S3Error("SignatureDoesNotMatch", "The body is not the one that was signed.")
             if claim.region != self._region:
                 raise S3Error("SignatureDoesNotMatch", f"Credential should be scoped to {self._region}.")

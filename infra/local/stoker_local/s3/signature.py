@@ -117,7 +117,7 @@ def _query_claim(request: Request, service: str) -> Claim:
         signed_headers=tuple(query.get("X-Amz-SignedHeaders", "").split(";")),
         signature=query["X-Amz-Signature"],
         timestamp=query.get("X-Amz-Date", ""),
-        payload_hash=query.get("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD"),
+        payload_hash=query.get("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD" if service == "s3" else ""),
         session_token=query.get("X-Amz-Security-Token", ""),
         expires_seconds=int(expires),
     )
