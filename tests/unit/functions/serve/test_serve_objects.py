@@ -368,3 +368,25 @@ def test_a_first_commit_that_was_cut_off_is_found_without_its_pointer() -> None:
     url = pack_numbers(30)
     with_store(url, lambda store: store.delete(POINTER_KEY))
     assert ask(serving(url), "/v1/ds/super-samples/0").headers["Stoker-Version"] == "1"
+
+
+@pytest.mark.parametrize("query", ["", "version=1"])
+@pytest.mark.parametrize("path", ["manifest", "super-samples/1", "batches/0"])
+def test_a_cancelled_request_leaves_nothing_behind_and_harms_no_later_one(url: str, path: str, query: str) -> None:
+    query = "&".join(filter(None, (query, "size=40" if path.startswith("batches") else "")))
+    wanted = ask(serving(url), f"/v1/ds/{path}", query).body
+
+    async def use(service: Service) -> None:
+        patience, is_done = 0, False
+        while not is_done:
+            request = asyncio.ensure_future(get(service, f"/v1/ds/{path}", query))
+            for _ in range(patience):
+                await asyncio.sleep(0)
+            is_done = not request.cancel()
+            await asyncio.wait([request])
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            patience += 1
+        assert patience > 2
+        assert (await get(service, f"/v1/ds/{path}", query)).body == wanted
+
+    with_service(serving(url), use)
