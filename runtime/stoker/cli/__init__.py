@@ -69,7 +69,7 @@ def _parser(commands: Iterable[Command]) -> ArgumentParser:
     parser = ArgumentParser(
         prog="stoker",
         description="Packs training data into super-samples in a bucket, and looks after them.",
-        epilog="URL is a path, or a file://, s3://, gs:// or memory:// URL.",
+        epilog="URL is a path, or a file://, s3://, gs://, memory:// or, to read, stoker+https:// URL.",
     )
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
