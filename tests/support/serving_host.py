@@ -42,7 +42,7 @@ class Hosted:
 async def hosting(app: AsgiApp) -> AsyncIterator[str]:
     """Serve an ASGI application; yield the server's URL."""
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
         target, _, query = request.raw_path.partition("?")
         scope: MutableMapping[str, Any] = {
             "type": "http",
