@@ -11,6 +11,8 @@ OOPSLA 2014); there are 12, each with a 64-bit key of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,10 +42,19 @@ class FeistelPermutation:
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where each of ``positions`` (``int64 [n]``, each in ``[0, count)``) goes, ``int64 [n]``."""
-        values = self._network(positions.astype(np.uint64))
+        return self._walked(positions, self._network)
+
+    def inverse(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which positions go to ``images`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
+        return self._walked(images, self._inverse_network)
+
+    def _walked(
+        self, start: NDArray[np.int64], network: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+    ) -> NDArray[np.int64]:
+        values = network(start.astype(np.uint64))
         outside = np.flatnonzero(values >= self.count)
         while len(outside):
-            values[outside] = self._network(values[outside])
+            values[outside] = network(values[outside])
             outside = outside[values[outside] >= self.count]
         return values.astype(np.int64)
 
@@ -53,4 +64,12 @@ class FeistelPermutation:
         left, right = values >> bits, values & mask
         for key in self._keys:
             left, right = right, left ^ (_mix(right ^ key) & mask)
+        return (left << bits) | right
+
+    def _inverse_network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        bits = np.uint64(self._half_bits)
+        mask = np.uint64((1 << self._half_bits) - 1)
+        left, right = values >> bits, values & mask
+        for key in self._keys[::-1]:
+            left, right = right ^ (_mix(left ^ key) & mask), left
         return (left << bits) | right
