@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stoker.errors import StokerError
-from stoker.feed import Batch, Feed
+from stoker.feed import Batch, BatchSource
 from stoker.loop_thread import LoopThread
 from stoker_torch.ahead import OneAhead
 from stoker_torch.pool import PendingBatch, SamplePool
@@ -40,7 +40,7 @@ class IterationParts:
             only what is asked for.
     """
 
-    feed: Feed
+    feed: BatchSource
     go: Callable[[], None]
     note: Callable[[Batch, float], None]
     pool: SamplePool | None
@@ -128,7 +128,7 @@ class Iteration:
                 self._unplanned = 0
                 return
             self._unplanned -= 1
-            self._pending.append((batch, pool.submit(_columns(self._parts, batch), partial(_name, feed, batch))))
+            self._pending.append((batch, pool.submit(_columns(self._parts, batch), partial(feed.sample_name, batch))))
 
 
 def _gathered(parts: IterationParts) -> tuple[Batch, dict[str, Any]] | None:
@@ -141,9 +141,3 @@ def _columns(parts: IterationParts, batch: Batch) -> dict[str, Any]:
     if parts.with_ids:
         columns["__id__"] = torch.from_numpy(parts.feed.sample_ids(batch))
     return columns
-
-
-def _name(feed: Feed, batch: Batch, place: int) -> str:
-    """Name a sample of a batch, for errors."""
-    sample, row = int(feed.sample_ids(batch)[place]), int(batch.rows[place])
-    return f"sample {sample} (row {row} of {feed.store.url}/{feed.manifest.key(int(batch.super_samples[place]))})"

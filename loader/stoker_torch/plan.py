@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.errors import BudgetError
-from stoker.feed import Feed
+from stoker.feed import BatchSource
 from stoker.prices import Operation, Prices
 from stoker.sizes import format_bytes
 
@@ -51,7 +51,7 @@ class LoaderPlan:
     takers: int
 
     @classmethod
-    def of(cls, feed: Feed, prices: Prices) -> LoaderPlan:
+    def of(cls, feed: BatchSource, prices: Prices) -> LoaderPlan:
         """Return the plan of a feed.
 
         Requests and bytes are expected values; :mod:`stoker.reading.forecast` has the formulas.

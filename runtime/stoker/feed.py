@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +34,14 @@ from stoker.reading.groups import GroupReading
 from stoker.reading.head_memory import HeadMemory
 from stoker.reading.protocol import Reading, ReadingParts
 from stoker.reading.super_samples import SuperSampleReading
-from stoker.ring import Ring
+from stoker.ring import Ring, anonymous_memory
 from stoker.schedule import Continuous, Schedule
+from stoker.schema import Column
 from stoker.steps import Stretch
 from stoker.store.protocol import Readable
 from stoker.walk import Walk, WalkParts, WalkStatistics
 
-__all__ = ["Batch", "Feed", "FeedConfig", "FeedStatistics"]
+__all__ = ["Batch", "BatchSource", "Feed", "FeedConfig", "FeedStatistics"]
 
 _TOUCHED_BYTES = 128 << 20
 """Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
@@ -58,6 +60,7 @@ class FeedConfig:
         worker: this worker process of the rank, where whole lanes are dealt to workers.
         workers: how many there are, which divide the memory; None where steps are dealt to ranks.
         chunks: whether a worker's batches are only how samples are read.
+        by_lanes: deal ``full`` by lanes, as other orders are.
         drop_last: leave out the last global batch if it is not full.
         evaluation: deliver every sample once, with no repeats and no drops; ranks may differ by one batch.
         limit: deliver only the first so many positions of every epoch.
@@ -75,6 +78,7 @@ class FeedConfig:
     worker: int = 0
     workers: int | None = None
     chunks: bool = False
+    by_lanes: bool = False
     drop_last: bool = False
     evaluation: bool = False
     limit: int | None = None
@@ -111,7 +115,7 @@ class FeedConfig:
         """Return what this rank has of an epoch."""
         return Partition(
             samples=samples if self.limit is None else min(samples, self.limit),
-            lanes=1 if self.order.shuffle == "full" else self.order.lanes,
+            lanes=self.order.lanes if self.by_lanes or self.order.shuffle != "full" else 1,
             batch_size=self.batch_size,
             rank=self.rank,
             world_size=self.world_size,
@@ -171,8 +175,81 @@ class FeedStatistics:
     fetch: FetchStatistics
 
 
+class BatchSource(Protocol):
+    """What gives the batches of one rank: a :class:`Feed`, or one that reads each epoch from elsewhere."""
+
+    @property
+    def store(self) -> Readable:
+        """Where the data set is."""
+        ...
+
+    @property
+    def manifest(self) -> Manifest:
+        """The pinned version of its index."""
+        ...
+
+    @property
+    def config(self) -> FeedConfig:
+        """What is delivered, and how."""
+        ...
+
+    @property
+    def partition(self) -> Dealing:
+        """How a whole epoch is dealt."""
+        ...
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns that are delivered."""
+        ...
+
+    @property
+    def slots(self) -> SlotPlan:
+        """How the memory is spent."""
+        ...
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The epoch and position that would be delivered next, None if nothing is under way."""
+        ...
+
+    def forecast(self) -> Forecast:
+        """Return what an epoch of this rank will take."""
+        ...
+
+    def start(
+        self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
+    ) -> None:
+        """Go to a position of an epoch; see :meth:`Feed.start`."""
+        ...
+
+    def next(self) -> Batch | None:
+        """Return the next batch, or None where the run ends; see :meth:`Feed.next`."""
+        ...
+
+    def is_ready(self) -> bool:
+        """Return whether :meth:`next` would not wait for the bucket."""
+        ...
+
+    def stop(self) -> None:
+        """End what is under way, if anything. Idempotent."""
+        ...
+
+    def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
+        """Return the number of each sample of a batch in the packed order, ``int64 [samples]``."""
+        ...
+
+    def sample_name(self, batch: Batch, place: int) -> str:
+        """Name a sample of a batch, for errors."""
+        ...
+
+    def statistics(self) -> FeedStatistics:
+        """Return a snapshot."""
+        ...
+
+
 class Feed:
-    """Batches of one rank, as numpy arrays.
+    """Batches of one rank, as numpy arrays: a :class:`BatchSource`.
 
     Not thread-safe: one thread consumes. After a fork the child has its own memory, connections and thread, and goes on
     where the parent was.
@@ -183,6 +260,7 @@ class Feed:
         config: what to deliver and how.
         thread: runs the fetching; the store must only be used on it.
         rows: how rows are copied out of the ring.
+        allocate: returns the ring's memory.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
@@ -196,12 +274,13 @@ class Feed:
         config: FeedConfig,
         thread: LoopThread,
         rows: GatherRows = gather_rows,
+        allocate: Callable[[int], memoryview] = anonymous_memory,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
         self.columns = manifest.schema.chosen(config.columns)
         self.slots: SlotPlan = self._planned_slots()
-        self._thread, self._rows = thread, rows
+        self._thread, self._rows, self._allocate = thread, rows, allocate
         self._waits = WalkStatistics()
         self._batches = self._samples = self._repeated = 0
         self._first_batch_seconds: float | None = None
@@ -231,7 +310,7 @@ class Feed:
         """Make what belongs to this process; nothing is allocated or connected before the first fetch."""
         self._pid = os.getpid()
         self._walk: Walk[Any] | None = None
-        self._ring = Ring(self.slots.slots, self.slots.slot_bytes)
+        self._ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=self._allocate)
         self._first_touch: FirstTouch | None = None
         self._fetcher = Fetcher(
             self.store,
@@ -352,6 +431,11 @@ class Feed:
         """Return the number of each sample of a batch in the packed order, ``int64 [samples]``."""
         ids: NDArray[np.int64] = self._packed_starts[batch.super_samples] + batch.rows
         return ids
+
+    def sample_name(self, batch: Batch, place: int) -> str:
+        """Name a sample of a batch, for errors."""
+        sample, row = int(self.sample_ids(batch)[place]), int(batch.rows[place])
+        return f"sample {sample} (row {row} of {self.store.url}/{self.manifest.key(int(batch.super_samples[place]))})"
 
     def statistics(self) -> FeedStatistics:
         """Return a snapshot."""
