@@ -1,0 +1,53 @@
+"""Carries out tasks in this process: an executor for one machine, which needs no function to be deployed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from stoker.fanout import Answer
+from stoker.shuffling.task import ShuffleTask
+from stoker.shuffling.work import perform
+from stoker.store.protocol import Store
+
+__all__ = ["InProcess"]
+
+
+class InProcess:
+    """An :class:`~stoker.fanout.Executor` of the one function ``shuffle``.
+
+    Args:
+        store: where the data set is; the caller closes it.
+        memory_bytes: that all tasks together may use.
+        concurrency: tasks at once.
+    """
+
+    name = "here"
+    platform: str | None = None
+    sees_files = True
+
+    def __init__(self, store: Store, *, memory_bytes: int, concurrency: int = 1) -> None:
+        self.concurrency = concurrency
+        self._store = store
+        self._memory_bytes = memory_bytes // concurrency
+
+    async def __aenter__(self) -> InProcess:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: every call has ended when its caller has."""
+
+    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
+        """Carry out a task.
+
+        Raises:
+            StokerError: it could not be.
+        """
+        started = asyncio.get_running_loop().time()
+        result = await perform(self._store, ShuffleTask.from_event(event), memory_bytes=self._memory_bytes)
+        seconds = asyncio.get_running_loop().time() - started
+        return Answer(result=result, billed_seconds=seconds, memory_bytes=self._memory_bytes, is_cold=None)

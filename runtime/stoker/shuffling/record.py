@@ -1,0 +1,85 @@
+"""What a task has written so far: a manifest, stored beside what it lists.
+
+A task is complete when its record has all of its samples. Records only grow, so any number of processes may carry out
+the same task at the same time.
+"""
+
+from __future__ import annotations
+
+from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
+from stoker.manifest import Manifest
+from stoker.retry import RetryingStore
+from stoker.store.protocol import Store
+
+__all__ = ["RECORD_FOLDER", "PartRecord"]
+
+RECORD_FOLDER = "parts/"
+
+
+class PartRecord:
+    """The record of one task; made by :meth:`opened`.
+
+    Args:
+        store: the epoch's folder.
+        run: that the record is called by.
+        dataset: id of the epoch's data set.
+    """
+
+    def __init__(self, store: Store, run: str, dataset: str) -> None:
+        self._store = RetryingStore(store)
+        self._key = f"{RECORD_FOLDER}{run}.safetensors"
+        self._dataset = dataset
+        self._tag: str | None = None
+        self.written: Manifest | None = None
+        """What is stored, as far as is known here; None if nothing is."""
+
+    @classmethod
+    async def opened(cls, store: Store, run: str, dataset: str) -> PartRecord:
+        """Return what the store has, with or without a record: one GET."""
+        record = cls(store, run, dataset)
+        await record._read()
+        return record
+
+    def __len__(self) -> int:
+        return 0 if self.written is None else len(self.written)
+
+    @property
+    def samples(self) -> int:
+        """How many samples are stored."""
+        return 0 if self.written is None else self.written.samples
+
+    async def save(self, written: Manifest) -> None:
+        """Record it, unless what is there, perhaps of another process, is as far or farther."""
+        while len(self) < len(written):
+            try:
+                info = await self._store.put(
+                    self._key, written.to_bytes(), if_absent=self._tag is None, if_tag=self._tag
+                )
+            except PreconditionFailedError:
+                await self._read()
+            else:
+                self.written, self._tag = written, info.tag
+
+    async def _read(self) -> None:
+        try:
+            data, info = await self._store.get(self._key)
+        except NotFoundError:
+            self.written = self._tag = None
+            return
+        try:
+            written = Manifest.from_bytes(data)
+        except ChecksumError:  # damaged on its way, perhaps
+            data, info = await self._store.get(self._key)
+            written = self._parsed(data)
+        except FormatError:
+            written = self._parsed(data)
+        if written.dataset != self._dataset:
+            raise PackError(f"{self._store.url}/{self._key} is of another data set; delete it, and it is made again")
+        self.written, self._tag = written, info.tag
+
+    def _parsed(self, data: bytes) -> Manifest:
+        try:
+            return Manifest.from_bytes(data)
+        except (FormatError, ChecksumError) as error:
+            name = f"{self._store.url}/{self._key}"
+            raise PackError(f"{name} is damaged: {error}; delete it, and it is made again") from None

@@ -1,0 +1,75 @@
+"""Epochs made in this process, as functions would make them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from stoker.shuffling.layout import EpochLayout
+from stoker.shuffling.plan import EpochPlan
+from stoker.shuffling.task import ShuffleTask, Way
+from stoker.shuffling.work import perform
+from stoker.store import open_store
+from stoker.store.protocol import Store
+from stoker.versions import read_manifest
+from support.stores import run_with
+
+__all__ = ["MEMORY_BYTES", "WAYS", "carry_out", "layout_of", "made", "materialize", "phases"]
+
+MEMORY_BYTES = 64 << 20
+WAYS: tuple[Way, ...] = ("ranged", "streamed", "scattered")
+
+
+def phases(
+    way: Way = "streamed",
+    *,
+    slices: int = 1,
+    scatters: int = 2,
+    object_bytes: int = 2000,
+    epoch: int = 0,
+    lanes: int = 1,
+    seed: int = 7,
+    version: int = 1,
+    keep: int = 1,
+    url: str = "memory://any",
+) -> list[list[ShuffleTask]]:
+    """Return the tasks of an epoch, as a plan gives them."""
+    plan = EpochPlan(
+        way=way,
+        slices=slices,
+        scatters=scatters if way == "scattered" else 0,
+        object_bytes=object_bytes,
+        get_requests=0,
+        put_requests=0,
+        read_bytes=0,
+        written_bytes=0,
+        store_dollars=0.0,
+        function_dollars=0.0,
+        task_seconds=0.0,
+        seconds=0.0,
+    )
+    return plan.phases(dataset=url, version=version, seed=seed, epoch=epoch, lanes=lanes, keep=keep)
+
+
+async def carry_out(store: Store, tasks: list[list[ShuffleTask]], memory_bytes: int = MEMORY_BYTES) -> None:
+    """Carry out tasks, one after the other."""
+    for phase in tasks:
+        for task in phase:
+            result = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=math.inf)
+            assert result["state"] == "complete"
+
+
+async def made(store: Store, **settings: Any) -> None:
+    """Make an epoch in a store."""
+    await carry_out(store, phases(**settings))
+
+
+def materialize(url: str, **settings: Any) -> None:
+    """Make an epoch of the data set at a URL."""
+    run_with(open_store(url), lambda store: made(store, **settings))
+
+
+async def layout_of(store: Store, task: ShuffleTask) -> EpochLayout:
+    """Return the layout of a task's epoch."""
+    manifest = await read_manifest(store, task.version)
+    return EpochLayout(manifest, seed=task.seed, lanes=task.lanes, epoch=task.epoch)
