@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
 from stoker.store.options import StoreOptions
 
-__all__ = ["LoaderConfig", "Settings", "SharedSettings"]
+__all__ = ["LoaderConfig", "LoaderShuffle", "Settings", "SharedSettings"]
+
+LoaderShuffle = Shuffle | Literal["materialized"]
 
 _INTEGERS = {
     "batch_size": 1,
@@ -43,7 +45,8 @@ class LoaderConfig:
 
     Attributes:
         batch_size: samples a batch and rank.
-        shuffle: ``"window"``, ``"block"``, ``"full"`` or ``"none"``.
+        shuffle: ``"window"``, ``"block"``, ``"full"``, ``"none"``, or ``"materialized"``: the sequence of ``"full"``,
+            read from objects that ``stoker shuffle`` made of the epoch, and as ``"full"`` where there are none.
         seed: with the manifest's version and the epoch it fixes the order, on every machine.
         window: super-samples that are mixed at a time, per lane.
         lanes: into how many parts the order is cut; default the world size. A multiple of every world size that the run
@@ -80,7 +83,7 @@ class LoaderConfig:
     """
 
     batch_size: int
-    shuffle: Shuffle = "window"
+    shuffle: LoaderShuffle = "window"
     seed: int = 0
     window: int = 8
     lanes: int | None = None
@@ -143,8 +146,10 @@ class LoaderConfig:
 
     def feed_config(self, *, rank: int, world_size: int, lanes: int) -> FeedConfig:
         """Return what a rank's feed is to deliver and how."""
+        shuffle: Shuffle = "full" if self.shuffle == "materialized" else self.shuffle
         return FeedConfig(
-            order=OrderConfig(seed=self.seed, shuffle=self.shuffle, window=self.window, lanes=lanes),
+            order=OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes),
+            by_lanes=self.shuffle == "materialized",
             batch_size=self.batch_size,
             rank=rank,
             world_size=world_size,
@@ -175,7 +180,7 @@ class LoaderConfig:
 class SharedSettings(TypedDict, total=False):
     """Fields of :class:`LoaderConfig`, for type checkers: what loaders and stream datasets take alike."""
 
-    shuffle: Shuffle
+    shuffle: LoaderShuffle
     seed: int
     window: int
     lanes: int | None

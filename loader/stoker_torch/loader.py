@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 
 from stoker.errors import ConfigError, StateError
-from stoker.feed import Batch, Feed
+from stoker.feed import Batch, BatchSource
 from stoker.gather import gather_rows
 from stoker.manifest import Manifest
 from stoker.prices import Prices
@@ -92,7 +92,7 @@ class Loader:
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
-        return LoaderPlan.of(self._feed, self._prices)
+        return replace(LoaderPlan.of(self._feed, self._prices), shuffle=self.config.shuffle)
 
     def __repr__(self) -> str:
         epoch, position = self._place
@@ -113,7 +113,7 @@ class Loader:
         """How many batches the current epoch has left on this rank."""
         return self._feed.partition.steps_from(self._place[1])
 
-    def _made_feed(self, manifest: Manifest, lanes: int) -> Feed:
+    def _made_feed(self, manifest: Manifest, lanes: int) -> BatchSource:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
         rows = gather_rows if self._buffers is None else self._buffers.gather_rows
         return self._supply.made_feed(manifest, self.config, config, rows)

@@ -14,6 +14,8 @@ __all__ = ["RunState", "SourceState", "checked_integer"]
 
 _FORMAT = 1
 _LEAST = {"seed": 0, "version": 1, "window": 1, "lanes": 1, "limit": 1}
+_SAME_SEQUENCE = {"full", "materialized"}
+"""Shuffles of which a position is the same sample."""
 _END = 1 << 64  # numbers of the order are counted in words of 64 bits
 
 
@@ -98,10 +100,10 @@ class SourceState:
             StateError: it is of another data set or order.
         """
         for name in ("dataset", "seed", "shuffle", "window", "limit"):
-            if getattr(self, name) != getattr(mine, name):
+            found, wanted = getattr(self, name), getattr(mine, name)
+            if found != wanted and not (name == "shuffle" and {found, wanted} == _SAME_SEQUENCE):
                 raise StateError(
-                    f"the state was taken with {name}={getattr(self, name)!r}, this loader has "
-                    f"{getattr(mine, name)!r}; construct it with the same"
+                    f"the state was taken with {name}={found!r}, this loader has {wanted!r}; construct it with the same"
                 )
         for name in ("lanes", "version"):
             wanted = getattr(config, name)

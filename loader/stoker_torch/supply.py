@@ -8,16 +8,19 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.versions import read_manifest
 from stoker.errors import ConfigError
-from stoker.feed import Feed, FeedConfig
+from stoker.feed import BatchSource, Feed, FeedConfig
 from stoker.gather import GatherRows, gather_rows
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.meter import Meter
+from stoker.prices import Prices
+from stoker.shuffling.feed import MaterializedFeed
 from stoker.store import StoreOptions, open_store
 from stoker.store.metered import MeteredStore
+from stoker.versions import read_manifest
 from stoker_torch.config import LoaderConfig
+from stoker_torch.plan import LoaderPlan
 
 __all__ = ["Supply"]
 
@@ -34,7 +37,7 @@ class Supply:
 
     store: MeteredStore
     thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
-    feed: Feed | None = None
+    feed: BatchSource | None = None
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
@@ -53,7 +56,7 @@ class Supply:
 
     def made_feed(
         self, manifest: Manifest, config: LoaderConfig, feed_config: FeedConfig, rows: GatherRows = gather_rows
-    ) -> Feed:
+    ) -> BatchSource:
         """Return a feed that is not in use yet.
 
         Raises:
@@ -63,7 +66,13 @@ class Supply:
         unknown = [name for name in config.decode if name not in manifest.schema]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
-        return Feed(self.store, manifest, feed_config, self.thread, rows)
+        if config.shuffle != "materialized":
+            return Feed(self.store, manifest, feed_config, self.thread, rows)
+
+        def check(feed: Feed) -> None:
+            LoaderPlan.of(feed, Prices.load()).check_dollars(config.max_dollars_per_epoch)
+
+        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check)
 
     def arm(self, owner: object) -> None:
         """Have everything closed when its owner is garbage or the interpreter exits.
