@@ -1,0 +1,31 @@
+"""The function that makes materialized epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.shuffling.memory import usable_bytes
+from stoker.shuffling.task import ShuffleTask
+from stoker.shuffling.work import perform
+from stoker_functions.deadline import Deadline
+from stoker_functions.deployment import Deployment
+
+__all__ = ["shuffle"]
+
+
+async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Carry out one task of a materialized epoch; see :class:`~stoker.shuffling.task.ShuffleTask` for the event.
+
+    The same event may come any number of times, also at the same time.
+
+    Returns:
+        ``state``: ``complete``, or ``packing`` where the deadline came first and the same event goes on; and counts.
+
+    Raises:
+        EventError: the event is not a task, or of a data set that is none of this deployment's.
+        StokerError: the task cannot be carried out; see :func:`stoker.shuffling.work.perform`.
+    """
+    task = ShuffleTask.from_event(event)
+    store = deployment.dataset(task.dataset)
+    memory_bytes = usable_bytes(deployment.settings.memory_bytes)
+    return await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)

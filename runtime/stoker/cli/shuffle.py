@@ -1,0 +1,268 @@
+"""``stoker shuffle``: epochs of ``full`` as objects of their own, made ahead of the training that reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from typing import get_args
+
+from stoker.cli.command import Command
+from stoker.cli.flags import add_dataset, positive, size, store_options
+from stoker.cli.output import counted, printable, table
+from stoker.fanout import Driver, Executor, ExecutorOptions, FanoutConfig, Task, executor_names, open_executor
+from stoker.manifest import Manifest
+from stoker.meter import Meter
+from stoker.prices import Operation, Prices
+from stoker.progress import Amount, Progress, format_seconds
+from stoker.reading.head_memory import HeadMemory
+from stoker.shuffling.epochs import read_epoch
+from stoker.shuffling.inprocess import InProcess
+from stoker.shuffling.layout import MAX_EPOCH, EpochLayout
+from stoker.shuffling.memory import usable_bytes
+from stoker.shuffling.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
+from stoker.shuffling.task import ShuffleTask, Way
+from stoker.sizes import format_bytes
+from stoker.store import open_store
+from stoker.store.location import parse_url
+from stoker.store.metered import MeteredStore
+from stoker.versions import read_manifest
+
+__all__ = ["command"]
+
+_EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
+_HERE = "here"
+_DEFAULT_BYTES = 1 << 30
+_TASK_SECONDS = 900.0  # the most that Lambda allows
+_VCPUS = 1.0
+_DAYS_A_MONTH = 30
+
+
+def _configure(parser: ArgumentParser) -> None:
+    add_dataset(parser)
+    parser.add_argument("--seed", type=_number, required=True, metavar="N", help="of the training")
+    parser.add_argument(
+        "--epoch",
+        "--epochs",
+        dest="epochs",
+        type=_epochs,
+        required=True,
+        metavar="N[..M]",
+        help="from 0; as 3, or 3..10",
+    )
+    parser.add_argument(
+        "--lanes",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="of the training: its number of ranks, unless it says lanes=",
+    )
+    parser.add_argument("--plan", action="store_true", help="only show what each way would take")
+    parser.add_argument("--way", choices=get_args(Way), help="how samples are read (default: the cheapest that fits)")
+    parser.add_argument("--slices", type=positive, default=1, metavar="N", help="cut an epoch into so many, at least")
+    parser.add_argument(
+        "--keep",
+        type=_number,
+        default=1,
+        metavar="N",
+        help="epochs to keep before the first; older ones are deleted (1)",
+    )
+    parser.add_argument(
+        "--on",
+        default=_HERE,
+        choices=(_HERE, *executor_names()),
+        help="what carries out the tasks (default: this process)",
+    )
+    parser.add_argument(
+        "--concurrency", type=positive, metavar="N", help="tasks at once (default: as the executor says)"
+    )
+    parser.add_argument("--memory", type=size, default=_DEFAULT_BYTES, metavar="SIZE", help="that each task has (1GiB)")
+    parser.add_argument(
+        "--prefix", default="stoker", metavar="NAME", help="of the names of deployed functions (stoker)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    parser.set_defaults(when_interrupted="interrupted; what was written stays: run the same command again to go on")
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text[:20]) >= 1 << 64 or len(text) > 20:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
+def _epochs(text: str) -> range:
+    match = _EPOCHS.fullmatch(text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+    if last < first:
+        raise ArgumentTypeError(f"{text!r} is not an epoch from 0 to {MAX_EPOCH}, or a range of them as 3..10")
+    return range(first, last + 1)
+
+
+def _run(args: Namespace) -> int:
+    asyncio.run(_shuffle(args))
+    return 0
+
+
+async def _shuffle(args: Namespace) -> None:
+    store = open_store(args.url, options=store_options(args, args.url))
+    metered = MeteredStore(store, Meter(store.url))
+    try:
+        manifest = await read_manifest(metered, args.at)
+        executor = _executor(args, metered)
+        plans = plan_ways(manifest, _plan_config(args, manifest, executor))
+        if args.plan:
+            print(_shown(args, plans, manifest))
+            return
+        plan = chosen_plan([plan for plan in plans if args.way in (None, plan.way)])
+        async with executor:
+            making = _Making(args, plan, metered, executor)
+            for epoch in args.epochs:
+                await making.make(EpochLayout(manifest, seed=args.seed, lanes=args.lanes, epoch=epoch))
+        making.tell()
+    finally:
+        await metered.close()
+
+
+def _executor(args: Namespace, store: MeteredStore) -> Executor:
+    if args.on == _HERE:
+        return InProcess(store, memory_bytes=usable_bytes(args.memory), concurrency=args.concurrency or 1)
+    options = ExecutorOptions(
+        prefix=args.prefix,
+        concurrency=args.concurrency,
+        memory_bytes=args.memory,
+        vcpus=_VCPUS,
+        environment={"STOKER_DATASETS": f"shuffled={_everywhere(args.url)}"},
+    )
+    return open_executor(args.on, options)
+
+
+def _everywhere(url: str) -> str:
+    """Return the URL as it is the same in every process of a machine."""
+    location = parse_url(url)
+    return location.bucket if location.scheme == "file" else location.url
+
+
+def _plan_config(args: Namespace, manifest: Manifest, executor: Executor) -> PlanConfig:
+    prices = Prices.load()
+    share = executor.concurrency if args.on == _HERE else 1
+    worker = Worker(
+        memory_bytes=usable_bytes(args.memory) // share,
+        seconds=math.inf if executor.platform is None else _TASK_SECONDS,
+        at_once=executor.concurrency,
+        prices=None if executor.platform is None else prices.functions[executor.platform],
+        configured_bytes=args.memory,
+        vcpus=_VCPUS,
+    )
+    return PlanConfig(
+        lanes=args.lanes,
+        worker=worker,
+        store=prices.store(args.url),
+        heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
+        slices=args.slices,
+    )
+
+
+class _Making:
+    """Makes epochs, one after the other."""
+
+    def __init__(self, args: Namespace, plan: EpochPlan, store: MeteredStore, executor: Executor) -> None:
+        self._args, self._plan, self._store = args, plan, store
+        self._progress: Progress | None = None
+        # A late task in this process would only be kept from its work by a second one.
+        patience = FanoutConfig(late_fraction=0.0, late_burst=0) if args.on == _HERE else FanoutConfig()
+        self._driver = Driver(executor, patience, on_progress=self._show)
+
+    async def make(self, layout: EpochLayout) -> None:
+        """Make one epoch, unless it is there, and delete those that are older than is asked for."""
+        args = self._args
+        phases = self._plan.phases(
+            dataset=_everywhere(args.url),
+            version=layout.manifest.version,
+            seed=args.seed,
+            epoch=layout.epoch,
+            lanes=args.lanes,
+            keep=args.keep + layout.epoch - args.epochs.start,
+        )
+        if await read_epoch(self._store, layout) is not None:
+            phases = phases[-1:]
+        for tasks in phases:
+            await self._carry_out(tasks, layout)
+        self._say(f"epoch {layout.epoch} is at {self._store.url}/{layout.folder.rstrip('/')}")
+
+    async def _carry_out(self, tasks: list[ShuffleTask], layout: EpochLayout) -> None:
+        verb = {"scatter": "scattering", "slice": "writing", "commit": "committing"}[tasks[0].step]
+        total = Amount(count=len(tasks), size_bytes=layout.manifest.size_bytes)
+        named = [
+            Task(
+                name=f"{task.step} {task.part} of epoch {task.epoch}",
+                function="shuffle",
+                event=task.to_event(),
+                size_bytes=total.size_bytes // len(tasks),
+            )
+            for task in tasks
+        ]
+        async with Progress(
+            f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._is_quiet
+        ) as progress:
+            self._progress = progress
+            await self._driver.run(named)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return bool(self._args.quiet)
+
+    def _show(self, done: Amount) -> None:
+        if self._progress is not None:
+            self._progress.update(done)
+
+    def tell(self) -> None:
+        """Say what all of it took."""
+        self._say(*self._driver.report.lines())
+        if self._args.on == _HERE:
+            reading = self._store.meter.reading()
+            gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
+            self._say(
+                f"{gets:,} GETs, {format_bytes(reading.read_bytes)} read; {puts:,} PUTs, "
+                f"{format_bytes(reading.written_bytes)} written; ${reading.dollars(Prices.load()):.6f} for them"
+            )
+
+    def _say(self, *lines: str) -> None:
+        if not self._is_quiet:
+            for line in lines:
+                print(printable(line), file=sys.stderr)
+
+
+def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest) -> str:
+    """Return what each way would take, as lines."""
+    rows = [("way", "slices", "scatters", "GETs", "PUTs", "read", "written", "bucket", "functions", "time", "")]
+    best = min((plan for plan in plans if not plan.problem), key=lambda plan: plan.rank, default=None)
+    rows += [
+        (
+            plan.way,
+            f"{plan.slices:,}",
+            f"{plan.scatters:,}",
+            f"{plan.get_requests:,}",
+            f"{plan.put_requests:,}",
+            format_bytes(plan.read_bytes),
+            format_bytes(plan.written_bytes),
+            f"${plan.store_dollars:.6f}",
+            f"${plan.function_dollars:.6f}",
+            format_seconds(plan.seconds),
+            plan.problem or ("chosen" if plan is best else ""),
+        )
+        for plan in plans
+    ]
+    a_day = Prices.load().store(args.url).storage_dollars(manifest.size_bytes, 1 / _DAYS_A_MONTH)
+    what = f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {args.lanes} lanes"
+    return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
+
+
+command = Command(
+    name="shuffle",
+    help="write the samples of coming epochs in the order of shuffle 'full', for shuffle='materialized'",
+    configure=_configure,
+    run=_run,
+)

@@ -1,0 +1,122 @@
+"""``stoker shuffle``: epochs made by the command, killed and gone on with, and read by a loader."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.cli import main
+from stoker.order import Order, OrderConfig
+from stoker_torch import Loader
+
+SAMPLES = 3000
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Path:
+    """A data set in a folder."""
+    found = tmp_path / "ds"
+    schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (32, 32))}
+    with stoker.Packer(found, schema=schema, super_sample_bytes=64 << 10) as packer:
+        packer.extend({"x": number, "image": np.full((32, 32), number % 251, np.uint8)} for number in range(SAMPLES))
+    return found
+
+
+def command(url: Path, *more: str, seed: int = 7) -> list[str]:
+    return ["shuffle", str(url), "--seed", str(seed), *more]
+
+
+def epochs_there(url: Path) -> list[int]:
+    return sorted(int(found.parts[-3]) for found in url.glob("epochs/*/*/manifests/00000001.safetensors"))
+
+
+def read(url: Path, epoch: int = 0, **settings: Any) -> list[int]:
+    """Return an epoch's sequence; it must have objects of its own."""
+    with Loader(url, batch_size=64, shuffle="materialized", seed=7, **settings) as loader:
+        loader.set_epoch(epoch)
+        found = [number for batch in loader for number in batch["x"].tolist()]
+        assert loader._feed.is_materialized  # type: ignore[attr-defined]
+        return found
+
+
+def full(epoch: int) -> list[int]:
+    order = Order(np.array([SAMPLES]), OrderConfig(shuffle="full", seed=7), epoch)
+    return [int(number) for number in order.at(0, SAMPLES)]
+
+
+def test_epochs_are_made_ahead_and_those_behind_are_deleted(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(url, "--epochs", "0..2")) == 0
+    assert epochs_there(url) == [0, 1, 2]
+    assert [read(url, epoch) for epoch in range(3)] == [full(epoch) for epoch in range(3)]
+    assert main(command(url, "--epoch", "3")) == 0
+    assert epochs_there(url) == [2, 3]
+    assert main(command(url, "--epoch", "3", "--keep", "0", "--quiet")) == 0
+    assert epochs_there(url) == [3]
+    said = capsys.readouterr().err
+    assert "epoch 3 is at " in said
+    assert "GETs" in said
+
+
+@pytest.mark.parametrize("way", ["ranged", "streamed", "scattered"])
+def test_every_way_can_be_chosen(url: Path, way: str) -> None:
+    assert main(command(url, "--epoch", "1", "--way", way, "--slices", "3", "--lanes", "3", "--quiet")) == 0
+    assert sorted(read(url, 1, lanes=3)) == list(range(SAMPLES))
+
+
+def test_a_plan_shows_what_every_way_takes_and_makes_nothing(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(url, "--epoch", "0", "--plan", "--lanes", "4")) == 0
+    shown = capsys.readouterr().out
+    assert all(way in shown for way in ("ranged", "streamed", "scattered", "chosen", "3,000 samples"))
+    assert epochs_there(url) == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--epoch", "x"),
+        ("--epoch", "3..1"),
+        ("--epoch", "1", "--keep", "-1"),
+        ("--epoch", "1", "--on", "the moon"),
+        ("--epoch", "100000000"),
+        (),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(url: Path, more: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command(url, *more))
+    assert ended.value.code == 2
+
+
+def test_memory_that_is_too_small_is_an_error_in_one_line(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(url, "--epoch", "0", "--memory", "160MiB")) == 1
+    assert "in all or more" in capsys.readouterr().err
+
+
+def test_a_command_that_is_killed_is_gone_on_with(url: Path) -> None:
+    program = [sys.executable, "-m", "stoker.cli", *command(url, "--epoch", "0", "--slices", "8", "--quiet")]
+    running = subprocess.Popen(program)
+    for _ in range(3000):
+        if len(list(url.glob("epochs/*/*/data/*/*"))) > 10 or running.poll() is not None:
+            break
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    written = {path: path.stat().st_mtime_ns for path in url.glob("epochs/*/*/data/*/*")}
+    assert written
+    assert main(command(url, "--epoch", "0", "--slices", "8", "--quiet")) == 0
+    assert read(url) == full(0)
+    assert all(path.stat().st_mtime_ns == changed for path, changed in written.items())
+
+
+def test_worker_processes_make_an_epoch(url: Path) -> None:
+    more = ("--epoch", "0", "--on", "local", "--slices", "4", "--way", "scattered", "--quiet")
+    assert main(command(url, *more)) == 0
+    assert read(url) == full(0)
