@@ -16,7 +16,7 @@ from stoker_local.host import running
 
 __all__ = ["Hosted", "hosting", "running_service"]
 
-Spoil = Callable[[int, Response], Response]
+Spoil = Callable[[Request, int, Response], Response]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ async def _serving(
     async def answer(request: Request) -> Response:
         hosted.requests.append(request)
         response = await (service.answer_with_token if with_token else service.answer)(request)
-        response = spoil(len(hosted.statuses), response)
+        response = spoil(request, hosted.requests.count(request) - 1, response)
         hosted.statuses.append(response.status)
         return response
 
@@ -110,12 +110,12 @@ def running_service(
     options: StoreOptions | None = None,
     *,
     with_token: bool = False,
-    spoil: Spoil = lambda _, response: response,
+    spoil: Spoil = lambda _request, _before, response: response,
     **changes: Any,
 ) -> Iterator[Hosted]:
     """Serve data sets whose buckets take ``options``; ``changes`` are those of the service's configuration.
 
-    ``spoil(number, response)`` is sent in the place of each response.
+    ``spoil(request, before, response)`` is sent in the place of each response; the same was asked ``before`` times.
     """
     config = ServeConfig(datasets=datasets, **changes)
     with running(lambda: _serving(config, options, with_token=with_token, spoil=spoil)) as hosted:
