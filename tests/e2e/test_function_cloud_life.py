@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stoker_local.functions import FunctionCloud, FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
@@ -21,8 +22,8 @@ KILL, FREEZE = FunctionFaultKind.KILL, FunctionFaultKind.FREEZE
 DUPLICATE, RECLAIM, THROTTLE = FunctionFaultKind.DUPLICATE, FunctionFaultKind.RECLAIM, FunctionFaultKind.THROTTLE
 
 
-def process_state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def is_frozen(pid: int) -> bool:
+    return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 async def result(cloud: FunctionCloud, name: str, event: Any = None) -> Any:
@@ -39,7 +40,7 @@ def test_an_instance_stands_still_between_invocations() -> None:
     async def scenario() -> None:
         async with cloud_of(function("tick"), function("about")) as cloud:
             pid = (await result(cloud, "about"))["pid"]
-            await until(lambda: process_state(pid) == "T")
+            await until(lambda: is_frozen(pid))
             await result(cloud, "tick")
             first = await result(cloud, "tick")
             await asyncio.sleep(0.5)
@@ -110,7 +111,7 @@ def test_a_fault_that_comes_too_late_strikes_nothing() -> None:
         async with cloud_of(function("about"), faults=plan) as cloud:
             pids = [(await result(cloud, "about"))["pid"] for _ in range(3)]
             assert len(set(pids)) == 1
-            await until(lambda: process_state(pids[0]) == "T")
+            await until(lambda: is_frozen(pids[0]))
             assert cloud.statistics()["about"].faults == {}
 
     asyncio.run(scenario())
@@ -122,7 +123,7 @@ def test_a_freeze_in_mid_invocation_only_takes_time() -> None:
         async with cloud_of(function("sleep"), faults=struck(None, freeze)) as cloud:
             pid = (await result(cloud, "sleep", {"seconds": 0}))["pid"]
             running = asyncio.create_task(cloud.invoke("sleep", {"seconds": 0.3}))
-            await until(lambda: process_state(pid) == "T" and cloud.statistics()["sleep"].faults)
+            await until(lambda: is_frozen(pid) and cloud.statistics()["sleep"].faults)
             outcome = await running
             assert not outcome.error_type
             assert outcome.seconds > 0.6

@@ -7,13 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import boto3  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from support.function_cloud import HANDLERS, is_running
+from support.function_cloud import GOOGLE_CODE, HANDLERS, is_running
 from support.local_bucket import s3_client
 
 COMMAND = [sys.executable, "-m", "stoker_local", "functions"]
@@ -45,10 +46,9 @@ class Served:
             client.close()
 
 
-def invoked(served: Served, name: str) -> dict[str, Any]:
+def invoked(served: Served, name: str) -> Any:
     with served.client() as client:
-        answer: dict[str, Any] = json.loads(client.invoke(FunctionName=name)["Payload"].read())
-        return answer
+        return json.loads(client.invoke(FunctionName=name)["Payload"].read())
 
 
 def test_the_program_runs_functions_beside_a_bucket_and_writes_a_bill_at_its_end() -> None:
@@ -70,19 +70,26 @@ def test_the_program_runs_functions_beside_a_bucket_and_writes_a_bill_at_its_end
     assert not is_running(seen["pid"])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
-def test_functions_end_with_a_program_that_is_killed() -> None:
-    with subprocess.Popen(
-        [*COMMAND, *FUNCTIONS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        pid = invoked(Served(process), "about")["pid"]
-        assert is_running(pid)
+def test_functions_end_with_a_program_that_is_killed_and_so_does_all_that_they_have_started(tmp_path: Path) -> None:
+    functions = [{"name": name, "handler": f"lambda_code.{name}", "task_root": HANDLERS} for name in ("about", "spawn")]
+    google = [{"name": "mirror", "source": GOOGLE_CODE, "target": "mirror"}]
+    (tmp_path / "cloud.json").write_text(json.dumps({"functions": functions, "google": google}))
+    command = [*COMMAND, "--config", str(tmp_path / "cloud.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        served = Served(process)
+        assert process.stdout is not None
+        connection = HTTPConnection(process.stdout.readline().rpartition("/")[2].strip(), timeout=60)
+        connection.request("GET", "/")
+        worker = json.load(connection.getresponse())["pid"]
+        connection.close()
+        left = [worker, invoked(served, "about")["pid"], invoked(served, "spawn")]
+        assert all(map(is_running, left))
         process.kill()
     for _ in range(1000):
-        if not is_running(pid):
+        if not any(map(is_running, left)):
             return
         time.sleep(0.01)
-    pytest.fail("the function is still there")
+    pytest.fail(f"of {left}, some are still there")
 
 
 def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_the_end(tmp_path: Path) -> None:

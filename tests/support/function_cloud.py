@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aioboto3
+import psutil
 from botocore.config import Config
 
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
@@ -58,11 +58,10 @@ async def lambda_client(cloud: FunctionCloud, **changes: Any) -> AsyncIterator[A
 def is_running(pid: int) -> bool:
     """Whether a process is there and has not ended."""
     try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (ProcessLookupError, FileNotFoundError):
+        status: str = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
         return False
-    return state not in "ZX"
+    return status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 async def until(holds: Callable[[], Any]) -> Any:

@@ -26,7 +26,6 @@ from stoker_local.functions.google.instance import InstanceConfig
 from stoker_local.functions.google.service import Service, ServiceConfig
 from stoker_local.functions.google.spec import GoogleSpec
 from stoker_local.functions.invoke_api import InvokeApi
-from stoker_local.functions.isolation import choose_tmp
 from stoker_local.functions.ledger import Ledger
 from stoker_local.functions.outcome import Invocation, Outcome
 from stoker_local.functions.sandbox import SandboxConfig
@@ -37,6 +36,7 @@ from stoker_local.functions.tasks import Tasks, background
 from stoker_local.functions.triggers.assembly import Notifier, make_queues, start_source, watching
 from stoker_local.functions.triggers.notification import opening_message
 from stoker_local.functions.triggers.schedule import keep_firing, scheduled_event
+from stoker_local.functions.warden import Warden, warden
 from stoker_local.gcs import LocalGcs
 from stoker_local.objects import ObjectCreated
 
@@ -58,6 +58,7 @@ class FunctionCloud:
         self,
         config: FunctionCloudConfig,
         tasks: Tasks,
+        warden: Warden,
         session: aiohttp.ClientSession,
         *,
         clock: Callable[[], float],
@@ -65,11 +66,12 @@ class FunctionCloud:
     ) -> None:
         self.config = config
         self.url = ""
-        self.tmp = choose_tmp(config.tmp)
+        self.tmp = warden.tmp
         self.queues = make_queues(config.queues, seed=config.seed, clock=clock)
         self.function_urls: dict[str, str] = {}
         self.google_urls: dict[str, str] = {}
         self._tasks = tasks
+        self._warden = warden
         self._session = session
         self._clock = clock
         self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
@@ -182,7 +184,7 @@ class FunctionCloud:
             region=config.region,
             arn=f"arn:aws:lambda:{config.region}:{config.account}:function:{spec.name}",
             environment=environment,
-            tmp=self.tmp,
+            warden=self._warden,
             init_seconds=config.init_seconds,
         )
         return Fleet(
@@ -197,7 +199,7 @@ class FunctionCloud:
 
     def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
         config = ServiceConfig(
-            instance=InstanceConfig(spec=spec, host=self.config.host, environment=environment, tmp=self.tmp),
+            instance=InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self._warden),
             idle_seconds=self.config.idle_seconds,
             faults=self._faults,
             account=self._ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus),
@@ -258,8 +260,13 @@ async def function_cloud(
         OSError: a port is taken, or the private ``/tmp`` that is wanted cannot be had.
     """
     _check_buckets(config, bucket, gcs)
-    async with _session() as session, background() as tasks, AsyncExitStack() as stack:
-        cloud = FunctionCloud(config, tasks, session, clock=clock, echo=echo)
+    async with (
+        _session() as session,
+        warden(config.tmp) as keeper,
+        background() as tasks,
+        AsyncExitStack() as stack,
+    ):
+        cloud = FunctionCloud(config, tasks, keeper, session, clock=clock, echo=echo)
         await cloud.start(stack, bucket=bucket, gcs=gcs)
         yield cloud
 

@@ -1,8 +1,7 @@
-"""How a function's process is kept to itself: its memory, its ``/tmp``, its environment, and its end."""
+"""How a function's process is kept to itself: its memory and its ``/tmp``."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -10,13 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Isolation", "ProcessLimits", "choose_tmp", "peak_memory_bytes", "signal_group"]
+__all__ = ["ProcessLimits", "choose_tmp", "launch_command", "peak_memory_bytes", "signal_group"]
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _TMP = Path("/tmp")  # noqa: S108  (the function's own)
@@ -34,57 +33,24 @@ class ProcessLimits:
     tmp_bytes: int
 
 
-class Isolation:
-    """The surroundings of one process; :meth:`close` removes what it left.
-
-    Attributes:
-        environment: variables that it needs to find its ``/tmp``.
-    """
-
-    def __init__(self, tmp: Literal["tmpfs", "folder"], limits: ProcessLimits, *, code: str) -> None:
-        self._limits = limits
-        self._folder: str | None = None if tmp == "tmpfs" else tempfile.mkdtemp(prefix="stoker-tmp-")
-        self._keep = [] if self._folder else _under_tmp(sys.prefix, sys.base_prefix, code, *sys.path)
-        home = self._folder or str(_TMP)
-        self.environment = {"HOME": home} if self._folder is None else {"HOME": home, "TMPDIR": home}
-
-    async def start(
-        self, command: Sequence[str], environment: Mapping[str, str], *, folder: str, output: int
-    ) -> asyncio.subprocess.Process:
-        """Start ``command`` in a process group of its own, with these variables and no others.
-
-        Args:
-            command: its program must be a path.
-            environment: all of it.
-            folder: where it runs.
-            output: descriptor that takes what it writes.
-        """
-        return await asyncio.create_subprocess_exec(
-            *_launch(command, self._limits, folder=self._folder, keep=self._keep),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**environment, **self.environment},
-            cwd=folder,
-            process_group=0,  # what it starts is frozen and killed with it
-        )
-
-    def close(self) -> None:
-        """Remove the folder that stood for its ``/tmp``; a tmpfs has gone with the process."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _launch(
-    command: Sequence[str], limits: ProcessLimits, *, folder: str | None, keep: Sequence[str]
+def launch_command(
+    command: Sequence[str], limits: ProcessLimits, *, code: str, tmp_folder: str | None
 ) -> tuple[str, ...]:
+    """Return the command that becomes ``command`` within its limits.
+
+    Args:
+        command: its program must be a path.
+        limits: of the process.
+        code: a folder that it must see even below ``/tmp``.
+        tmp_folder: what stands for its ``/tmp``; None gives it a tmpfs.
+    """
     settings = {
         "command": list(command),
         "parent": os.getpid(),
         "address_bytes": limits.memory_bytes + ADDRESS_ALLOWANCE_BYTES,
-        "file_bytes": limits.tmp_bytes if folder else None,
-        "tmp_bytes": None if folder else limits.tmp_bytes,
-        "keep": list(keep),
+        "file_bytes": limits.tmp_bytes if tmp_folder else None,
+        "tmp_bytes": None if tmp_folder else limits.tmp_bytes,
+        "keep": _under_tmp(sys.prefix, sys.base_prefix, code, *sys.path),
     }
     return (sys.executable, "-I", "-S", str(_LAUNCHER), json.dumps(settings))
 
@@ -97,14 +63,19 @@ def choose_tmp(wanted: Literal["auto", "tmpfs", "folder"]) -> Literal["tmpfs", "
     """
     if wanted == "folder" or (wanted == "auto" and sys.platform != "linux"):
         return "folder"
+    problem = _mount_problem()
+    if wanted == "tmpfs" and problem:
+        raise OSError(f"this system gives functions no private /tmp ({problem}); use tmp='folder'")
+    return "folder" if problem else "tmpfs"
+
+
+@cache
+def _mount_problem() -> str:
+    """Return why processes can have no ``/tmp`` of their own here, or nothing if they can."""
     limits = ProcessLimits(memory_bytes=1 << 30, tmp_bytes=1 << 20)
-    probe = _launch([shutil.which("true") or "/bin/true"], limits, folder=None, keep=())
+    probe = launch_command([shutil.which("true") or "/bin/true"], limits, code="", tmp_folder=None)
     tried = subprocess.run(probe, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603
-    if not tried.returncode:
-        return "tmpfs"
-    if wanted == "tmpfs":
-        raise OSError(f"this system gives functions no private /tmp ({tried.stderr.strip()}); use tmp='folder'")
-    return "folder"
+    return (tried.stderr.strip() or "it failed") if tried.returncode else ""
 
 
 def _under_tmp(*paths: str) -> list[str]:

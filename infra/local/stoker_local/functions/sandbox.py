@@ -9,14 +9,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from stoker_local.functions.faults import FunctionFault, FunctionFaultKind
-from stoker_local.functions.isolation import Isolation, ProcessLimits, peak_memory_bytes, signal_group
+from stoker_local.functions.isolation import ProcessLimits, peak_memory_bytes, signal_group
 from stoker_local.functions.outcome import Answer, Invocation, failure
 from stoker_local.functions.output import Output
 from stoker_local.functions.runtime_api import InstanceState, RuntimeApi
 from stoker_local.functions.spec import FunctionSpec
+from stoker_local.functions.warden import ProcessPlan, Warden
 
 __all__ = ["Sandbox", "SandboxConfig"]
 
@@ -38,7 +38,7 @@ class SandboxConfig:
     region: str
     arn: str
     environment: Mapping[str, str]
-    tmp: Literal["tmpfs", "folder"]
+    warden: Warden
     init_seconds: float
 
 
@@ -74,30 +74,27 @@ class Sandbox:
 
     async def live(self) -> None:
         """Run the process until it ends, and clear up after it; cancelled, kill it first."""
-        spec = self._config.spec
-        limits = ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.tmp_mb << 20)
-        isolation = Isolation(self._config.tmp, limits, code=spec.task_root)
         code = -signal.SIGKILL
         try:
-            async with self._api.serving(self._config.host) as address:
-                process = await isolation.start(
-                    (sys.executable, "-m", "awslambdaric", spec.handler),
-                    self._environment(address),
-                    folder=spec.task_root,
-                    output=self._output.writer,
-                )
-                self._output.started()
+            async with (
+                self._api.serving(self._config.host) as address,
+                self._config.warden.running(self._plan(address), self._output) as process,
+            ):
                 self._pid = process.pid
-                try:
-                    code = await process.wait()
-                finally:
-                    self.kill()
-                    await process.wait()
+                code = await process.wait()
         finally:
             self._api.step("end")
             self._ended.set_result(code)
             self._output.close()
-            isolation.close()
+
+    def _plan(self, address: str) -> ProcessPlan:
+        spec = self._config.spec
+        return ProcessPlan(
+            command=(sys.executable, "-m", "awslambdaric", spec.handler),
+            environment=self._environment(address),
+            folder=spec.task_root,
+            limits=ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.tmp_mb << 20),
+        )
 
     def _environment(self, address: str) -> dict[str, str]:
         config, spec = self._config, self._config.spec

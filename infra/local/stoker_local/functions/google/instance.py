@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from stoker_local.functions.google.spec import GoogleSpec
-from stoker_local.functions.isolation import Isolation, ProcessLimits, signal_group
+from stoker_local.functions.isolation import ProcessLimits, signal_group
 from stoker_local.functions.output import Output
+from stoker_local.functions.warden import ProcessPlan, Warden
 
 __all__ = ["Instance", "InstanceConfig"]
 
@@ -34,7 +34,7 @@ class InstanceConfig:
     spec: GoogleSpec
     host: str
     environment: Mapping[str, str]
-    tmp: Literal["tmpfs", "folder"]
+    warden: Warden
 
 
 class Instance:
@@ -65,28 +65,27 @@ class Instance:
 
     async def live(self) -> None:
         """Run the process until it ends, and clear up after it; cancelled, end it as Cloud Run does."""
-        spec = self._config.spec
-        # Files written count as memory there.
-        limits = ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.memory_bytes)
-        isolation = Isolation(self._config.tmp, limits, code=spec.folder)
         try:
-            process = await isolation.start(
-                self._command(), self._environment(), folder=spec.folder, output=self._output.writer
-            )
-            self._output.started()
-            self._pid = process.pid
-            try:
-                await process.wait()
-            except asyncio.CancelledError:
-                await _terminate(process)
-                raise
-            finally:
-                self.kill()
-                await process.wait()
+            async with self._config.warden.running(self._plan(), self._output) as process:
+                self._pid = process.pid
+                try:
+                    await process.wait()
+                except asyncio.CancelledError:
+                    await _terminate(process)
+                    raise
         finally:
             self._ended.set_result(None)
             self._output.close()
-            isolation.close()
+
+    def _plan(self) -> ProcessPlan:
+        spec = self._config.spec
+        return ProcessPlan(
+            command=self._command(),
+            environment=self._environment(),
+            folder=spec.folder,
+            # Files written count as memory there.
+            limits=ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.memory_bytes),
+        )
 
     def _command(self) -> tuple[str, ...]:
         spec, host = self._config.spec, _bracketed(self._config.host)
