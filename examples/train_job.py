@@ -27,7 +27,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,9 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker import open_store
+from stoker import Array, open_store
 from stoker.errors import NotFoundError
+from stoker.images import ImageDecoder
 from stoker.retry import RetryingStore
 from stoker_torch import Loader, Preemption, save_on_sigterm
 
@@ -146,6 +147,16 @@ def device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def image_shape(job: argparse.Namespace, loader: Loader) -> tuple[int, ...]:
+    """Return the shape of an image as it reaches the model."""
+    if job.image_size:
+        return (job.image_size, job.image_size, 3)
+    column = loader.manifest.schema["image"]
+    if not isinstance(column, Array):
+        raise SystemExit(f"the images of {job.data} are encoded: say with --image-size how large to make them")
+    return column.shape
+
+
 def build_model(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return the model for images of a shape; put yours here."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 256), nn.ReLU(), nn.Linear(256, classes))
@@ -163,7 +174,7 @@ class Training:
         self._is_distributed = loader.world_size > 1
         self._device = device()
         self._steps = 0
-        self._module = build_model(loader.manifest.schema["image"].shape, job.classes).to(self._device)
+        self._module = build_model(image_shape(job, loader), job.classes).to(self._device)
         self._optimizer = torch.optim.Adam(self._module.parameters(), lr=job.learning_rate)
         self.seen = torch.zeros(job.classes, dtype=torch.int64, device=self._device)
         if state := checkpoint.load():
@@ -235,7 +246,14 @@ def train(job: argparse.Namespace, placement: Placement) -> bool:
         seed = job.seed + (placement.member or 0)
         torch.manual_seed(seed)
         with Loader(
-            job.data, batch_size=job.batch_size // ranks, seed=seed, memory=job.memory, epochs=job.epochs
+            job.data,
+            batch_size=job.batch_size // ranks,
+            seed=seed,
+            memory=job.memory,
+            epochs=job.epochs,
+            columns=("image", "label"),
+            pin_memory=True,
+            decode={"image": ImageDecoder(job.image_size, job.image_size)} if job.image_size else {},
         ) as loader:
             return Training(job, loader, Checkpoint(job.checkpoint, placement.member)).run()
     finally:
@@ -243,12 +261,13 @@ def train(job: argparse.Namespace, placement: Placement) -> bool:
             distributed.destroy_process_group()
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Return what was asked for on the command line."""
     parser = argparse.ArgumentParser(description="Train a classifier from a packed data set of images and labels.")
     parser.add_argument("--data", required=True, help="URL of the data set, with columns image and label")
     parser.add_argument("--checkpoint", required=True, help="URL below which checkpoints are kept, one run each")
     parser.add_argument("--classes", type=int, required=True)
+    parser.add_argument("--image-size", type=int, help="pixels a side, where images are encoded (JPEG, PNG …)")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=256, help="samples a step, over all ranks")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
@@ -257,7 +276,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoint-steps", type=int, default=500)
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="between SIGTERM and SIGKILL")
     parser.add_argument("--processes", type=int, help="ranks on this machine; one a GPU unless given")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def main() -> None:

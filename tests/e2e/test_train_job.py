@@ -20,7 +20,7 @@ from stoker_local.bucket import LocalBucket, environment_of
 from support.places import with_store
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_job.py"
-SAMPLES, EPOCHS = 60, 300
+SAMPLES, EPOCHS = 60, 100
 DATA, RUN = "s3://stoker/train-job/data", "s3://stoker/train-job/run"
 _TIMEOUT_SECONDS = 120
 
@@ -37,10 +37,10 @@ def environment(local_bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> d
 
 
 @contextmanager
-def training(environment: dict[str, str], processes: int) -> Iterator[subprocess.Popen[str]]:
+def training(environment: dict[str, str], processes: int, checkpoint_steps: int = 7) -> Iterator[subprocess.Popen[str]]:
     """Run the job with so many ranks; what is left of it at the end is killed."""
     options = {"data": DATA, "checkpoint": RUN, "classes": SAMPLES, "epochs": EPOCHS, "batch-size": 12}
-    options |= {"memory": "4MB", "checkpoint-steps": 7, "processes": processes, "grace-seconds": 60}
+    options |= {"memory": "4MB", "checkpoint-steps": checkpoint_steps, "processes": processes, "grace-seconds": 60}
     command = [sys.executable, str(SCRIPT), *(f"--{name}={value}" for name, value in options.items())]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -85,7 +85,7 @@ def test_told_to_go_it_goes_on_another_world_size_with_every_sample_exactly_once
         assert state["seen"].sum() == position(state) > reached
         reached = position(state)
     assert reached < SAMPLES * EPOCHS
-    with training(environment, 1) as process:
+    with training(environment, 1, checkpoint_steps=10_000) as process:
         process.communicate(timeout=_TIMEOUT_SECONDS)
         assert process.returncode == 0
     assert checkpoint()["seen"].tolist() == [EPOCHS] * SAMPLES

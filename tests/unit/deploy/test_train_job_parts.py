@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+import stoker
 from stoker.errors import PreconditionFailedError
 from support.places import with_store
 
@@ -85,6 +89,29 @@ def test_a_machine_that_was_given_up_cannot_replace_its_successors_checkpoint(jo
     with pytest.raises(PreconditionFailedError):
         first.save({"step": 1})
     assert job.Checkpoint(url, None).load() == {"step": 2}
+
+
+@pytest.mark.parametrize("is_encoded", [True, False])
+def test_images_are_trained_on_as_arrays_and_as_files(job: ModuleType, is_encoded: bool, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (8, 6, 6, 3), np.uint8)
+    image = stoker.Bytes() if is_encoded else stoker.Array("uint8", (6, 6, 3))
+    with stoker.Packer(tmp_path / "data", schema={"image": image, "label": stoker.Array("int64")}) as packer:
+        packer.extend(
+            {"image": png(array) if is_encoded else array, "label": label} for label, array in enumerate(pixels)
+        )
+    words = [f"--data={tmp_path / 'data'}", f"--checkpoint={tmp_path / 'run'}", "--classes=8", "--memory=16MB"]
+    options = job.arguments([*words, "--epochs=3", "--batch-size=4", *(["--image-size=5"] if is_encoded else [])])
+    assert job.train(options, job.Placement())
+    assert job.Checkpoint(str(tmp_path / "run"), None).load()["seen"].tolist() == [3] * 8
+    if is_encoded:
+        with pytest.raises(SystemExit, match="--image-size"):
+            job.train(job.arguments(words), job.Placement())
+
+
+def png(pixels: np.ndarray[Any, Any]) -> bytes:
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
 
 
 def test_members_of_an_ensemble_keep_checkpoints_of_their_own(job: ModuleType) -> None:
