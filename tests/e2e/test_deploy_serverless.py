@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -199,6 +200,13 @@ def test_the_environment_of_a_function_is_one_that_it_understands(template: Temp
     assert settings.sources == sources.get(name, ())
     assert (settings.ingest is not None) == (name == "ingest")
     assert not settings.token_keys
+
+
+def test_every_handler_is_there(public: Template) -> None:
+    for function in public.of_type("AWS::Lambda::Function").values():
+        handler = function.get("Handler") or function["ImageConfig"]["Command"][0]
+        module, _, name = handler.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_parameters_reach_the_functions(public: Template) -> None:

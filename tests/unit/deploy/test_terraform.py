@@ -13,6 +13,7 @@ import hcl2
 import pytest
 from hcl2.utils import SerializationOptions
 
+from stoker_functions import gcp
 from stoker_functions.settings import Settings
 from support.function_rights import RIGHTS
 
@@ -148,6 +149,12 @@ def test_a_function_may_do_what_it_does_and_no_more(functions: dict[str, dict[st
     assert prefixes(function["reads"]) == rights.reads - written
     assert function["lists"] == rights.lists
     assert function["raw"] == ({"pack": "raw", "ingest": "incoming"}[name] if rights.reads_raw else "")
+
+
+def test_every_target_is_there_and_of_its_kind(functions: dict[str, dict[str, Any]]) -> None:
+    for name, function in functions.items():
+        assert callable(getattr(gcp, function["target"]))
+        assert function["signature"] == ("cloudevent" if name == "ingest" else "http")
 
 
 def test_the_public_function_may_do_what_the_other_does(functions: dict[str, dict[str, Any]]) -> None:
