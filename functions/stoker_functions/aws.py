@@ -16,7 +16,6 @@ def _instance() -> Instance:
     return Instance(Settings.from_environment())
 
 
-@cache
 def __getattr__(name: str) -> Callable[[Any, Any], dict[str, Any]]:
     if name not in LAMBDA_HANDLERS:
         raise AttributeError(f"there is no function {name!r}")

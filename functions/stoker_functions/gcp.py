@@ -21,7 +21,6 @@ async def ingest(event: Any) -> None:
     await _hosted().ingest(event.get_data())
 
 
-@cache
 def __getattr__(name: str) -> Callable[[Any], Any]:
     handlers = {**HANDLERS, **SERVING_HANDLERS}
     if name not in handlers:

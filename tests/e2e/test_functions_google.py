@@ -1,0 +1,127 @@
+"""The same functions as Google runs them: objects of the local GCS become a data set, whatever dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+
+import stoker_functions.gcp
+from stoker.bounded import for_each
+from stoker.pack.part import Part
+from stoker.sources.folders import files_schema
+from stoker.store import GcsOptions, open_store
+from stoker_local import GcsConfig, LocalGcs
+from stoker_local.functions import (
+    FunctionCloudConfig,
+    FunctionFaultKind,
+    FunctionFaultPlan,
+    GoogleSpec,
+    ObjectFinalized,
+    QueueSpec,
+    function_cloud,
+)
+from stoker_torch import Loader
+from support.deployments import content
+
+OBJECTS = 300
+RAW, DATASET = "gs://raw/in", "gs://stoker/train"
+SETTINGS = {
+    "STOKER_DATASETS": f"train={DATASET}",
+    "STOKER_SOURCES": RAW,
+    "STOKER_INGEST": '{"dataset": "train", "kind": "files", "super_sample_bytes": 20000}',
+    "STOKER_TIMEOUT_SECONDS": "6",
+}
+
+
+def google(name: str, **changes: Any) -> GoogleSpec:
+    given: dict[str, Any] = {
+        "source": str(stoker_functions.gcp.__file__),
+        "target": name,
+        "environment": SETTINGS,
+        "timeout_seconds": 6.0,
+        "instances": 2,
+        **changes,
+    }
+    return GoogleSpec(name=f"stoker-{name}", **given)
+
+
+CONFIG = FunctionCloudConfig(
+    google=(google("ingest", signature="cloudevent", concurrency=80), google("commit"), google("pack")),
+    queues=(QueueSpec(name="finalized", visibility_seconds=6.0, max_receives=50),),
+    finalized=(ObjectFinalized(bucket="raw", function="stoker-ingest", queue="finalized", concurrency=120),),
+    init_seconds=60.0,
+)
+
+
+def numbers_read(options: GcsOptions) -> list[int]:
+    found: list[int] = []
+    with Loader(DATASET, batch_size=32, seed=1, memory="64MB", options=options) as loader:
+        for batch in loader:
+            found += [int(path.removesuffix(".bin")) for path in batch["path"]]
+    return found
+
+
+def test_finalized_objects_are_trained_on_exactly_once_though_instances_die() -> None:
+    async def main() -> None:
+        async with (
+            LocalGcs(GcsConfig(buckets=("raw", "stoker"))) as gcs,
+            function_cloud(CONFIG, gcs=gcs) as cloud,
+            aiohttp.ClientSession() as session,
+        ):
+            options = GcsOptions(endpoint_url=gcs.url)
+            raw = open_store(RAW, options=options)
+            faults = {FunctionFaultKind.KILL: 0.02, FunctionFaultKind.DUPLICATE: 0.1}
+            cloud.inject(FunctionFaultPlan(probabilities=faults, within_seconds=1.5, seed=5))
+
+            async def put(number: int) -> None:
+                await raw.put(f"{number:05d}.bin", content(number))
+
+            await for_each(range(OBJECTS), put, concurrency=16)
+            await asyncio.wait_for(cloud.queues["finalized"].drained(), 120)
+            cloud.inject(FunctionFaultPlan())
+            async with session.post(cloud.google_urls["stoker-commit"], json={"dataset": DATASET}) as answer:
+                assert answer.status == 200, await answer.text()
+                result = await answer.json()
+            assert (result["version"], result["samples"]) == (1, OBJECTS)
+            assert sorted(await asyncio.to_thread(numbers_read, options)) == list(range(OBJECTS))
+            done = cloud.statistics()["stoker-ingest"]
+            assert done.faults["duplicate"]
+            assert done.faults["kill"]
+            await raw.close()
+
+    asyncio.run(main())
+
+
+def test_a_part_is_packed_by_a_request_and_what_is_wrong_with_it_is_said() -> None:
+    async def main() -> None:
+        async with (
+            LocalGcs(GcsConfig(buckets=("raw", "stoker"))) as gcs,
+            function_cloud(CONFIG, gcs=gcs) as cloud,
+            aiohttp.ClientSession() as session,
+        ):
+            raw = open_store(RAW, options=GcsOptions(endpoint_url=gcs.url))
+            objects = tuple([await raw.put(f"{number:05d}.bin", content(number)) for number in range(20)])
+            part = Part(
+                dataset=DATASET,
+                dataset_id="d" * 16,
+                source=RAW,
+                kind="files",
+                schema=files_schema(),
+                super_sample_bytes=20_000,
+                objects=objects,
+            )
+            url = cloud.google_urls["stoker-pack"]
+            for body, status, kind in (
+                (json.dumps(part.to_json()), 200, ""),
+                (json.dumps({**part.to_json(), "source": "file:///etc"}), 400, "EventError"),
+                ("nonsense", 400, "EventError"),
+            ):
+                async with session.post(url, data=body) as answer:
+                    result = await answer.json()
+                    assert (answer.status, result.get("errorType", "")) == (status, kind), result
+            await raw.close()
+
+    asyncio.run(main())
