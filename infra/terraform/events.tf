@@ -1,13 +1,24 @@
 # What calls the functions: people, schedules, and the incoming bucket.
 
+# People have no identity tokens of their own that a service takes: who fans out acts for this account.
+resource "google_service_account" "fan_out" {
+  account_id   = "${var.prefix}-fan-out"
+  display_name = "stoker fan-out"
+}
+
 resource "google_cloud_run_v2_service_iam_member" "fans_out" {
-  for_each = {
-    for pair in setproduct(["pack", "commit", "compact", "shuffle"], var.fan_out_callers) : join(" ", pair) => pair
-  }
-  name     = google_cloud_run_v2_service.function[each.value[0]].name
+  for_each = toset(["pack", "commit", "compact", "shuffle"])
+  name     = google_cloud_run_v2_service.function[each.key].name
   location = var.region
   role     = "roles/run.invoker"
-  member   = each.value[1]
+  member   = google_service_account.fan_out.member
+}
+
+resource "google_service_account_iam_member" "acts_for_fan_out" {
+  for_each           = toset(var.fan_out_callers)
+  service_account_id = google_service_account.fan_out.name
+  role               = "roles/iam.serviceAccountOpenIdTokenCreator"
+  member             = each.key
 }
 
 resource "google_cloud_run_v2_service_iam_member" "serves" {

@@ -18,6 +18,11 @@ output "function_url" {
   value       = "https://{function}-${data.google_project.this.number}.${var.region}.run.app"
 }
 
+output "fan_out_account" {
+  description = "For --function-account: who functions are called as."
+  value       = google_service_account.fan_out.email
+}
+
 output "images" {
   description = "Where images are pushed to."
   value       = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}"

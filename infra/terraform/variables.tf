@@ -54,7 +54,7 @@ variable "commit_schedule" {
 }
 
 variable "fan_out_callers" {
-  description = "Who may pack, commit, compact and shuffle, such as user:jane@example.com."
+  description = "Who may act for the account that packs, commits, compacts and shuffles, such as user:jane@example.com."
   type        = list(string)
   default     = []
 

@@ -128,7 +128,7 @@ def test_every_function_is_there_with_an_account_of_its_own(
     (template,) = service["template"]
     assert template["service_account"] == "${google_service_account.function[each.key].email}"
     assert template["containers"][0]["image"] == "${var.image}"
-    assert len({body["account_id"] for body in resources["google_service_account"].values()}) == 4
+    assert len({body["account_id"] for body in resources["google_service_account"].values()}) == 5
     assert resources["google_cloud_run_v2_job"]["trainer"]["template"][0]["template"][0]["service_account"] == (
         "${google_service_account.trainer.email}"
     )
