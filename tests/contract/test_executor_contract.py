@@ -1,4 +1,4 @@
-"""One suite for every executor: worker processes, Lambda's Invoke, Google's functions over HTTP, and Ray."""
+"""One suite for every executor: worker processes, Lambda's real runtime, functions over HTTP, and Ray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,35 +15,57 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.fanout import Executor, ExecutorOptions, open_executor
+from stoker_local.functions import FunctionSpec
+from stoker_local.host import running
 from support.executor_checks import CHECKS, own_functions
-from support.function_endpoints import gcf_endpoint, lambda_endpoint
+from support.function_cloud import cloud_of
+from support.function_endpoints import gcf_endpoint
+from support.tiny_functions import FUNCTIONS
 
 TESTS = Path(__file__).parents[1]
 RAY_SECONDS = 120.0  # of a hang
 
 
+@pytest.fixture(scope="module")
+def lambda_url() -> Iterator[str]:
+    """The address of a function cloud with the tiny functions in Lambda's runtime."""
+    functions = [
+        FunctionSpec(
+            name=f"stoker-{name}",
+            handler=f"support.tiny_lambda.{name}",
+            task_root=str(TESTS),
+            memory_mb=1024,
+            timeout_seconds=60.0,
+            concurrency=12,
+        )
+        for name in FUNCTIONS
+    ]
+    # The checks meet the functions in folders of this machine's /tmp.
+    with running(lambda: cloud_of(*functions, tmp="folder")) as cloud:
+        yield cloud.url
+
+
+Place = Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[Executor]]
+
+
 @asynccontextmanager
-async def local() -> AsyncIterator[Executor]:
+async def local(_: pytest.FixtureRequest) -> AsyncIterator[Executor]:
     yield open_executor("local", own_functions(concurrency=2))
 
 
 @asynccontextmanager
-async def on_lambda() -> AsyncIterator[Executor]:
-    async with lambda_endpoint() as endpoint:
-        yield open_executor("lambda", ExecutorOptions(endpoint_url=endpoint.url, region="us-east-1"))
+async def on_lambda(request: pytest.FixtureRequest) -> AsyncIterator[Executor]:
+    url = request.getfixturevalue("lambda_url")
+    yield open_executor("lambda", ExecutorOptions(endpoint_url=url, region="us-east-1"))
 
 
 @asynccontextmanager
-async def gcf() -> AsyncIterator[Executor]:
+async def gcf(_: pytest.FixtureRequest) -> AsyncIterator[Executor]:
     async with gcf_endpoint() as endpoint:
         yield open_executor("gcf", ExecutorOptions(endpoint_url=endpoint.url))
 
 
-PLACES: dict[str, Callable[[], AbstractAsyncContextManager[Executor]]] = {
-    "local": local,
-    "lambda": on_lambda,
-    "gcf": gcf,
-}
+PLACES: dict[str, Place] = {"local": local, "lambda": on_lambda, "gcf": gcf}
 
 
 @pytest.fixture(autouse=True)
@@ -54,18 +76,20 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("place", PLACES)
-def test_an_executor_does_what_all_must(place: str, check: str, tmp_path: Path) -> None:
+def test_an_executor_does_what_all_must(place: str, check: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     async def checked() -> None:
-        async with PLACES[place]() as executor, executor:
+        async with PLACES[place](request) as executor, executor:
             await CHECKS[check](executor, tmp_path)
 
     asyncio.run(checked())
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_executor_calls_nothing_before_it_is_entered_or_after_it_is_left(place: str) -> None:
+def test_an_executor_calls_nothing_before_it_is_entered_or_after_it_is_left(
+    place: str, request: pytest.FixtureRequest
+) -> None:
     async def called() -> None:
-        async with PLACES[place]() as executor:
+        async with PLACES[place](request) as executor:
             with pytest.raises(ConfigError, match="inside its 'async with' block"):
                 await executor.call("echo", {})
             async with executor:
@@ -77,9 +101,9 @@ def test_an_executor_calls_nothing_before_it_is_entered_or_after_it_is_left(plac
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_an_executor_goes_by_the_name_that_it_was_asked_for(place: str) -> None:
+def test_an_executor_goes_by_the_name_that_it_was_asked_for(place: str, request: pytest.FixtureRequest) -> None:
     async def name() -> str:
-        async with PLACES[place]() as executor:
+        async with PLACES[place](request) as executor:
             return executor.name
 
     assert asyncio.run(name()) == place

@@ -8,19 +8,16 @@ import math
 import resource
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.fanout import Answer, error_of_function
 from stoker_functions.deadline import Deadline
 from stoker_functions.deployment import Deployment
+from stoker_functions.handlers import HANDLERS, handler_of
 from stoker_functions.settings import Settings
 
-__all__ = ["HANDLERS", "Runner", "answer_of"]
-
-HANDLERS = {name: f"stoker_functions.{name}:{name}" for name in ("pack", "ingest", "commit", "compact", "shuffle")}
-"""Function → where its handler is."""
+__all__ = ["Runner", "answer_of"]
 
 _NO_DEADLINE = Deadline(math.inf, math.inf)
 _KIB = 1 if sys.platform == "darwin" else 1 << 10  # what ru_maxrss counts in
@@ -62,8 +59,7 @@ class Runner:
             self._deployment = Deployment(Settings.from_environment(self._environ))
         if function not in self._functions:
             raise ConfigError(f"there is no function {function!r}, only {', '.join(self._functions)}")
-        module, _, name = self._functions[function].partition(":")
-        result: Mapping[str, Any] = await getattr(import_module(module), name)(event, self._deployment, _NO_DEADLINE)
+        result: object = await handler_of(self._functions[function])(event, self._deployment, _NO_DEADLINE)
         if not isinstance(result, dict):
             raise TypeError(f"the result is no JSON object but a {type(result).__name__}")
         return result
