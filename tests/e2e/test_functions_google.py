@@ -50,7 +50,7 @@ def google(name: str, **changes: Any) -> GoogleSpec:
 
 CONFIG = FunctionCloudConfig(
     google=(google("ingest", signature="cloudevent", concurrency=80), google("commit"), google("pack")),
-    queues=(QueueSpec(name="finalized", visibility_seconds=6.0, max_receives=50),),
+    queues=(QueueSpec(name="finalized", visibility_seconds=3.0, max_receives=50),),
     finalized=(ObjectFinalized(bucket="raw", function="stoker-ingest", queue="finalized", concurrency=120),),
     init_seconds=60.0,
 )
@@ -73,7 +73,7 @@ def test_finalized_objects_are_trained_on_exactly_once_though_instances_die() ->
         ):
             options = GcsOptions(endpoint_url=gcs.url)
             raw = open_store(RAW, options=options)
-            faults = {FunctionFaultKind.KILL: 0.02, FunctionFaultKind.DUPLICATE: 0.1}
+            faults = {FunctionFaultKind.KILL: 0.01, FunctionFaultKind.DUPLICATE: 0.1}
             cloud.inject(FunctionFaultPlan(probabilities=faults, within_seconds=1.5, seed=5))
 
             async def put(number: int) -> None:
