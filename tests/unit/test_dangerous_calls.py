@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(file for source in ("runtime", "loader", "infra") for file in (ROOT / source).rglob("*.py"))
+SOURCES = ("runtime", "loader", "functions", "infra/local", "infra/serverless", "infra/docker")
+FILES = sorted(file for source in SOURCES for file in (ROOT / source).rglob("*.py") if "node_modules" not in file.parts)
 
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle", "telnetlib"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
