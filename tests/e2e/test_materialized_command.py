@@ -84,7 +84,6 @@ def test_a_plan_shows_what_every_way_takes_and_makes_nothing(url: Path, capsys: 
         ("--epoch", "x"),
         ("--epoch", "3..1"),
         ("--epoch", "1", "--keep", "-1"),
-        ("--epoch", "1", "--on", "the moon"),
         ("--epoch", "100000000"),
         (),
     ],
@@ -93,6 +92,15 @@ def test_arguments_that_make_no_sense_are_refused(url: Path, more: tuple[str, ..
     with pytest.raises(SystemExit) as ended:
         main(command(url, *more))
     assert ended.value.code == 2
+
+
+def test_functions_that_there_are_not_are_refused(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(url, "--epoch", "1", "--on", "the moon")) == 2
+    assert "the moon" in capsys.readouterr().err
+    assert main(command(url, "--epoch", "1", "--workers", "3")) == 2
+    assert "--workers goes with --on" in capsys.readouterr().err
+    assert main(command(url, "--epoch", "1", "--on", "lambda", "--function-region", "us-east-1")) == 2
+    assert "cannot reach" in capsys.readouterr().err
 
 
 def test_memory_that_is_too_small_is_an_error_in_one_line(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,12 +112,12 @@ def test_a_command_that_is_killed_is_gone_on_with(url: Path) -> None:
     program = [sys.executable, "-m", "stoker.cli", *command(url, "--epoch", "0", "--slices", "8", "--quiet")]
     running = subprocess.Popen(program)
     for _ in range(3000):
-        if len(list(url.glob("epochs/*/*/data/*/*"))) > 10 or running.poll() is not None:
+        if len(list(url.glob("epochs/*/*/data/*/[0-9]*"))) > 10 or running.poll() is not None:
             break
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    written = {path: path.stat().st_mtime_ns for path in url.glob("epochs/*/*/data/*/*")}
+    written = {path: path.stat().st_mtime_ns for path in url.glob("epochs/*/*/data/*/[0-9]*")}
     assert written
     assert main(command(url, "--epoch", "0", "--slices", "8", "--quiet")) == 0
     assert read(url) == full(0)
@@ -117,6 +125,7 @@ def test_a_command_that_is_killed_is_gone_on_with(url: Path) -> None:
 
 
 def test_worker_processes_make_an_epoch(url: Path) -> None:
+    url = url.rename(url.with_name("a data set"))
     more = ("--epoch", "0", "--on", "local", "--slices", "4", "--way", "scattered", "--quiet")
     assert main(command(url, *more)) == 0
     assert read(url) == full(0)

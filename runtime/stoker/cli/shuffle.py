@@ -12,8 +12,16 @@ from typing import get_args
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, positive, size, store_options
+from stoker.cli.functions import (
+    add_function_options,
+    check_function_options,
+    check_reach,
+    chosen_executor,
+    reached,
+    url_for_functions,
+)
 from stoker.cli.output import counted, printable, table
-from stoker.fanout import Driver, Executor, ExecutorOptions, FanoutConfig, Task, executor_names, open_executor
+from stoker.fanout import Driver, Executor, FanoutConfig, Task
 from stoker.manifest import Manifest
 from stoker.meter import Meter
 from stoker.prices import Operation, Prices
@@ -34,7 +42,6 @@ from stoker.versions import read_manifest
 __all__ = ["command"]
 
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
-_HERE = "here"
 _DEFAULT_BYTES = 1 << 30
 _TASK_SECONDS = 900.0  # the most that Lambda allows
 _VCPUS = 1.0
@@ -71,19 +78,15 @@ def _configure(parser: ArgumentParser) -> None:
         help="epochs to keep before the first; older ones are deleted (1)",
     )
     parser.add_argument(
-        "--on",
-        default=_HERE,
-        choices=(_HERE, *executor_names()),
-        help="what carries out the tasks (default: this process)",
-    )
-    parser.add_argument(
-        "--concurrency", type=positive, metavar="N", help="tasks at once (default: as the executor says)"
-    )
-    parser.add_argument("--memory", type=size, default=_DEFAULT_BYTES, metavar="SIZE", help="that each task has (1GiB)")
-    parser.add_argument(
-        "--prefix", default="stoker", metavar="NAME", help="of the names of deployed functions (stoker)"
+        "--memory",
+        type=size,
+        default=_DEFAULT_BYTES,
+        metavar="SIZE",
+        help="of this process, or of a function: a slice has to fit in it (1GiB)",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")
+    add_function_options(group.add_argument, "shuffle")
     parser.set_defaults(when_interrupted="interrupted; what was written stays: run the same command again to go on")
 
 
@@ -127,29 +130,20 @@ async def _shuffle(args: Namespace) -> None:
 
 
 def _executor(args: Namespace, store: MeteredStore) -> Executor:
-    if args.on == _HERE:
-        return InProcess(store, memory_bytes=usable_bytes(args.memory), concurrency=args.concurrency or 1)
-    options = ExecutorOptions(
-        prefix=args.prefix,
-        concurrency=args.concurrency,
-        memory_bytes=args.memory,
-        vcpus=_VCPUS,
-        environment={"STOKER_DATASETS": f"shuffled={_everywhere(args.url)}"},
-    )
-    return open_executor(args.on, options)
-
-
-def _everywhere(url: str) -> str:
-    """Return the URL as it is the same in every process of a machine."""
-    location = parse_url(url)
-    return location.bucket if location.scheme == "file" else location.url
+    check_function_options(args)
+    if not args.on:
+        return InProcess(store, memory_bytes=usable_bytes(args.memory))
+    location = parse_url(args.url)
+    touched = {"STOKER_DATASETS": f"data={url_for_functions(location)}"}
+    executor = chosen_executor(args, {**reached(args, location), **touched})
+    check_reach(executor, location)
+    return executor
 
 
 def _plan_config(args: Namespace, manifest: Manifest, executor: Executor) -> PlanConfig:
     prices = Prices.load()
-    share = executor.concurrency if args.on == _HERE else 1
     worker = Worker(
-        memory_bytes=usable_bytes(args.memory) // share,
+        memory_bytes=usable_bytes(args.memory),
         seconds=math.inf if executor.platform is None else _TASK_SECONDS,
         at_once=executor.concurrency,
         prices=None if executor.platform is None else prices.functions[executor.platform],
@@ -172,14 +166,14 @@ class _Making:
         self._args, self._plan, self._store = args, plan, store
         self._progress: Progress | None = None
         # A late task in this process would only be kept from its work by a second one.
-        patience = FanoutConfig(late_fraction=0.0, late_burst=0) if args.on == _HERE else FanoutConfig()
+        patience = FanoutConfig(late_fraction=0.0, late_burst=0) if not args.on else FanoutConfig(most=args.workers)
         self._driver = Driver(executor, patience, on_progress=self._show)
 
     async def make(self, layout: EpochLayout) -> None:
         """Make one epoch, unless it is there, and delete those that are older than is asked for."""
         args = self._args
         phases = self._plan.phases(
-            dataset=_everywhere(args.url),
+            dataset=url_for_functions(parse_url(args.url)),
             version=layout.manifest.version,
             seed=args.seed,
             epoch=layout.epoch,
@@ -221,7 +215,7 @@ class _Making:
     def tell(self) -> None:
         """Say what all of it took."""
         self._say(*self._driver.report.lines())
-        if self._args.on == _HERE:
+        if not self._args.on:
             reading = self._store.meter.reading()
             gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
             self._say(

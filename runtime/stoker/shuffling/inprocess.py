@@ -20,18 +20,17 @@ class InProcess:
 
     Args:
         store: where the data set is; the caller closes it.
-        memory_bytes: that all tasks together may use.
-        concurrency: tasks at once.
+        memory_bytes: that a task may use; there is one at a time, which reads and writes much at once.
     """
 
-    name = "here"
+    name = "this process"
+    concurrency = 1
     platform: str | None = None
     sees_files = True
 
-    def __init__(self, store: Store, *, memory_bytes: int, concurrency: int = 1) -> None:
-        self.concurrency = concurrency
+    def __init__(self, store: Store, *, memory_bytes: int) -> None:
         self._store = store
-        self._memory_bytes = memory_bytes // concurrency
+        self._memory_bytes = memory_bytes
 
     async def __aenter__(self) -> InProcess:
         return self
