@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,20 @@ def test_a_token_is_asked_for_where_there_is_one_and_errors_pass_through() -> No
             async with page_of(url, headers={"Authorization": "Bearer sesame"}) as answer:
                 assert (answer.status, await answer.json()) == (400, {"errorType": "EventError"})
             assert cloud.statistics()["error"].invocations == 1
+
+    asyncio.run(scenario())
+
+
+def test_requests_and_responses_have_their_limits() -> None:
+    async def scenario() -> None:
+        async with cloud_of(google=(google("large", memory_mb=1024),)) as cloud:
+            url = cloud.google_urls["large"]
+            async with page_of(f"{url}/?bytes={32 << 20}") as answer:
+                assert (answer.status, len(await answer.read())) == (200, 32 << 20)
+            async with page_of(f"{url}/?bytes={(32 << 20) + 1}") as answer:
+                assert answer.status == 500
+            async with page_of(f"{url}/?bytes=1", "POST", data=BytesIO(bytes((32 << 20) + 1))) as answer:
+                assert answer.status == 413
 
     asyncio.run(scenario())
 

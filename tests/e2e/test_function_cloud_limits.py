@@ -95,6 +95,25 @@ def test_tmp_is_private_and_ends_with_its_instance(tmp: Tmp, tmp_path: Path) -> 
     assert not (Path(folder[0]) / "filler").exists()
 
 
+def test_a_private_tmp_shows_the_code_and_nothing_else_that_lies_there(tmp_path: Path) -> None:
+    if choose_tmp("auto") != "tmpfs" or not tmp_path.is_relative_to("/tmp"):  # noqa: S108  (the machine's)
+        pytest.skip("this system gives processes no /tmp of their own, or the tests none of its")
+
+    async def scenario() -> None:
+        (tmp_path / "code").mkdir()
+        (tmp_path / "code" / "looking.py").write_text(
+            "import os\ndef handler(event, context):\n    return [os.listdir(path) for path in event]\n"
+        )
+        (tmp_path / "secret").write_text("hush")
+        looking = function("looking.handler", task_root=str(tmp_path / "code"))
+        async with cloud_of(looking) as cloud:
+            above, code = await good(cloud, "handler", [str(tmp_path), str(tmp_path / "code")])
+            assert above == ["code"]
+            assert "looking.py" in code
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(("tmp", "error"), [("tmpfs", "No space left on device"), ("folder", "File too large")])
 def test_a_full_tmp_is_an_error_that_the_function_sees(tmp: Tmp, error: str) -> None:
     if tmp == "tmpfs" and choose_tmp("auto") != "tmpfs":

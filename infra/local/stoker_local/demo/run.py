@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -17,6 +14,7 @@ from stoker.sizes import format_bytes
 from stoker_local.config import BucketConfig
 from stoker_local.demo import digits
 from stoker_local.demo.direct import open_direct, tune
+from stoker_local.demo.environment import led_to, quiet_torch
 from stoker_local.demo.screen import Screen, bar
 from stoker_local.demo.table import Result, failures, how_counted, read_counts, table, why
 from stoker_local.demo.training import Batches, Step, accuracy, new_model, train
@@ -56,7 +54,7 @@ def run(config: DemoConfig, screen: Screen) -> int:
     """Run the demo; return 0 if both ways learned and the loader waited less."""
     train_digits, test_digits = digits.load()
     bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=_SHAPE)
-    with bucket_process(bucket_config) as bucket, _environment(bucket.environment()), _quiet_torch():
+    with bucket_process(bucket_config) as bucket, led_to(bucket.environment()), quiet_torch():
         screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
         asyncio.run(_fill(train_digits, config, screen))
         workers = config.workers or _tuned(config, screen)
@@ -161,35 +159,3 @@ def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, config
     for failure in failed:
         screen.item("failed", failure)
     return 1 if failed else 0
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Lead AWS clients to the local bucket, whatever the user's own settings are, and PyTorch's cache to its end."""
-    before = dict(os.environ)
-    nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "NO_PROXY": "127.0.0.1"}
-    cache = TemporaryDirectory(prefix="stoker-demo-", ignore_cleanup_errors=True)
-    try:
-        for name in before:
-            if name.startswith("AWS_") or name.lower() == "no_proxy":
-                del os.environ[name]
-        os.environ.update(nowhere | {"TORCHINDUCTOR_CACHE_DIR": cache.name} | dict(variables))
-        yield
-    finally:
-        cache.cleanup()
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """Let the model compute on one core, so that what feeds it has another and no idle thread spins for work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            # It advises a worker per core; these wait for the network, and their best number is found by trying.
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            yield
-    finally:
-        torch.set_num_threads(before)

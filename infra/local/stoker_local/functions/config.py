@@ -60,6 +60,8 @@ class FunctionCloudConfig:
     def __post_init__(self) -> None:
         if not is_this_machine(self.host):
             raise ValueError(f"host={self.host!r} is open to other machines; functions run only for this one")
+        if not self.keys:
+            raise ValueError("keys are empty: nobody could sign a request")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port={self.port} is not within [0, 65535]")
         if not (self.idle_seconds > 0 and self.init_seconds > 0 and min(self.event_retry_seconds) >= 0):

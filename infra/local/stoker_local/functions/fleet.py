@@ -49,7 +49,7 @@ class Fleet:
 
     @property
     def arn(self) -> str:
-        """The function's name of names."""
+        """The function's Amazon resource name."""
         return self._config.sandbox.arn
 
     async def invoke(self, invocation: Invocation, *, waits: bool = False) -> Outcome:

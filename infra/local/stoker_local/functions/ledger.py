@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stoker.prices import Prices
+from stoker_local.functions.faults import FunctionFaultKind
 from stoker_local.functions.statistics import FunctionStatistics, Happening, Journal, Meter
 
 __all__ = ["Account", "Ledger"]
@@ -46,10 +47,10 @@ class Account:
         self.meter.reclaimed += 1
         self.note("reclaim", instance=instance)
 
-    def struck(self, kind: str) -> None:
+    def struck(self, kind: FunctionFaultKind) -> None:
         """Count an injected fault."""
-        self.meter.faults[kind] += 1
-        self.note(kind, detail="injected")
+        self.meter.faults[kind.value] += 1
+        self.note(kind.value, detail="injected")
 
     def wrote(self, log: bytes) -> None:
         """Keep what an invocation wrote."""

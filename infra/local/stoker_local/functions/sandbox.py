@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stoker_local.functions.faults import FunctionFault, FunctionFaultKind
@@ -16,11 +15,13 @@ from stoker_local.functions.outcome import Answer, Invocation, failure
 from stoker_local.functions.output import Output
 from stoker_local.functions.runtime_api import InstanceState, RuntimeApi
 from stoker_local.functions.spec import FunctionSpec
+from stoker_local.functions.strike import Target, striking
 from stoker_local.functions.warden import ProcessPlan, Warden
 
 __all__ = ["Sandbox", "SandboxConfig"]
 
 _SETTLE_SECONDS = 10.0
+_MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")  # Python's and numpy's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class SandboxConfig:
     """What all instances of a function have in common.
 
     Attributes:
-        arn: the function's name of names.
+        arn: the function's Amazon resource name.
         environment: what the platform gives it; the function's own variables come on top.
         init_seconds: limit of a cold start.
     """
@@ -56,7 +57,7 @@ class Sandbox:
         self.init_seconds = 0.0
         self.peak_bytes = 0
         self._config = config
-        self._on_fault = on_fault
+        self._target = Target(kill=self.kill, freeze=self._freeze, thaw=self._resume, note=on_fault)
         self._pid = 0
         self._api = RuntimeApi(arn=config.arn, on_poll=self._freeze)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -129,6 +130,11 @@ class Sandbox:
     def _thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
+    def _resume(self) -> None:
+        """Thaw it, unless it stands still because it waits for work."""
+        if self._api.state is not InstanceState.FROZEN:
+            self._thaw()
+
     def _signal(self, number: signal.Signals) -> None:
         if self._pid and self.is_alive:
             signal_group(self._pid, number)
@@ -158,31 +164,36 @@ class Sandbox:
 
     async def run(self, invocation: Invocation, fault: FunctionFault | None) -> tuple[Answer, float]:
         """Let it do one invocation; return the answer and its seconds, once it is frozen again or has ended."""
-        loop, limit = asyncio.get_running_loop(), self._config.spec.timeout_seconds
-        started_at = loop.time()
         if self._ended.done():
             return _exit_of(self._ended.result(), invocation.request_id), 0.0
+        loop, limit = asyncio.get_running_loop(), self._config.spec.timeout_seconds
+        started_at = loop.time()
         self._thaw()
         self._api.begin(invocation, timeout_seconds=limit)
-        with self._struck_by(fault):
+        with striking(fault, self._target):
             await self._wait_for(self._api.answer, seconds=limit)
         seconds = loop.time() - started_at
         self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
-        if self._api.answer.done():
-            answer = self._api.answer.result()
-            if answer.error_type == "MemoryError" or self.peak_bytes > self._config.spec.memory_bytes:
-                # Lambda would have killed it before it could answer.
-                message = "Runtime exited with error: signal: killed"
-                answer = failure("Runtime.OutOfMemory", message, invocation.request_id)
-                await self._end()
+        answer = self._judged(invocation.request_id)
+        survives = self._api.answer.done() and answer is self._api.answer.result()
+        if survives:
             await self._wait_for(self._api.polled, seconds=_SETTLE_SECONDS)
-        elif self._ended.done():
-            answer = _exit_of(self._ended.result(), invocation.request_id)
-        else:
-            answer = failure("Sandbox.Timedout", f"Task timed out after {limit:.2f} seconds", invocation.request_id)
-        if not self._api.polled.done():
+        if not (survives and self._api.polled.done()):
             await self._end()
         return answer, seconds
+
+    def _judged(self, request_id: str) -> Answer:
+        """Return how the invocation has ended, in Lambda's words."""
+        if self._api.answer.done():
+            answer = self._api.answer.result()
+            if answer.error_type not in _MEMORY_ERRORS and self.peak_bytes <= self._config.spec.memory_bytes:
+                return answer
+            # Lambda would have killed it before it could answer.
+            return failure("Runtime.OutOfMemory", "Runtime exited with error: signal: killed", request_id)
+        if self._ended.done():
+            return _exit_of(self._ended.result(), request_id)
+        limit = self._config.spec.timeout_seconds
+        return failure("Sandbox.Timedout", f"Task timed out after {limit:.2f} seconds", request_id)
 
     async def _wait_for(self, *events: asyncio.Future[None] | asyncio.Future[Answer], seconds: float) -> None:
         """Wait for the first of these, for its end, or for so long."""
@@ -191,27 +202,6 @@ class Sandbox:
     async def _end(self) -> None:
         self.kill()
         await asyncio.wait({self._ended})
-
-    @contextlib.contextmanager
-    def _struck_by(self, fault: FunctionFault | None) -> Iterator[None]:
-        """Let a kill or a freeze happen at its time, unless the block is left before."""
-        if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        strike = self.kill if fault.kind is FunctionFaultKind.KILL else self._freeze
-        timers = [
-            loop.call_later(fault.after_seconds, self._on_fault, fault.kind),
-            loop.call_later(fault.after_seconds, strike),
-            loop.call_later(fault.after_seconds + fault.freeze_seconds, self._thaw),
-        ]
-        try:
-            yield
-        finally:
-            for timer in timers:
-                timer.cancel()
-            if self._api.state is not InstanceState.FROZEN:
-                self._thaw()
 
 
 def _exit_of(code: int, request_id: str) -> Answer:

@@ -89,6 +89,7 @@ def test_what_is_no_rate_is_refused(rate: str) -> None:
         ({"host": "0.0.0.0"}, "open to other machines"),  # noqa: S104  (refused)
         ({"host": "example.com"}, "open to other machines"),
         ({"port": 65536}, "port=65536"),
+        ({"keys": ()}, "keys are empty"),
         ({"idle_seconds": 0}, "idle_seconds=0"),
         ({"event_retry_seconds": (1.0, -1.0)}, "event_retry_seconds"),
         ({"tmp": "ram"}, "tmp='ram'"),

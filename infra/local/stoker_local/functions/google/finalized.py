@@ -9,7 +9,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_local.functions.google.service import Service
+from stoker_local.functions.google.service import Call, Service
 from stoker_local.functions.triggers.queue import LocalQueue
 from stoker_local.gcs.protocol import resource_of
 from stoker_local.objects import ObjectCreated
@@ -42,7 +42,8 @@ async def push(queue: LocalQueue, service: Service) -> None:
         headers = dict(message["headers"])
         if service.spec.token:
             headers["Authorization"] = f"Bearer {service.spec.token}"
-        response = await service.call("POST", "/", headers, json.dumps(message["body"]).encode())
+        body = json.dumps(message["body"]).encode()
+        response = await service.call(Call(method="POST", target="/", headers=headers, body=body))
         if 200 <= response.status < 300:
             queue.delete(delivery.receipt)
 

@@ -11,6 +11,7 @@ from io import BytesIO
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from stoker_local.functions.faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
@@ -18,9 +19,10 @@ from stoker_local.functions.google.instance import Instance, InstanceConfig
 from stoker_local.functions.google.spec import GoogleSpec
 from stoker_local.functions.ledger import Account
 from stoker_local.functions.payload import read_body
+from stoker_local.functions.strike import Target, striking
 from stoker_local.functions.tasks import Tasks
 
-__all__ = ["Service", "ServiceConfig"]
+__all__ = ["Call", "Service", "ServiceConfig"]
 
 _MAX_BODY_BYTES = 32 << 20
 _BILLED_STEPS_PER_SECOND = 10
@@ -43,6 +45,16 @@ class ServiceConfig:
     faults: FunctionFaultInjector
     account: Account
     tasks: Tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request to a service; ``target`` is its path and query as sent."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Service:
@@ -71,10 +83,10 @@ class Service:
         body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
         if body is None:
             return web.Response(status=413, text="Request Entity Too Large")
-        return await self.call(request.method, request.raw_path, request.headers, body)
+        return await self.call(Call(method=request.method, target=request.raw_path, headers=request.headers, body=body))
 
-    async def call(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> web.Response:
-        """Let an instance answer a request; ``target`` is its path and query as sent."""
+    async def call(self, call: Call) -> web.Response:
+        """Let an instance answer a request."""
         fault = self._config.faults.draw(self.spec.name)
         kind = fault and fault.kind
         if fault is not None and kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
@@ -86,51 +98,48 @@ class Service:
             self.reclaim()
         await self._slots.acquire()
         if kind is FunctionFaultKind.DUPLICATE:
-            self._config.tasks.start(self._call_again(method, target, headers, body))
-        return await self._in_slot(method, target, headers, body, fault)
+            self._config.tasks.start(self._call_again(call))
+        return await self._in_slot(call, fault)
 
     def reclaim(self) -> None:
         """Take all idle instances back at once."""
         for instance in list(self._idle):
             self._take_back(instance)
 
-    async def _call_again(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> None:
+    async def _call_again(self, call: Call) -> None:
         await self._slots.acquire()
-        await self._in_slot(method, target, headers, body, None)
+        await self._in_slot(call, None)
 
-    async def _in_slot(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes, fault: FunctionFault | None
-    ) -> web.Response:
-        instance, timers = None, []
+    async def _in_slot(self, call: Call, fault: FunctionFault | None) -> web.Response:
+        """Answer a request in the slot that was acquired for it."""
+        instance = self._lease()
         try:
-            instance = self._lease()
-            if not instance.start_seconds and not await instance.listening():
-                return web.Response(status=503, text="The service has failed to start.")
-            timers = self._timers_of(fault, instance)
-            response = await self._forward(instance, method, target, headers, body)
-            self._meter.errors += response.status >= 500
-            what = "error" if response.status >= 500 else "answer"
-            self._account.note(what, instance=instance.name, detail=str(response.status))
-            return response
+            if instance.start_seconds or await instance.listening():
+                target = Target(
+                    kill=instance.kill, freeze=instance.freeze, thaw=instance.thaw, note=self._account.struck
+                )
+                with striking(fault, target):
+                    response = await self._forward(instance, call)
+            else:
+                response = web.Response(status=503, text="The service has failed to start.")
         finally:
-            for timer in timers:
-                timer.cancel()
-            if instance is not None:
-                if timers:
-                    instance.thaw()
-                self._release(instance)
+            self._release(instance)
             self._slots.release()
+        self._meter.errors += response.status >= 500
+        what = "error" if response.status >= 500 else "answer"
+        self._account.note(what, instance=instance.name, detail=str(response.status))
+        return response
 
-    async def _forward(
-        self, instance: Instance, method: str, target: str, headers: Mapping[str, str], body: bytes
-    ) -> web.Response:
+    async def _forward(self, instance: Instance, call: Call) -> web.Response:
         """Pass a request on and its answer back."""
-        sent = {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
-        limit = aiohttp.ClientTimeout(total=self.spec.timeout_seconds)
-        url = URL(instance.url + target, encoded=True)
         try:
             async with self._session.request(
-                method, url, headers=sent, data=BytesIO(body) if body else None, timeout=limit, allow_redirects=False
+                call.method,
+                URL(instance.url + call.target, encoded=True),
+                headers=_end_to_end(call.headers),
+                data=BytesIO(call.body) if call.body else None,
+                timeout=aiohttp.ClientTimeout(total=self.spec.timeout_seconds),
+                allow_redirects=False,
             ) as answer:
                 content = await _read_limited(answer)
         except TimeoutError:
@@ -140,12 +149,7 @@ class Service:
             return web.Response(status=503, text="The instance has ended before it answered.")
         if content is None:
             return web.Response(status=500, text="The response is larger than 32 MiB.")
-        response = web.Response(status=answer.status, body=content)
-        response.headers.popall("Content-Type", None)
-        for name, value in answer.headers.items():
-            if name.lower() not in _HOP_BY_HOP:
-                response.headers.add(name, value)
-        return response
+        return web.Response(status=answer.status, body=content, headers=_end_to_end(answer.headers))
 
     # --- instances ----------------------------------------------------------------------------------------------
 
@@ -196,22 +200,14 @@ class Service:
         self._account.reclaimed(instance.name)
         self._instances.pop(instance).cancel()
 
-    # --- faults -------------------------------------------------------------------------------------------------
-
-    def _timers_of(self, fault: FunctionFault | None, instance: Instance) -> list[asyncio.TimerHandle]:
-        if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
-            return []
-        loop = asyncio.get_running_loop()
-        act = instance.kill if fault.kind is FunctionFaultKind.KILL else instance.freeze
-        return [
-            loop.call_later(fault.after_seconds, self._account.struck, fault.kind),
-            loop.call_later(fault.after_seconds, act),
-            loop.call_later(fault.after_seconds + fault.freeze_seconds, instance.thaw),
-        ]
-
 
 def _is_let_in(header: str, token: str) -> bool:
     return hmac.compare_digest(header.encode("utf-8", "replace"), f"Bearer {token}".encode())
+
+
+def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Return the headers that a proxy passes on, repeated ones too."""
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP)
 
 
 async def _read_limited(answer: aiohttp.ClientResponse) -> bytes | None:
