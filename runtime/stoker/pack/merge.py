@@ -181,6 +181,7 @@ async def _settled(
         record.run
         for record in records
         if record.is_committed and record.mode == "deferred" and record.run not in has and base is not None
+        if not record.job  # whose records say that they are done, should the same job come again
         if record.version <= base.version
     }
     await catalog.forget(gone)
