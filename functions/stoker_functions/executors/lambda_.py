@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class LambdaExecutor:
             async with AsyncExitStack() as stack:
                 context = aioboto3.Session().client(
                     "lambda",
-                    region_name=self._options.region,
+                    region_name=self._options.region or os.environ.get("AWS_REGION"),  # which botocore does not read
                     endpoint_url=self._options.endpoint_url,
                     config=AioConfig(retries={"total_max_attempts": 1, "mode": "standard"}),
                 )
@@ -72,7 +73,7 @@ class LambdaExecutor:
                 client.meta.events.register("before-send.lambda", _Sender(await stack.enter_async_context(session)))
                 self._stack, self._client = stack.pop_all(), client
         except NoRegionError:
-            raise ConfigError("the functions' AWS region is not known; set AWS_REGION or say --region") from None
+            raise ConfigError("the functions' AWS region is not known; set AWS_REGION or --function-region") from None
         except BotoCoreError as error:
             raise ConfigError(f"the AWS configuration is not valid: {error}") from None
         return self

@@ -197,6 +197,13 @@ def entered(**options: Any) -> None:
     asyncio.run(enter())
 
 
+def test_the_region_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_REGION", "ap-south-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    _, endpoint = called(region=None)
+    assert "/ap-south-1/lambda/aws4_request" in endpoint.seen[0][0].headers["Authorization"]
+
+
 def test_without_a_region_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,132 @@
+"""``stoker pack --on lambda``: the program, Lambda's runtime in a function cloud, instances that die, and a bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import stoker
+from stoker.store import S3Options, open_store
+from stoker_local import BucketConfig, BucketSpec, LocalBucket
+from stoker_local.functions import (
+    FunctionCloud,
+    FunctionCloudConfig,
+    FunctionFault,
+    FunctionFaultPlan,
+    FunctionSpec,
+    function_cloud,
+)
+from stoker_local.functions import FunctionFaultKind as Kind
+from stoker_local.host import running
+from support.deployments import content
+
+RAW, DATASET = "s3://raw/in", "s3://stoker/train"
+OBJECTS = 600
+SMALL = ("--super-sample-bytes", "32KiB", "--part-bytes", "96KiB")
+SETTINGS = {"STOKER_DATASETS": f"train={DATASET}", "STOKER_SOURCES": RAW}
+_TIMEOUT_SECONDS = 150.0  # of a hang
+Clouds = tuple[LocalBucket, FunctionCloud]
+
+
+def spec(name: str) -> FunctionSpec:
+    return FunctionSpec(
+        name=f"stoker-{name}",
+        handler=f"stoker_functions.aws.{name}",
+        memory_mb=1024,
+        timeout_seconds=30.0,
+        concurrency=3,
+        environment=SETTINGS,
+    )
+
+
+@asynccontextmanager
+async def both() -> AsyncIterator[Clouds]:
+    buckets = BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name="stoker")))
+    config = FunctionCloudConfig(functions=(spec("pack"), spec("commit")), init_seconds=60.0)
+    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket) as cloud:
+        yield bucket, cloud
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[Clouds]:
+    with running(both) as clouds:
+        asyncio.run(put(options(clouds[0])))
+        yield clouds
+
+
+def options(bucket: LocalBucket) -> S3Options:
+    return S3Options(
+        endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
+    )
+
+
+async def put(options: S3Options) -> None:
+    store = open_store(RAW, options=options)
+    try:
+        for number in range(OBJECTS):
+            await store.put(f"{number:04}.bin", content(number, 2000))
+    finally:
+        await store.close()
+
+
+def packed(clouds: Clouds, url: str, *more: str, code: int = 0) -> str:
+    """Run the command, and return what it said."""
+    bucket, cloud = clouds
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+        "AWS_ENDPOINT_URL_S3": bucket.url,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "stoker",
+        "AWS_SECRET_ACCESS_KEY": "stoker-secret",
+    }
+    command = [sys.executable, "-m", "stoker.cli", "pack", RAW, url, "--on", "lambda", "--function-url", cloud.url]
+    done = subprocess.run(
+        [*command, *SMALL, *more],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_SECONDS,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_functions_that_die_and_are_throttled_pack_every_object_once_and_the_bill_is_told(clouds: Clouds) -> None:
+    bucket, cloud = clouds
+    at_once = [FunctionFault(kind=kind) for kind in (Kind.KILL, Kind.THROTTLE, Kind.DUPLICATE, Kind.KILL)]
+    later = {Kind.KILL: 0.15, Kind.DUPLICATE: 0.1, Kind.THROTTLE: 0.15}
+    cloud.inject(FunctionFaultPlan(script=tuple(at_once), probabilities=later, within_seconds=0.2, seed=4))
+    said = packed(clouds, DATASET)
+
+    dataset = stoker.Dataset(DATASET, options=options(bucket))
+    assert [(sample["path"], sample["data"]) for sample in dataset] == [
+        (f"{number:04}.bin", content(number, 2000)) for number in range(OBJECTS)
+    ]
+    assert f"{OBJECTS} samples in" in said
+    assert f"{DATASET}: version 1 has {OBJECTS} samples" in said
+    assert re.search(r"\(retried \d+, throttled \d+, ", said)
+    dollars = re.search(r"\$(\d+\.\d+) for functions", said)
+    assert dollars is not None
+    billed = sum(each.dollars for each in cloud.statistics().values())
+    assert 0 < float(dollars[1]) <= 2 * billed
+
+
+def test_what_a_function_may_not_touch_is_its_error_and_nothing_is_packed(clouds: Clouds) -> None:
+    said = packed(clouds, "s3://stoker/elsewhere", code=1)
+    assert "EventError" in said
+    assert "STOKER_DATASETS lists what it may" in said
+    assert "tasks failed" in said
+
+
+def test_functions_that_are_not_there_end_the_command_at_once(clouds: Clouds) -> None:
+    said = packed(clouds, "s3://stoker/elsewhere", "--function-prefix", "nobody", code=1)
+    assert "nobody-pack: there is no such function; deploy it" in said
