@@ -87,12 +87,12 @@ class Placement:
             is_rank="RANK" in environ,
         )
 
-    def torchrun(self, processes: int) -> list[str]:
+    def torchrun(self, processes: int, port: int) -> list[str]:
         """Return the command that starts this node's ranks; restarting is the platform's business."""
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
         if self.nodes == 1:
             return [*command, "--standalone", "--local-addr=127.0.0.1"]
-        where = [f"--node-rank={self.node}", f"--master-addr={self.main_address}", "--master-port=29500"]
+        where = [f"--node-rank={self.node}", f"--master-addr={self.main_address}", f"--master-port={port}"]
         return [*command, f"--nnodes={self.nodes}", *where]
 
 
@@ -276,6 +276,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-steps", type=int, default=500)
     parser.add_argument("--grace-seconds", type=float, default=10.0, help="between SIGTERM and SIGKILL")
     parser.add_argument("--processes", type=int, help="ranks on this machine; one a GPU unless given")
+    parser.add_argument("--port", type=int, default=29500, help="of the main node, where several train together")
     return parser.parse_args(words)
 
 
@@ -284,7 +285,7 @@ def main() -> None:
     job, placement = arguments(), Placement.of(os.environ)
     processes = job.processes or max(1, torch.cuda.device_count())
     if not placement.is_rank and processes * placement.nodes > 1:
-        command = [*placement.torchrun(processes), *sys.argv]
+        command = [*placement.torchrun(processes, job.port), *sys.argv]
         os.execv(command[0], command)  # noqa: S606 - torchrun takes this process's place, and its signals
     if not train(job, placement):
         raise SystemExit(TAKEN_AWAY)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,12 @@ def environment(local_bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch) -> d
 
 
 @contextmanager
-def training(environment: dict[str, str], processes: int, checkpoint_steps: int = 7) -> Iterator[subprocess.Popen[str]]:
-    """Run the job with so many ranks; what is left of it at the end is killed."""
-    options = {"data": DATA, "checkpoint": RUN, "classes": SAMPLES, "epochs": EPOCHS, "batch-size": 12}
-    options |= {"memory": "4MB", "checkpoint-steps": checkpoint_steps, "processes": processes, "grace-seconds": 60}
+def training(
+    environment: dict[str, str], *, checkpoint_steps: int = 7, port: int = 0
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the job on one machine; what is left of it at the end is killed."""
+    options = {"data": DATA, "checkpoint": RUN, "classes": SAMPLES, "epochs": EPOCHS, "batch-size": 12, "port": port}
+    options |= {"memory": "4MB", "checkpoint-steps": checkpoint_steps, "processes": 1, "grace-seconds": 60}
     command = [sys.executable, str(SCRIPT), *(f"--{name}={value}" for name, value in options.items())]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -49,6 +52,31 @@ def training(environment: dict[str, str], processes: int, checkpoint_steps: int 
             yield process
         finally:
             end_all_of(process)
+
+
+def node_of_two(environment: dict[str, str], index: int) -> dict[str, str]:
+    """Return what AWS Batch tells a node of a multi-node parallel job."""
+    told = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": str(index)}
+    if index != 0:
+        told["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = "127.0.0.1"
+    return {**environment, **told, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_under_way(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("saved at")
+
+
+def end_of(process: subprocess.Popen[str]) -> int:
+    process.communicate(timeout=_TIMEOUT_SECONDS)
+    return process.returncode
 
 
 def end_all_of(process: subprocess.Popen[str]) -> None:
@@ -71,21 +99,30 @@ def position(state: dict[str, Any]) -> int:
     return place["epoch"] * SAMPLES + place["position"]
 
 
-def test_told_to_go_it_goes_on_another_world_size_with_every_sample_exactly_once(environment: dict[str, str]) -> None:
-    reached = 0
-    for processes in (1, 2):
-        with training(environment, processes) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("saved at")  # it is under way
-            process.terminate()
-            process.communicate(timeout=_TIMEOUT_SECONDS)
-            assert process.returncode != 0  # so that the platform starts another attempt
-        state = checkpoint()
-        assert set(state["seen"].tolist()) <= {state["loader"]["epoch"], state["loader"]["epoch"] + 1}
-        assert state["seen"].sum() == position(state) > reached
-        reached = position(state)
-    assert reached < SAMPLES * EPOCHS
-    with training(environment, 1, checkpoint_steps=10_000) as process:
-        process.communicate(timeout=_TIMEOUT_SECONDS)
-        assert process.returncode == 0
+def check_so_far() -> int:
+    """See that a model was trained on just what its loader's state says; return how many samples that are."""
+    state = checkpoint()
+    epoch = state["loader"]["epoch"]
+    assert set(state["seen"].tolist()) <= {epoch, epoch + 1}
+    assert state["seen"].sum() == position(state) < SAMPLES * EPOCHS
+    return position(state)
+
+
+def test_told_to_go_it_goes_on_elsewhere_with_another_world_size_and_every_sample_exactly_once(
+    environment: dict[str, str],
+) -> None:
+    port = free_port()
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(training(node_of_two(environment, index), port=port)) for index in range(2)]
+        wait_until_under_way(nodes[0])
+        nodes[1].terminate()  # the other node is only told by this one
+        assert all(end_of(node) for node in nodes)  # not 0, so that the platform starts another attempt
+    reached = check_so_far()
+    with training(environment) as process:
+        wait_until_under_way(process)
+        process.terminate()
+        assert end_of(process) == 128 + signal.SIGTERM
+    assert check_so_far() > reached
+    with training(environment, checkpoint_steps=10_000) as process:
+        assert end_of(process) == 0
     assert checkpoint()["seen"].tolist() == [EPOCHS] * SAMPLES

@@ -65,18 +65,27 @@ def test_nodes_that_run_together_start_torchrun_with_the_main_node_first(job: Mo
         return placement(job, {**batch, "AWS_BATCH_JOB_NODE_INDEX": str(index), **more})
 
     assert [of(index).node for index in range(4)] == [3, 0, 1, 2]
-    command = of(3, AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS="10.0.0.7").torchrun(8)
+    command = of(3, AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS="10.0.0.7").torchrun(8, 29500)
     assert {"--nnodes=4", "--node-rank=2", "--master-addr=10.0.0.7", "--nproc-per-node=8"} < set(command)
-    assert "--master-addr=127.0.0.1" in of(1).torchrun(8)
+    assert "--master-addr=127.0.0.1" in of(1).torchrun(8, 29500)
 
 
 def test_one_machine_with_several_gpus_starts_torchrun_for_itself(job: ModuleType) -> None:
-    command = placement(job, {}).torchrun(2)
+    command = placement(job, {}).torchrun(2, 29500)
     assert {"--standalone", "--nproc-per-node=2", "--max-restarts=0"} < set(command)
 
 
 def test_what_torchrun_started_is_a_rank(job: ModuleType) -> None:
     assert placement(job, {"RANK": "0", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"}).is_rank
+
+
+def test_a_batch_that_cannot_be_divided_among_the_ranks_is_refused(
+    job: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    options = job.arguments(["--data=memory://x", "--checkpoint=memory://y", "--classes=2", "--batch-size=12"])
+    with pytest.raises(SystemExit, match="12 cannot be divided among 5 ranks"):
+        job.train(options, job.Placement())
 
 
 def test_a_machine_that_was_given_up_cannot_replace_its_successors_checkpoint(job: ModuleType) -> None:
