@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,22 @@ def test_files_and_parameters_in_commands_are_there() -> None:
     terraform = (ROOT / "infra" / "terraform" / "variables.tf").read_text()
     for name in re.findall(r"-var '?(\w+)=|TF_VAR_(\w+)=", commands):
         assert f'variable "{"".join(name)}"' in terraform
+
+
+def test_commands_of_stoker_and_options_of_the_training_job_are_there() -> None:
+    joined = PAGE.replace("\\\n", " ")
+    lines = re.findall(r"^ *\$ (?:stoker|.*\$\(stoker) (\w+) (.*)$", joined, re.MULTILINE)
+    assert {name for name, _ in lines} == {"pack", "shuffle", "token"}
+    for name, rest in lines:
+        shown = subprocess.run(
+            [sys.executable, "-m", "stoker.cli", name, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        assert all(option in shown for option in re.findall(r"--[a-z-]+", rest.partition(')"')[0]))
+    job = (ROOT / "examples" / "train_job.py").read_text()
+    terraform = (ROOT / "infra" / "terraform" / "trainer.tf").read_text()
+    options = re.findall(r'"(--[a-z-]+)=', PAGE + terraform)
+    assert {"--data", "--checkpoint", "--classes"} <= set(options)
+    assert all(f'"{option}"' in job for option in options)
 
 
 def test_reserved_concurrency_adds_up_to_what_the_page_says() -> None:
