@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import aiohttp
 
 from stoker_local.bucket import LocalBucket
-from stoker_local.functions.authority import Authority
+from stoker_local.functions.assembly import Assembly
 from stoker_local.functions.config import FunctionCloudConfig
-from stoker_local.functions.event_invoke import EventInvoker
-from stoker_local.functions.faults import FunctionFaultInjector, FunctionFaultPlan
-from stoker_local.functions.fleet import Fleet, FleetConfig
-from stoker_local.functions.function_url import FunctionUrl
-from stoker_local.functions.google.finalized import finalized_message, push
-from stoker_local.functions.google.instance import InstanceConfig
-from stoker_local.functions.google.service import Service, ServiceConfig
-from stoker_local.functions.google.spec import GoogleSpec
-from stoker_local.functions.invoke_api import InvokeApi
-from stoker_local.functions.ledger import Ledger
-from stoker_local.functions.outcome import Invocation, Outcome
-from stoker_local.functions.sandbox import SandboxConfig
-from stoker_local.functions.serving import serving
-from stoker_local.functions.spec import FunctionSpec
+from stoker_local.functions.faults import FunctionFaultPlan
+from stoker_local.functions.outcome import Outcome
 from stoker_local.functions.statistics import FunctionStatistics, Happening
-from stoker_local.functions.tasks import Tasks, background
-from stoker_local.functions.triggers.assembly import Notifier, make_queues, start_source, watching
-from stoker_local.functions.triggers.notification import opening_message
-from stoker_local.functions.triggers.schedule import keep_firing, scheduled_event
-from stoker_local.functions.warden import Warden, warden
+from stoker_local.functions.tasks import background
+from stoker_local.functions.triggers.queue import LocalQueue
+from stoker_local.functions.warden import warden
 from stoker_local.gcs import LocalGcs
-from stoker_local.objects import ObjectCreated
 
 __all__ = ["FunctionCloud", "function_cloud"]
 
@@ -47,6 +28,7 @@ class FunctionCloud:
     """A running function cloud, as :func:`function_cloud` yields it; for use on that event loop.
 
     Attributes:
+        config: what runs.
         url: of the Lambda endpoint.
         queues: by name.
         function_urls: of the functions that have one, by function.
@@ -54,34 +36,14 @@ class FunctionCloud:
         tmp: ``tmpfs`` if instances have a limited ``/tmp`` of their own, ``folder`` if it is a folder in ``TMPDIR``.
     """
 
-    def __init__(
-        self,
-        config: FunctionCloudConfig,
-        tasks: Tasks,
-        warden: Warden,
-        session: aiohttp.ClientSession,
-        *,
-        clock: Callable[[], float],
-        echo: Callable[[str], object],
-    ) -> None:
-        self.config = config
-        self.url = ""
-        self.tmp = warden.tmp
-        self.queues = make_queues(config.queues, seed=config.seed, clock=clock)
-        self.function_urls: dict[str, str] = {}
-        self.google_urls: dict[str, str] = {}
-        self._tasks = tasks
-        self._warden = warden
-        self._session = session
-        self._clock = clock
-        self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
-        self._faults = FunctionFaultInjector(config.faults)
-        self._ledger = Ledger(clock=asyncio.get_running_loop().time, echo=echo)
-        self._fleets: dict[str, Fleet] = {}
-        self._services: dict[str, Service] = {}
-        self._events = EventInvoker(self.queues, retry_seconds=config.event_retry_seconds, tasks=tasks)
-
-    # --- use ----------------------------------------------------------------------------------------------------
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self.config = assembly.config
+        self.url = assembly.url
+        self.queues: Mapping[str, LocalQueue] = assembly.queues
+        self.function_urls: Mapping[str, str] = assembly.function_urls
+        self.google_urls: Mapping[str, str] = assembly.google_urls
+        self.tmp = assembly.warden.tmp
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that lead any AWS client's Lambda calls here, with the first key."""
@@ -102,8 +64,7 @@ class FunctionCloud:
             KeyError: there is no such function.
             ServiceError: throttled.
         """
-        invocation = Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
-        return await self._fleets[function].invoke(invocation, waits=waits)
+        return await self._assembly.fleets[function].invoke(self._assembly.invocation(event), waits=waits)
 
     def fire(self, schedule: str) -> asyncio.Task[None]:
         """Fire a schedule ahead of its time; the task ends when its event has been handled or given up.
@@ -111,127 +72,30 @@ class FunctionCloud:
         Raises:
             KeyError: there is no such schedule.
         """
-        fired = {each.name: each for each in self.config.schedules}[schedule]
-        event = scheduled_event(
-            fired,
-            region=self.config.region,
-            account=self.config.account,
-            event_id=self._new_id(),
-            now=self._clock(),
-        )
-        invocation = Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
-        return self._events.accept(self._fleets[fired.function], invocation)
+        return self._assembly.timetable.fire(schedule)
 
     def inject(self, plan: FunctionFaultPlan) -> None:
         """Replace the faults, from the next invocation on."""
-        self._faults.replace(plan)
+        self._assembly.faults.replace(plan)
 
     def reclaim(self) -> None:
         """Take all idle instances back at once."""
-        for fleet in self._fleets.values():
+        for fleet in self._assembly.fleets.values():
             fleet.reclaim()
-        for service in self._services.values():
+        for service in self._assembly.services.values():
             service.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the figures of every function; :func:`~stoker_local.functions.statistics.total` adds them up."""
-        return self._ledger.statistics()
+        return self._assembly.ledger.statistics()
 
     def events(self, since: int = 0) -> list[Happening]:
         """Return what has happened from number ``since`` on, oldest first."""
-        return self._ledger.events(since)
+        return self._assembly.ledger.events(since)
 
     def log(self, function: str) -> str:
         """Return what the newest 1,000 invocations of a function wrote."""
-        return "".join(self._ledger.accounts[function].logs)
-
-    # --- making it ----------------------------------------------------------------------------------------------
-
-    async def start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
-        """Start everything; the stack ends it."""
-        authority = Authority(self.config.keys, region=self.config.region, clock=self._clock)
-        api = InvokeApi(self._fleets, self._events, authority, new_id=self._new_id)
-        self.url = await self._serve(stack, api, self.config.port)
-        role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
-        for spec in self.config.functions:
-            fleet = self._fleets[spec.name] = self._fleet(spec, {**role, **self.config.environment})
-            if spec.url_auth:
-                self.function_urls[spec.name] = await self._serve(
-                    stack, FunctionUrl(fleet, authority, new_id=self._new_id)
-                )
-        platform = {**(gcs.environment() if gcs else {}), **self.config.environment}
-        for google in self.config.google:
-            service = self._services[google.name] = self._service(google, platform)
-            self.google_urls[google.name] = await self._serve(stack, service)
-        self._start_triggers()
-        if bucket is not None:
-            notifier = Notifier(self.config.notifications, self.queues, region=self.config.region)
-            stack.enter_context(watching(bucket.service.watchers, notifier.notify))
-        if gcs is not None:
-            stack.enter_context(watching(gcs.watchers, self._on_finalized))
-        for queue in self.queues.values():
-            stack.callback(queue.close)
-
-    async def _serve(self, stack: AsyncExitStack, front: InvokeApi | FunctionUrl | Service, port: int = 0) -> str:
-        address = await stack.enter_async_context(serving(front.application(), self.config.host, port))
-        return f"http://{address}"
-
-    def _fleet(self, spec: FunctionSpec, environment: Mapping[str, str]) -> Fleet:
-        config = self.config
-        sandbox = SandboxConfig(
-            spec=spec,
-            host=config.host,
-            region=config.region,
-            arn=f"arn:aws:lambda:{config.region}:{config.account}:function:{spec.name}",
-            environment=environment,
-            warden=self._warden,
-            init_seconds=config.init_seconds,
-        )
-        return Fleet(
-            FleetConfig(
-                sandbox=sandbox,
-                idle_seconds=config.idle_seconds,
-                faults=self._faults,
-                account=self._ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes),
-                tasks=self._tasks,
-            )
-        )
-
-    def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
-        config = ServiceConfig(
-            instance=InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self._warden),
-            idle_seconds=self.config.idle_seconds,
-            faults=self._faults,
-            account=self._ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus),
-            tasks=self._tasks,
-        )
-        return Service(config, self._session)
-
-    def _start_triggers(self) -> None:
-        config = self.config
-        for source in config.sources:
-            arn = f"arn:aws:sqs:{config.region}:{config.account}:{source.queue}"
-            invoke = partial(self._invoke_waiting, self._fleets[source.function])
-            start_source(self._tasks, source, self.queues[source.queue], invoke, queue_arn=arn)
-        for schedule in config.schedules:
-            if schedule.enabled:
-                self._tasks.start(keep_firing(schedule, partial(self.fire, schedule.name)))
-        for finalized in config.finalized:
-            for _ in range(finalized.concurrency):
-                self._tasks.start(push(self.queues[finalized.queue], self._services[finalized.function]))
-        for notification in config.notifications:
-            self.queues[notification.queue].send(opening_message(notification.bucket, self._clock()))
-
-    async def _invoke_waiting(self, fleet: Fleet, payload: bytes) -> Outcome:
-        return await fleet.invoke(Invocation(request_id=self._new_id(), payload=payload), waits=True)
-
-    def _on_finalized(self, created: ObjectCreated) -> None:
-        for finalized in self.config.finalized:
-            if finalized.bucket == created.bucket:
-                self.queues[finalized.queue].send(finalized_message(created))
-
-    def _new_id(self) -> str:
-        return str(uuid.UUID(int=self._ids.getrandbits(128), version=4))
+        return "".join(self._assembly.ledger.accounts[function].logs)
 
 
 @asynccontextmanager
@@ -266,9 +130,9 @@ async def function_cloud(
         background() as tasks,
         AsyncExitStack() as stack,
     ):
-        cloud = FunctionCloud(config, tasks, keeper, session, clock=clock, echo=echo)
-        await cloud.start(stack, bucket=bucket, gcs=gcs)
-        yield cloud
+        assembly = Assembly(config, tasks=tasks, warden=keeper, session=session, clock=clock, echo=echo)
+        await assembly.start(stack, bucket=bucket, gcs=gcs)
+        yield FunctionCloud(assembly)
 
 
 def _session() -> aiohttp.ClientSession:

@@ -71,8 +71,8 @@ class FunctionCloudConfig:
             )
         if self.tmp not in ("auto", "tmpfs", "folder"):
             raise ValueError(f"tmp={self.tmp!r} is not 'auto', 'tmpfs' or 'folder'")
-        functions = _unique("function", (spec.name for spec in self.functions))
-        google = _unique("Google function", (spec.name for spec in self.google))
+        functions, google = {spec.name for spec in self.functions}, {spec.name for spec in self.google}
+        _unique("function", [*(spec.name for spec in self.functions), *(spec.name for spec in self.google)])
         queues = _unique("queue", (spec.name for spec in self.queues))
         _unique("schedule", (schedule.name for schedule in self.schedules))
         _refuse_unknown("queue", queues, (q.dead_letters for q in self.queues if q.dead_letters))

@@ -91,7 +91,7 @@ async def _serve(config: FunctionCloudConfig, buckets: BucketConfig, *, watch_st
         loop.add_reader(sys.stdin.fileno(), _watch, stop)
     async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket, echo=sys.stderr.write) as cloud:
         print("export " + " ".join(f"{n}={v}" for n, v in (bucket.environment() | cloud.environment()).items()))
-        for name, url in (cloud.function_urls | cloud.google_urls).items():
+        for name, url in {**cloud.function_urls, **cloud.google_urls}.items():
             print(f"# {name}: {url}")
         sys.stdout.flush()
         await stop.wait()

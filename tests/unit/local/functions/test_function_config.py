@@ -94,6 +94,7 @@ def test_what_is_no_rate_is_refused(rate: str) -> None:
         ({"event_retry_seconds": (1.0, -1.0)}, "event_retry_seconds"),
         ({"tmp": "ram"}, "tmp='ram'"),
         ({"functions": (F, F)}, "function is named twice: f"),
+        ({"functions": (F,), "google": (GoogleSpec(name="f", source=__file__, target="f"),)}, "named twice: f"),
         ({"queues": (QueueSpec(name="q", dead_letters="d"),)}, "no queue d"),
         ({"functions": (FunctionSpec(name="f", handler="m.f", on_failure="d"),)}, "no queue d"),
         ({"notifications": (Notification(bucket="b", queue="q"),)}, "no queue q"),

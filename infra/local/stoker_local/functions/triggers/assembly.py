@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from stoker_local.functions.outcome import Outcome
 from stoker_local.functions.tasks import Tasks
@@ -34,7 +35,7 @@ def start_source(
     tasks: Tasks,
     source: EventSource,
     queue: LocalQueue,
-    invoke: Callable[[bytes], Awaitable[Outcome]],
+    invoke: Callable[[dict[str, Any]], Awaitable[Outcome]],
     *,
     queue_arn: str,
 ) -> None:

@@ -19,7 +19,7 @@ __all__ = ["batch_event", "failed_messages", "poll"]
 
 
 async def poll(
-    source: EventSource, queue: LocalQueue, invoke: Callable[[bytes], Awaitable[Outcome]], *, queue_arn: str
+    source: EventSource, queue: LocalQueue, invoke: Callable[[dict[str, Any]], Awaitable[Outcome]], *, queue_arn: str
 ) -> None:
     """Feed a function from a queue until cancelled, one batch at a time.
 
@@ -27,9 +27,8 @@ async def poll(
     """
     while True:
         batch = await queue.receive(source.batch_size, window_seconds=source.window_seconds)
-        event = batch_event(batch, queue_arn=queue_arn)
         try:
-            outcome = await invoke(json.dumps(event).encode())
+            outcome = await invoke(batch_event(batch, queue_arn=queue_arn))
         except ServiceError:
             continue
         failed = failed_messages(batch, outcome, reports=source.report_failures)

@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+from stoker_local.functions.tasks import Tasks
 from stoker_local.functions.triggers.spec import Schedule
 
-__all__ = ["keep_firing", "scheduled_event"]
+__all__ = ["Timetable", "keep_firing", "scheduled_event"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """All schedules of a cloud.
+
+    Attributes:
+        schedules: by name.
+        send: hands a function an event; the task ends when that has been handled or given up.
+        new_id: makes ids of events.
+        clock: POSIX seconds.
+    """
+
+    schedules: Mapping[str, Schedule]
+    send: Callable[[str, dict[str, Any]], asyncio.Task[None]]
+    region: str
+    account: str
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+
+    def start(self, tasks: Tasks) -> None:
+        """Keep firing what is enabled."""
+        for name, schedule in self.schedules.items():
+            if schedule.enabled:
+                tasks.start(keep_firing(schedule, partial(self.fire, name)))
+
+    def fire(self, name: str) -> asyncio.Task[None]:
+        """Fire a schedule at once.
+
+        Raises:
+            KeyError: there is no such schedule.
+        """
+        schedule = self.schedules[name]
+        event = scheduled_event(
+            schedule, region=self.region, account=self.account, event_id=self.new_id(), now=self.clock()
+        )
+        return self.send(schedule.function, event)
 
 
 async def keep_firing(schedule: Schedule, fire: Callable[[], object]) -> None:

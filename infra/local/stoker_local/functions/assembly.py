@@ -1,0 +1,175 @@
+"""Puts a function cloud together as its configuration says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import aiohttp
+
+from stoker_local.bucket import LocalBucket
+from stoker_local.functions.authority import Authority
+from stoker_local.functions.config import FunctionCloudConfig
+from stoker_local.functions.event_invoke import EventInvoker
+from stoker_local.functions.faults import FunctionFaultInjector
+from stoker_local.functions.fleet import Fleet, FleetConfig
+from stoker_local.functions.function_url import FunctionUrl
+from stoker_local.functions.google.finalized import finalized_message, push
+from stoker_local.functions.google.instance import InstanceConfig
+from stoker_local.functions.google.service import Service, ServiceConfig
+from stoker_local.functions.google.spec import GoogleSpec
+from stoker_local.functions.invoke_api import InvokeApi
+from stoker_local.functions.ledger import Ledger
+from stoker_local.functions.outcome import Invocation, Outcome
+from stoker_local.functions.sandbox import SandboxConfig
+from stoker_local.functions.serving import serving
+from stoker_local.functions.spec import FunctionSpec
+from stoker_local.functions.tasks import Tasks
+from stoker_local.functions.triggers.assembly import Notifier, make_queues, start_source, watching
+from stoker_local.functions.triggers.notification import opening_message
+from stoker_local.functions.triggers.schedule import Timetable
+from stoker_local.functions.warden import Warden
+from stoker_local.gcs import LocalGcs
+from stoker_local.objects import ObjectCreated
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """The parts of a function cloud; :meth:`start` starts them.
+
+    Attributes:
+        url: of the Lambda endpoint, once started.
+        function_urls: by function, once started, as are ``google_urls``.
+    """
+
+    def __init__(
+        self,
+        config: FunctionCloudConfig,
+        *,
+        tasks: Tasks,
+        warden: Warden,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+        echo: Callable[[str], object],
+    ) -> None:
+        self.config = config
+        self.url = ""
+        self.warden = warden
+        self.function_urls: dict[str, str] = {}
+        self.google_urls: dict[str, str] = {}
+        self.fleets: dict[str, Fleet] = {}
+        self.services: dict[str, Service] = {}
+        self.queues = make_queues(config.queues, seed=config.seed, clock=clock)
+        self.faults = FunctionFaultInjector(config.faults)
+        self.ledger = Ledger(clock=asyncio.get_running_loop().time, echo=echo)
+        self.events = EventInvoker(self.queues, retry_seconds=config.event_retry_seconds, tasks=tasks)
+        self.timetable = Timetable(
+            schedules={schedule.name: schedule for schedule in config.schedules},
+            send=self._send,
+            region=config.region,
+            account=config.account,
+            new_id=self._new_id,
+            clock=clock,
+        )
+        self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
+        self._tasks = tasks
+        self._session = session
+        self._clock = clock
+
+    async def start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
+        """Start everything; the stack ends it."""
+        config = self.config
+        authority = Authority(config.keys, region=config.region, clock=self._clock)
+        api = InvokeApi(self.fleets, self.events, authority, new_id=self._new_id)
+        self.url = await self._serve(stack, api, config.port)
+        role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
+        for spec in config.functions:
+            fleet = self.fleets[spec.name] = self._fleet(spec, {**role, **config.environment})
+            if spec.url_auth:
+                front = FunctionUrl(fleet, authority, new_id=self._new_id)
+                self.function_urls[spec.name] = await self._serve(stack, front)
+        platform = {**(gcs.environment() if gcs else {}), **config.environment}
+        for google in config.google:
+            service = self.services[google.name] = self._service(google, platform)
+            self.google_urls[google.name] = await self._serve(stack, service)
+        self._start_triggers()
+        if bucket is not None:
+            notifier = Notifier(config.notifications, self.queues, region=config.region)
+            stack.enter_context(watching(bucket.service.watchers, notifier.notify))
+        if gcs is not None:
+            stack.enter_context(watching(gcs.watchers, self._on_finalized))
+        for queue in self.queues.values():
+            stack.callback(queue.close)
+
+    def invocation(self, event: Any) -> Invocation:
+        """Return an event's delivery, with an id of its own."""
+        return Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
+
+    async def _serve(self, stack: AsyncExitStack, front: InvokeApi | FunctionUrl | Service, port: int = 0) -> str:
+        address = await stack.enter_async_context(serving(front.application(), self.config.host, port))
+        return f"http://{address}"
+
+    def _fleet(self, spec: FunctionSpec, environment: Mapping[str, str]) -> Fleet:
+        config = self.config
+        sandbox = SandboxConfig(
+            spec=spec,
+            host=config.host,
+            region=config.region,
+            arn=f"arn:aws:lambda:{config.region}:{config.account}:function:{spec.name}",
+            environment=environment,
+            warden=self.warden,
+            init_seconds=config.init_seconds,
+        )
+        return Fleet(
+            FleetConfig(
+                sandbox=sandbox,
+                idle_seconds=config.idle_seconds,
+                faults=self.faults,
+                account=self.ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes),
+                tasks=self._tasks,
+            )
+        )
+
+    def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
+        config = ServiceConfig(
+            instance=InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self.warden),
+            idle_seconds=self.config.idle_seconds,
+            faults=self.faults,
+            account=self.ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus),
+            tasks=self._tasks,
+        )
+        return Service(config, self._session)
+
+    def _start_triggers(self) -> None:
+        config = self.config
+        for source in config.sources:
+            arn = f"arn:aws:sqs:{config.region}:{config.account}:{source.queue}"
+            invoke = partial(self._invoke_waiting, self.fleets[source.function])
+            start_source(self._tasks, source, self.queues[source.queue], invoke, queue_arn=arn)
+        self.timetable.start(self._tasks)
+        for finalized in config.finalized:
+            for _ in range(finalized.concurrency):
+                self._tasks.start(push(self.queues[finalized.queue], self.services[finalized.function]))
+        for notification in config.notifications:
+            self.queues[notification.queue].send(opening_message(notification.bucket, self._clock()))
+
+    async def _invoke_waiting(self, fleet: Fleet, event: dict[str, Any]) -> Outcome:
+        return await fleet.invoke(self.invocation(event), waits=True)
+
+    def _send(self, function: str, event: dict[str, Any]) -> asyncio.Task[None]:
+        return self.events.accept(self.fleets[function], self.invocation(event))
+
+    def _on_finalized(self, created: ObjectCreated) -> None:
+        for finalized in self.config.finalized:
+            if finalized.bucket == created.bucket:
+                self.queues[finalized.queue].send(finalized_message(created))
+
+    def _new_id(self) -> str:
+        return str(uuid.UUID(int=self._ids.getrandbits(128), version=4))
