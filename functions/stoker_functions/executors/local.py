@@ -65,7 +65,7 @@ class LocalExecutor:
         """Run a function in a worker; waits while all are busy.
 
         Raises:
-            ConnectionLostError: the worker died.
+            ConnectionLostError: the worker died, or none could be started.
             DeadlineError: the function took longer than the options allow.
             FunctionError: the function failed.
         """
@@ -90,17 +90,14 @@ class LocalExecutor:
 
     async def _started(self) -> Process:
         # In a session of its own, so that Ctrl-C on the terminal reaches only this process, which then ends it.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # what lies in the current folder is no module
-            "-m",
-            "stoker_functions.executors.worker",
-            self._functions,
-            stdin=PIPE,
-            stdout=PIPE,
-            env=self._environment,
-            start_new_session=True,
-        )
+        # And -P: what lies in the current folder is no module.
+        program = (sys.executable, "-P", "-m", "stoker_functions.executors.worker", self._functions)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *program, stdin=PIPE, stdout=PIPE, env=self._environment, start_new_session=True
+            )
+        except OSError as error:
+            raise ConnectionLostError(f"no worker could be started: {error}") from error
         self._workers.add(process)
         return process
 

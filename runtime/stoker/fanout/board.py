@@ -211,6 +211,6 @@ class Board:
             base_seconds=self._config.retry.first_seconds,
             cap_seconds=self._config.retry.longest_seconds,
             rng=self._random,
-            retry_after_seconds=error.retry_after_seconds,
+            retry_after_seconds=min(error.retry_after_seconds or 0.0, self._config.throttled_seconds),
         )
         heapq.heappush(self._delayed, (now_seconds + wait_seconds, task))

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stoker.errors import ConfigError, FanoutError, FunctionError, TransientError
+from stoker.errors import ConfigError, ConnectionLostError, FanoutError, FunctionError, TransientError
 from stoker.fanout.board import Board, Call
 from stoker.fanout.config import FanoutConfig, Task
-from stoker.fanout.executor import Executor
+from stoker.fanout.executor import Answer, Executor
 from stoker.fanout.ramp import Ramp
 from stoker.fanout.report import Report, Tally
 from stoker.prices import Prices
@@ -120,7 +120,7 @@ class _Run:
         task = self._tasks[call.task]
         loop = asyncio.get_running_loop()
         try:
-            answer = await self._executor.call(task.function, task.event)
+            answer = await _answer(self._executor, task)
         except (TransientError, FunctionError) as error:
             given_up = self._board.failed(call, error, loop.time())
         else:
@@ -137,6 +137,17 @@ class _Run:
         self._done_bytes += task.size_bytes
         if self._on_progress is not None:
             self._on_progress(Amount(count=len(self._board.results), size_bytes=self._done_bytes))
+
+
+async def _answer(executor: Executor, task: Task) -> Answer:
+    try:
+        return await executor.call(task.function, task.event)
+    except asyncio.CancelledError:
+        this = asyncio.current_task()
+        if this is not None and this.cancelling():
+            raise
+        # Nobody here has cancelled it; as a cancelled task it would end without a word to the board.
+        raise ConnectionLostError(f"the executor {executor.name} gave up the call") from None
 
 
 def _failed(tasks: Sequence[Task], board: Board) -> FanoutError:

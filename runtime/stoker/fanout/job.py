@@ -24,6 +24,8 @@ from stoker.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 
 __all__ = ["JobConfig", "PackJob", "plan_job"]
 
+MAX_PARTS = 100_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
@@ -70,6 +72,7 @@ async def plan_job(source: Source, store: Readable, config: JobConfig) -> PackJo
     """Return what packs ``source`` into the data set at ``store``.
 
     Raises:
+        ConfigError: there are too many parts.
         DatasetExistsError: there is a data set, and ``append`` was not said.
         NotFoundError: ``append`` was said, and there is none.
         SchemaError: the data set has other columns.
@@ -94,6 +97,11 @@ async def plan_job(source: Source, store: Readable, config: JobConfig) -> PackJo
         job=job,
     )
     parts = tuple(split(source, common, config.part_bytes))
+    if len(parts) > MAX_PARTS:
+        raise ConfigError(
+            f"the source has {len(parts)} parts, more than the {MAX_PARTS} that one commit takes; make parts larger "
+            "(--part-bytes)"
+        )
     commit = {
         "dataset": config.dataset,
         "job": job,

@@ -121,6 +121,28 @@ def test_what_the_platform_asks_to_wait_is_waited() -> None:
     assert executor.started[1][0] >= 100.0
 
 
+def test_a_platform_that_asks_for_a_day_waits_no_longer_than_the_patience() -> None:
+    async def behave(number: int, before: int) -> Answer:
+        if not before:
+            raise ThrottledError("tomorrow", retry_after_seconds=86_400.0)
+        return answer()
+
+    outcome, report, _ = run(behave, 1, throttled_seconds=300.0)
+    assert isinstance(outcome, list)
+    assert 300.0 <= report.seconds <= 301.0
+
+
+def test_a_call_that_its_executor_cancels_is_lost_and_made_again() -> None:
+    async def behave(number: int, before: int) -> Answer:
+        if not before:
+            raise asyncio.CancelledError
+        return await taking(1, number)
+
+    outcome, report, _ = run(behave, 3)
+    assert outcome == [{"number": number} for number in range(3)]
+    assert report.retries == 3
+
+
 def test_a_task_that_is_lost_at_every_attempt_fails_and_the_rest_is_carried_out() -> None:
     async def behave(number: int, _: int) -> Answer:
         if number == 5:

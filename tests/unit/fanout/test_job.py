@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, SchemaError
+from stoker.fanout import job as job_module
 from stoker.fanout.job import JobConfig, PackJob, plan_job
 from stoker.pack.part import Part
 from stoker.sources import open_source
@@ -80,6 +81,14 @@ def test_parts_of_an_array_are_rows() -> None:
     job = planned(f"{url}/x.npy", part_bytes=8000)
     assert [task.name for task in job.tasks][:2] == ["part 0 (rows 0 to 38)", "part 1 (rows 39 to 77)"]
     assert sum(task.size_bytes for task in job.tasks) == pytest.approx(len(buffer.getvalue()), abs=len(job.tasks))
+
+
+def test_more_parts_than_one_commit_takes_are_refused_before_anything_is_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_module, "MAX_PARTS", 3)
+    with pytest.raises(ConfigError, match="4 parts, more than the 3 that one commit takes; make parts larger"):
+        planned(raw())
 
 
 def test_events_are_plain_json() -> None:

@@ -23,8 +23,15 @@ _WAIT_SECONDS = 30.0  # of a hang
 
 def workers() -> list[psutil.Process]:
     """The worker processes of this one."""
-    children = psutil.Process().children()
-    return [child for child in children if "stoker_functions.executors.worker" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "stoker_functions.executors.worker" in said(child)]
+
+
+def said(process: psutil.Process) -> str:
+    """The command line of a process; empty when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 async def written(file: Path) -> int:
@@ -82,6 +89,19 @@ def test_a_worker_that_cannot_start_is_told_by_its_exit_code(capfd: pytest.Captu
     assert not workers()
 
 
+def test_a_machine_that_starts_no_more_processes_may_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def work() -> None:
+        async with LocalExecutor(own_functions()) as executor:
+            with pytest.raises(ConnectionLostError, match="no worker could be started"):
+                await executor.call("echo", {})
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    asyncio.run(work())
+
+
 def test_settings_that_are_not_valid_are_the_functions_error() -> None:
     async def work() -> None:
         options = ExecutorOptions(environment={"STOKER_DATASETS": "no url"})
@@ -93,13 +113,14 @@ def test_settings_that_are_not_valid_are_the_functions_error() -> None:
 
 
 def test_a_function_that_takes_too_long_is_killed(tmp_path: Path) -> None:
-    async def work() -> int:
-        async with LocalExecutor(own_functions(concurrency=1, timeout_seconds=3.0)) as executor:
-            with pytest.raises(DeadlineError, match=r"hang took longer than 3.0 s"):
+    async def work() -> None:
+        async with LocalExecutor(own_functions(concurrency=1, timeout_seconds=0.5)) as executor:
+            with pytest.raises(DeadlineError, match=r"hang took longer than 0.5 s"):
                 await executor.call("hang", {"file": str(tmp_path / "me")})
-            return await written(tmp_path / "me")
+            psutil.wait_procs(workers(), _WAIT_SECONDS)
+            assert not workers(), "though the executor is still open"
 
-    assert not psutil.pid_exists(asyncio.run(work()))
+    asyncio.run(work())
 
 
 def test_a_call_that_is_cancelled_ends_its_function(tmp_path: Path) -> None:
