@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.errors import EventError
 from stoker.fields import Fields
 from stoker.pack.merge import Job
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
@@ -20,7 +21,7 @@ class CommitEvent:
 
     Attributes:
         dataset: URL of the data set.
-        job: whose runs; None for all that belong to no job.
+        job: whose runs, which the event then names; None for all that belong to no job.
     """
 
     dataset: str
@@ -36,11 +37,18 @@ class CommitEvent:
         fields = Fields(event, "commit event")
         dataset = fields.text("dataset")
         job = fields.text("job", pattern=f"({_ID})?", default="")
-        runs = fields.array("runs", most=_MAX_RUNS, default=[])
+        if not job:
+            if "runs" in fields or "mode" in fields:
+                raise EventError("the commit event has 'runs' or a 'mode', and no 'job' that they are of")
+            fields.end()
+            return cls(dataset=dataset)
+        runs = fields.array("runs", most=_MAX_RUNS)
         creates = fields.choice("mode", ("create", "append"), default="append") == "create"
         fields.end()
         checked = tuple(Fields({"run": run}, "commit event").text("run", pattern=_ID) for run in runs)
-        return cls(dataset=dataset, job=Job(id=job, runs=checked, creates=creates) if job else None)
+        if not checked or len(set(checked)) < len(checked):
+            raise EventError("the commit event's 'runs' are none, or have one twice; name each run of the job once")
+        return cls(dataset=dataset, job=Job(id=job, runs=checked, creates=creates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
