@@ -43,7 +43,7 @@ FLOORS = {
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance sources versions walk
         fetch.fetcher fetch.prefetcher fetch.range_reader
-        pack.catalog pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
+        pack.catalog pack.known pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
         reading.super_samples reading.values
         shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work shuffling.writing""",

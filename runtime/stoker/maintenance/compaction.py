@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -19,7 +19,8 @@ from stoker import versions
 from stoker.errors import NotFoundError
 from stoker.manifest import Manifest, PackRun
 from stoker.pack.catalog import Catalog
-from stoker.pack.merge import merge, remembered
+from stoker.pack.known import remembered
+from stoker.pack.merge import merge
 from stoker.pack.record import PackRecord
 from stoker.pack.rewriting import rewrite
 from stoker.pack.run import PackRunner, RunConfig
@@ -83,7 +84,7 @@ async def compact(
     if len(rows) < _LEAST_OBJECTS or _would_remain(base, rows, super_sample_bytes):
         return Compacted(manifest=base, left_objects=len(small) if len(rows) < len(small) else 0)
     replaced = _runs_of(base, rows)
-    names = remembered((r for r in await catalog.records() if r.run in {run.run for run in replaced}), now_seconds)
+    names = remembered(_forgotten_with(base, replaced, await catalog.records()), now_seconds)
     identity = hashlib.sha256(json.dumps([base.dataset, super_sample_bytes, *map(_named, replaced)]).encode())
     record = PackRecord(
         run=identity.hexdigest()[:16],
@@ -150,6 +151,17 @@ def _runs_of(base: Manifest, rows: Sequence[int]) -> tuple[PackRun, ...]:
     # Rows of one run with numbers that follow each other have a constant difference to their position.
     groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
     return tuple(_interval([place for _, place in group]) for _, group in groups)
+
+
+def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterable[PackRecord]) -> Iterable[PackRecord]:
+    """Return the records whose names are lost with the rows that are replaced.
+
+    A compaction of which the manifest keeps something keeps its names, too: else each would hand those of all before
+    it on to the next, which packs its last super-sample again, and their number would only grow.
+    """
+    runs = {run.run for run in replaced}
+    left = {run.run for run in base.without(replaced).runs}
+    return (record for record in records if record.run in runs and not (record.replaces and record.run in left))
 
 
 def _interval(places: Sequence[tuple[str, int]]) -> PackRun:

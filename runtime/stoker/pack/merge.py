@@ -17,24 +17,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker import versions
 from stoker.errors import DatasetExistsError, PackError
 from stoker.manifest import Manifest, Rows
 from stoker.pack.catalog import Catalog
-from stoker.pack.record import PackRecord, no_sources
+from stoker.pack.known import Known, remembered
+from stoker.pack.record import PackRecord, run_name
 from stoker.pack.rewriting import rewrite
 from stoker.pack.run import PackRunner, RunConfig
 from stoker.pack.uploads import Uploads
 from stoker.retry import RetryingStore
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["REMEMBERED_SECONDS", "Job", "Merged", "merge", "remembered"]
+__all__ = ["Job", "Merged", "merge"]
 
 _log = logging.getLogger(__name__)
-REMEMBERED_SECONDS = 15 * 86_400
-"""How long records name raw objects; a queue of Amazon keeps messages for 14 days at most, Google's for 7."""
 _UPLOADS = 4
 
 
@@ -86,7 +84,6 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
         DatasetExistsError: the job was to create the data set, and there is another.
         StoreError: the bucket fails.
     """
-    repeated = 0
     while True:
         base = await versions.newest_manifest(store)
         records = await catalog.records()  # behind the manifest: so every run that it has is among them
@@ -98,15 +95,15 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
                 f"stoker rebuild-manifest {store.url}"
             )
         records = await _settled(catalog, records, base, now_seconds)
-        waiting, lapsed = _of_job(job, records, base, store.url) if job else _waiting(records, base, now_seconds)
+        known = Known(remembered((record for record in records if record.is_committed), now_seconds))
+        waiting, lapsed = _of_job(job, records, base, known, store.url) if job else _waiting(records, base, known)
         taken, refused = _fitting(waiting, base, job, store.url)
-        fresh = _Fresh(store, catalog, records, now_seconds)
+        fresh = _Fresh(store, catalog, known)
         added = [kept for record in taken if (kept := await fresh.only(record)) is not None]
-        repeated += fresh.repeated_samples
         if not added:
             if not (lapsed and await _has_moved(store, base)):
                 await catalog.forget([*fresh.dropped, *lapsed])
-            return Merged(manifest=base, repeated_samples=repeated, refused=refused)
+            return Merged(manifest=base, repeated_samples=fresh.repeated_samples, refused=refused)
         try:
             manifest = await versions.commit(store, _Successor(base, added))
         except _MovedError:
@@ -117,17 +114,9 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
             manifest=manifest,
             runs=len(added),
             added_samples=sum(record.samples for record in added),
-            repeated_samples=repeated,
+            repeated_samples=fresh.repeated_samples,
             refused=refused,
         )
-
-
-def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:
-    """Return the raw objects that the records of runs in the manifest still name, ``uint8 [objects, 16]``."""
-    young = now_seconds - REMEMBERED_SECONDS
-    return np.concatenate(
-        [no_sources(), *(r.sources for r in records if not r.is_committed or r.committed_seconds >= young)]
-    )
 
 
 def _tell_of_newer(records: Iterable[PackRecord], base: Manifest | None) -> bool:
@@ -195,30 +184,29 @@ def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: f
     ]
 
 
-def _waiting(
-    records: Sequence[PackRecord], base: Manifest | None, now_seconds: float
-) -> tuple[list[PackRecord], list[str]]:
+def _waiting(records: Sequence[PackRecord], base: Manifest | None, known: Known) -> tuple[list[PackRecord], list[str]]:
     """Return the finished runs that belong to no job, by run, and those that nobody will ever need.
 
     These are compactions of what was compacted by another, and runs that were never finished because their raw objects
     came again in other groups.
     """
-    known = set(map(bytes, remembered((record for record in records if record.is_committed), now_seconds)))
-    waiting, lapsed = [], []
+    waiting: list[PackRecord] = []
+    lapsed: list[str] = []
     left = base  # what no compaction has taken the place of
     for record in records:
         if record.mode != "deferred" or record.job or record.is_committed:
             continue
-        if record.state == "packing":
-            if len(record.sources) and known.issuperset(map(bytes, record.sources)):
+        is_unfinished = record.state == "packing"
+        if not record.replaces:
+            if not is_unfinished:
+                waiting.append(record)
+            elif known.has(record.names).all():
                 lapsed.append(record.run)
-        elif not record.replaces:
-            waiting.append(record)
-        elif left is not None and _has_all(left, record):
+        elif left is None or not _has_all(left, record):
+            lapsed.append(record.run)
+        elif not is_unfinished:
             waiting.append(record)
             left = left.without(record.replaces)
-        else:
-            lapsed.append(record.run)
     return waiting, lapsed
 
 
@@ -227,17 +215,18 @@ def _has_all(base: Manifest, record: PackRecord) -> bool:
 
 
 def _of_job(
-    job: Job, records: Iterable[PackRecord], base: Manifest | None, url: str
+    job: Job, records: Iterable[PackRecord], base: Manifest | None, known: Known, url: str
 ) -> tuple[list[PackRecord], list[str]]:
-    """Return the job's runs that the manifest does not have, and none to forget."""
+    """Return the job's runs that were not committed yet, and none to forget."""
     by_run = {record.run: record for record in records if record.job == job.id}
-    open_runs = [run for run in job.runs if run not in by_run or by_run[run].state == "packing"]
+    runs = [run for run in job.runs if run in by_run or not known.has(run_name(run)).all()]  # others were compacted
+    open_runs = [run for run in runs if run not in by_run or by_run[run].state == "packing"]
     if open_runs:
         raise PackError(
             f"{len(open_runs)} of {len(job.runs)} parts of job {job.id} are not packed to their end (first: run "
             f"{open_runs[0]}); run the same command again"
         )
-    waiting = [by_run[run] for run in job.runs if not by_run[run].is_committed]
+    waiting = [by_run[run] for run in runs if not by_run[run].is_committed]
     if waiting and job.creates and base is not None:
         raise DatasetExistsError(
             f"another process created a data set at {url} first; add to it with stoker pack --append"
@@ -272,12 +261,8 @@ class _Fresh:
         dropped: runs of which something was, and whose records are no longer needed.
     """
 
-    def __init__(
-        self, store: RetryingStore, catalog: Catalog, records: Sequence[PackRecord], now_seconds: float
-    ) -> None:
-        self._store, self._catalog = store, catalog
-        committed = (record for record in records if record.is_committed)
-        self._known = set(map(bytes, remembered(committed, now_seconds)))
+    def __init__(self, store: RetryingStore, catalog: Catalog, known: Known) -> None:
+        self._store, self._catalog, self._known = store, catalog, known
         self._rests: set[str] = set()
         self.repeated_samples = 0
         self.dropped: list[str] = []
@@ -286,12 +271,9 @@ class _Fresh:
         """Return the run, or one of what is left of it; None if nothing is."""
         if record.run in self._rests:  # a merge that died had written it, and it was taken for the run it is left of
             return None
-        if record.replaces or not len(record.sources):
+        if record.replaces:
             return record
-        wanted = []
-        for name in map(bytes, record.sources):
-            wanted.append(name not in self._known)
-            self._known.add(name)
+        wanted = self._known.take(record.names)
         if all(wanted):
             return record
         self.repeated_samples += wanted.count(False) if any(wanted) else record.samples

@@ -25,7 +25,7 @@ from stoker.errors import ChecksumError, FormatError
 from stoker.manifest import Manifest, PackRun
 from stoker.supersample import FORMAT
 
-__all__ = ["SOURCE_BYTES", "STATES", "PackRecord", "no_sources", "record_key", "run_id", "run_prefix"]
+__all__ = ["SOURCE_BYTES", "STATES", "PackRecord", "no_sources", "record_key", "run_id", "run_name", "run_prefix"]
 
 SOURCE_BYTES = 16
 """Of the hash that names a raw object: two of 10**9 are the same with a probability of 10**-21."""
@@ -48,6 +48,11 @@ def no_sources() -> NDArray[np.uint8]:
 def record_key(run: str) -> str:
     """Return the key of a run's record."""
     return f"packs/{run}.safetensors"
+
+
+def run_name(run: str) -> NDArray[np.uint8]:
+    """Return what a run is known by that names no raw objects, ``uint8 [1, 16]``."""
+    return np.frombuffer(hashlib.blake2b(run.encode(), digest_size=SOURCE_BYTES).digest(), np.uint8)[None]
 
 
 def run_prefix(identity: str) -> str:
@@ -102,6 +107,11 @@ class PackRecord:
     def samples(self) -> int:
         """How many samples the prefix has."""
         return 0 if self.prefix is None else self.prefix.samples
+
+    @property
+    def names(self) -> NDArray[np.uint8]:
+        """What the run is known by, ``uint8 [names, 16]``: its raw objects, or where it names none, its own id."""
+        return self.sources if len(self.sources) else run_name(self.run)
 
     @property
     def is_committed(self) -> bool:
