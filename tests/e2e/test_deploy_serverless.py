@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cfnlint.api import lint  # type: ignore[import-untyped] # it has no stubs
-from cfnlint.config import ManualArgs  # type: ignore[import-untyped] # it has no stubs
+from cfnlint.api import lint
+from cfnlint.config import ManualArgs
 
 from stoker.access_token import DATASET_NAME
 from stoker_functions.events import CommitEvent, CompactEvent
