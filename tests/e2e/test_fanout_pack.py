@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 import stoker
+from stoker_local import BucketConfig, BucketSpec
+from stoker_local.host import running_bucket
 from support.places import tar_of
 
 SMALL = ("--super-sample-bytes", "16KiB", "--part-bytes", "64KiB")
@@ -172,6 +174,22 @@ def test_appending_adds_the_source_once_however_often_it_is_said(tmp_path: Path)
         assert len(samples(url)) == 120
     said = run("pack", first, url, "--on", "local", *SMALL, code=1)
     assert "there is a data set" in said
+
+
+def test_options_that_reach_a_bucket_are_passed_on_to_the_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stoker")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stoker-secret")
+    source = files(tmp_path / "in", 100)
+    with running_bucket(BucketConfig(buckets=(BucketSpec(name="made"),))) as bucket:
+        there = ("--endpoint-url", bucket.url, "--region", "us-east-1")
+        run("pack", source, "s3://made/train", "--on", "local", *SMALL, "--quiet", *there)
+        assert '"samples": 100' in run("info", "s3://made/train", "--json", *there)
+        run("verify", "--deep", "s3://made/train", *there)
+        for more in (("--anonymous",), ("--requester-pays",)):
+            refused = run("pack", source, "s3://made/other", "--on", "local", *there, *more, code=2)
+            assert f"{more[0]} cannot be passed on to functions" in refused
 
 
 @pytest.mark.parametrize(

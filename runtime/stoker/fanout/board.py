@@ -147,8 +147,8 @@ class Board:
 
     def _late_since(self) -> float | None:
         """Return when the oldest call that has no second one is late; None if it may get none."""
-        late_seconds = self._late.late_seconds()
-        if late_seconds is None or not self._watched or self._fresh:
+        late_seconds = self._late.late_seconds() if self._watched and not self._fresh else None
+        if late_seconds is None:
             return None
         return next(iter(self._watched)).since_seconds + late_seconds
 

@@ -7,12 +7,14 @@ A budget that calls fill bounds what an outage can cost, as with hedged reads.
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import deque
+from statistics import median
 
 __all__ = ["Stragglers"]
 
 _LEAST_CALLS = 3
 """So many must have ended well before their median says what is late."""
+_REMEMBERED_CALLS = 256
 _LEAST_SECONDS = 1.0
 """Nothing is late before: what is over so soon is not worth a second call."""
 
@@ -30,13 +32,13 @@ class Stragglers:
 
     def __init__(self, *, factor: float, fraction: float, burst: int) -> None:
         self._factor, self._fraction, self._burst = factor, fraction, burst
-        self._seconds: list[float] = []  # ascending
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED_CALLS)
         self._calls = 0
         self._spent = 0
 
     def observe(self, seconds: float) -> None:
         """A call ended well after so long."""
-        insort(self._seconds, seconds)
+        self._seconds.append(seconds)
 
     def earn(self) -> None:
         """A call was started that is no second one."""
@@ -46,7 +48,7 @@ class Stragglers:
         """Return after how long a call is late and a second one allowed; None while that is not known or not so."""
         if len(self._seconds) < _LEAST_CALLS or self._spent + 1 > self._burst + self._fraction * self._calls:
             return None
-        return max(_LEAST_SECONDS, self._factor * self._seconds[len(self._seconds) // 2])
+        return max(_LEAST_SECONDS, self._factor * median(self._seconds))
 
     def spend(self) -> None:
         """A second call is started."""

@@ -34,3 +34,10 @@ def test_second_calls_are_a_fraction_of_the_first_and_a_burst(calls: int, burst:
         mine.spend()
         spent += 1
     assert spent == allowed
+
+
+def test_what_is_late_follows_what_calls_took_of_late() -> None:
+    mine = stragglers(*[100.0] * 1000)
+    for _ in range(200):
+        mine.observe(10.0)
+    assert mine.late_seconds() == 30.0
