@@ -6,7 +6,7 @@ Here the records say which objects belong to the data set; an object that none c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -46,7 +46,7 @@ class RebuildReport:
         is_new: whether it was committed by the rebuild; if not, what was there is whole.
         lost: objects that a manifest or record covers and that are missing or damaged; the manifest is without them.
         adopted: keys of orphans that are now in the manifest.
-        orphans: keys of objects that no manifest and no finished record covers, and that were not adopted.
+        orphans: keys of objects that no version and no finished record covers, and that were not adopted.
         refused: orphans that could not be adopted, and why.
     """
 
@@ -71,7 +71,7 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
 
     What belongs to it is told by the newest version that can be read, and by the records of packs that were committed
     or had come to the end of their source. Every object's head is read (a ranged read) and checked on the checksum that
-    they give. Unfinished packs are left to be resumed.
+    they give. Unfinished packs are left to be resumed, and what functions have packed to be committed.
 
     Args:
         store: where the data set is.
@@ -88,7 +88,7 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
     for place in _replaced(survey):
         claimed.pop(place, None)
     found, lost = await _check_heads(reader, claimed, survey.objects)
-    orphans = sorted(place for place in survey.objects if place not in claimed)
+    orphans = sorted(await _orphans(reader, survey, claimed))
     adopted: dict[Place, Packed] = {}
     refused: list[BadObject] = []
     if adopt:
@@ -113,16 +113,18 @@ class _Survey:
 
     Attributes:
         base: the newest version that can be read.
+        numbers: of all versions that are there.
         newest_version: the highest number that any version had, lost ones included.
         sources: ``base``, and the prefixes of the finished runs that it lacks.
-        taken: the records of these runs.
+        records: of all runs.
         objects: every object that has the key of a super-sample.
     """
 
     base: Manifest | None
+    numbers: tuple[int, ...]
     newest_version: int
     sources: tuple[Manifest, ...]
-    taken: tuple[PackRecord, ...]
+    records: tuple[PackRecord, ...]
     objects: dict[Place, ObjectInfo]
 
 
@@ -131,14 +133,14 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
     base = await _newest_readable(reader, numbers)
     records = [logged.record for logged in await list_records(reader) if logged.record is not None]
     known = [*numbers, *(record.version for record in records)]
-    taken = _finished(base, records)
-    prefixes = [record.prefix for record in taken if record.prefix is not None]
+    prefixes = [record.prefix for record in _finished(base, records) if record.prefix is not None]
     return _Survey(
         base=base,
+        numbers=tuple(numbers),
         # The number of a lost version is not given again: someone may have pinned it.
         newest_version=max([0 if base is None else base.version, *known]),
         sources=(*([] if base is None else [base]), *prefixes),
-        taken=tuple(taken),
+        records=tuple(records),
         objects=await list_super_samples(reader),
     )
 
@@ -168,11 +170,29 @@ async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[i
 
 
 def _replaced(survey: _Survey) -> Iterable[Place]:
-    """Yield the places of what runs took the place of, those runs that are there whole."""
-    for record in survey.taken:
-        is_there = record.prefix is not None and all(place in survey.objects for place, _ in _places(record.prefix))
-        for run in record.replaces if is_there else ():
-            yield from ((run.run, number) for number in range(run.first_number, run.first_number + run.rows))
+    """Yield the places of what runs of the data set took the place of, those runs that are there whole."""
+    runs = {run.run for source in survey.sources for run in source.runs}
+    for record in survey.records:
+        if record.run not in runs or record.prefix is None:
+            continue
+        if record.replaces and all(place in survey.objects for place, _ in _places(record.prefix)):
+            for run in record.replaces:
+                yield from ((run.run, number) for number in range(run.first_number, run.first_number + run.rows))
+
+
+async def _orphans(reader: RetryingReader[Readable], survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
+    """Return the places that belong to nobody.
+
+    Those of older versions and those whose samples another run has do not, nor do those of runs that are yet to be
+    committed: adopted, their samples would be there twice.
+    """
+    waiting = {record.run for record in survey.records if record.mode == "deferred" and not record.is_committed}
+    found = {place for place in survey.objects if place not in claimed and place[0] not in waiting}
+    found.difference_update(_replaced(survey))
+    for version in survey.numbers:
+        with suppress(NotFoundError, FormatError, ChecksumError):
+            found.difference_update(place for place, _ in _places(await versions.read_manifest(reader, version)))
+    return found
 
 
 def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[PackRecord]:

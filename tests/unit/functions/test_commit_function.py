@@ -421,3 +421,26 @@ def test_what_the_packer_appends_and_what_functions_take_in_are_both_there() -> 
         assert newest.version == 4
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_rebuilding_the_manifest_leaves_what_waits_for_its_commit_to_that(adopt: bool) -> None:
+    async def main() -> None:
+        place = Place()
+        raw = await place.put(range(40))
+        await packed(place, raw[:10])
+        await commit_all(place)
+        await packed(place, raw[5:20])
+        late = place.part(raw[20:], is_remembered=True)
+        dying = place.deployment(lambda store: DyingStore(store, 9, late=False))
+        with suppress(StokerError):
+            await pack(late.to_json(), dying, plenty())
+        assert f"data/{late.run}/00000000" in await place.keys("data/")
+        await rebuild_manifest(open_store(place.dataset), adopt=adopt)
+        assert await place.numbers() == list(range(10))
+        assert (await commit_all(place))["samples"] == 20
+        await pack(late.to_json(), place.deployment(), plenty())
+        await commit_all(place)
+        assert sorted(await place.numbers()) == list(range(40))
+
+    run_virtual(main())

@@ -1,0 +1,302 @@
+"""compact: many small super-samples become few large ones, in order, whatever else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker import versions
+from stoker.clock import run_virtual
+from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
+from stoker.maintenance.garbage import gc
+from stoker.maintenance.inspection import verify
+from stoker.maintenance.recovery import rebuild_manifest
+from stoker.pack.catalog import BucketCatalog
+from stoker.store import open_store
+from stoker.store.protocol import ObjectInfo, Store
+from stoker_functions.commit import commit
+from stoker_functions.compact import compact
+from stoker_functions.deadline import Deadline
+from stoker_functions.pack import pack
+from support.deployments import Place, TardyStore, plenty
+from support.packing import DyingStore, WatchedStore, contents, stored
+
+TARGET_BYTES = 20_000
+
+
+async def trickled(
+    place: Place, groups: Sequence[int], *, raw: Sequence[ObjectInfo] = (), first: int = 0, value_bytes: int = 300
+) -> list[ObjectInfo]:
+    """Let raw objects come in groups, each a run and a version of its own, and return them."""
+    objects = list(raw) or await place.put(range(first, first + sum(groups)), value_bytes)
+    begin = 0
+    for size in groups:
+        part = place.part(objects[begin : begin + size], is_remembered=True, super_sample_bytes=TARGET_BYTES)
+        await pack(part.to_json(), place.deployment(), plenty())
+        await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        begin += size
+    return objects
+
+
+def event(place: Place, **changes: Any) -> dict[str, Any]:
+    return {"dataset": place.dataset, "super_sample_bytes": TARGET_BYTES, **changes}
+
+
+async def sizes(place: Place) -> list[int]:
+    manifest = await place.manifest()
+    assert manifest is not None
+    return [int(size) for size in manifest.rows.size_bytes]
+
+
+def test_small_super_samples_become_large_ones_with_the_same_samples_in_their_order() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 40)
+        before = await contents(open_store(place.dataset))
+        result = await compact(event(place), place.deployment(), plenty())
+        assert (result["version"], result["objects_before"], result["state"]) == (41, 40, "complete")
+        assert result["objects_after"] == len(await sizes(place)) < 5
+        assert await contents(open_store(place.dataset)) == before
+        assert await verify(open_store(place.dataset), await versions.read_manifest(open_store(place.dataset))) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_one_compaction_the_median_size_is_at_least_half_of_the_target(seed: int) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        place = Place()
+        groups, numbers = [rng.randint(1, rng.choice([2, 10, 60])) for _ in range(rng.randint(3, 40))], []
+        for size in groups:
+            value_bytes = rng.choice([8, 300, 2000, 9000])
+            await trickled(place, [size], first=len(numbers), value_bytes=value_bytes)
+            numbers += range(len(numbers), len(numbers) + size)
+        await compact(event(place), place.deployment(), plenty())
+        if len(found := await sizes(place)) > 2:
+            assert np.median(found) >= TARGET_BYTES / 2
+        assert sorted(await place.numbers()) == numbers
+        assert (await compact(event(place), place.deployment(), plenty()))["objects_before"] == 0
+
+    asyncio.run(main())
+
+
+def test_where_there_is_nothing_to_gain_nothing_is_written() -> None:
+    async def main() -> None:
+        place = Place()
+        with pytest.raises(NotFoundError, match="no data set"):
+            await compact(event(place), place.deployment(), plenty())
+        for groups in ([5], [60]):
+            await trickled(place, groups, first=60 * len(groups))
+            before = await stored(open_store(place.dataset))
+            result = await compact(event(place), place.deployment(), plenty())
+            assert (result["objects_before"], result["objects_after"], result["state"]) == (0, 0, "complete")
+            assert await stored(open_store(place.dataset)) == before
+
+    asyncio.run(main())
+
+
+def test_what_the_time_does_not_allow_is_left_for_another_invocation() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 120)
+        states = []
+        while not states or states[-1] == "packing":
+            # 20 MB a second, of which there are far less than a second: room for two super-samples
+            result = await compact(event(place), place.deployment(), Deadline.after(0.001))
+            states.append(result["state"])
+        assert len(states) > 2
+        assert np.median(await sizes(place)) >= TARGET_BYTES / 2
+        assert sorted(await place.numbers()) == list(range(360))
+
+    run_virtual(main())
+
+
+def test_a_compaction_that_is_too_slow_is_a_typed_error_and_changes_nothing_that_can_be_read() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 30)
+        before = await place.manifest()
+        with pytest.raises(DeadlineError, match="did not come to its end"):
+            await compact(event(place), place.deployment(lambda store: TardyStore(store, 3.0)), Deadline.after(10))
+        after = await place.manifest()
+        assert before is not None
+        assert after is not None
+        assert after.to_bytes() == before.to_bytes()
+        await compact(event(place), place.deployment(), plenty())
+        assert await place.numbers() == list(range(90))
+
+    run_virtual(main())
+
+
+def test_two_compactions_at_the_same_time_come_to_the_same() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 40)
+        slow = [place.deployment(lambda store: TardyStore(store, 0.01)) for _ in range(3)]
+        asked = [event(place), event(place), event(place, super_sample_bytes=15_000)]
+        results = await asyncio.gather(*(compact(each, one, plenty()) for each, one in zip(asked, slow, strict=True)))
+        assert {result["version"] for result in results} == {41}
+        assert await place.numbers() == list(range(120))
+        assert len(await sizes(place)) < 10
+
+    run_virtual(main())
+
+
+def test_commits_while_a_compaction_is_under_way_do_not_stop_it() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 40)
+        committed = 0
+
+        class Meanwhile(WatchedStore):
+            async def before(self, number: int, operation: str, key: str) -> None:
+                nonlocal committed
+                if operation == "put" and key.startswith("data/") and committed < 3:
+                    committed += 1
+                    await trickled(place, [3], first=1000 * committed)
+
+        result = await compact(event(place), place.deployment(Meanwhile), plenty())
+        assert result["objects_before"] == 40
+        assert committed >= 2
+        assert len(await sizes(place)) == result["objects_after"] + committed
+        added = [1000 * n + i for n in range(1, committed + 1) for i in range(3)]
+        assert sorted(await place.numbers()) == sorted([*range(120), *added])
+
+    run_virtual(main())
+
+
+def test_a_compaction_whose_rows_another_has_packed_again_is_forgotten() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 20)
+        dying = place.deployment(lambda store: DyingStore(store, 30, late=False))
+        with pytest.raises(StokerError):
+            await compact(event(place, super_sample_bytes=15_000), dying, plenty())
+        catalog = BucketCatalog(open_store(place.dataset))
+        (left,) = [record for record in await catalog.records() if record.state == "packing"]
+        await compact(event(place), place.deployment(), plenty())
+        await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        assert left.run not in [record.run for record in await catalog.records()]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before its effect", "after its effect"])
+def test_a_compaction_that_dies_at_any_operation_loses_nothing_and_the_next_one_completes_it(late: bool) -> None:
+    async def main() -> None:
+        whole = Place()
+        raw = await whole.put(range(40))
+        deaths = 0
+        for lives in range(200):
+            place = Place()
+            place.raw = whole.raw
+            await trickled(place, [4] * 10, raw=raw)
+            dying: list[DyingStore] = []
+
+            def wrap(store: Store, lives: int = lives, dying: list[DyingStore] = dying) -> DyingStore:
+                dying.append(DyingStore(store, lives, late=late))
+                return dying[-1]
+
+            try:
+                await compact(event(place), place.deployment(wrap), plenty())
+            except StokerError:
+                deaths += 1
+            assert sorted(await place.numbers()) == list(range(40))
+            await trickled(place, [4] * 3, raw=raw[:12])  # delivered again: the names outlast whatever died
+            await compact(event(place), place.deployment(), plenty())
+            assert sorted(await place.numbers()) == list(range(40))
+            assert len(await sizes(place)) == 1
+            if not any(store.is_dead for store in dying):
+                break
+        assert deaths > 25
+
+    run_virtual(main())
+
+
+def test_older_versions_can_be_read_until_the_garbage_is_collected() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 30)
+        store = open_store(place.dataset)
+        samples = await contents(store)
+        await compact(event(place), place.deployment(), plenty())
+        await gc(store, delete=True)
+        assert await contents(store, await versions.read_manifest(store, 30)) == samples
+        report = await gc(store, delete=True, keep_versions=1)
+        assert len(report.objects) == 30
+        assert await contents(store) == samples
+        assert await verify(store, await versions.read_manifest(store)) == []
+
+    asyncio.run(main())
+
+
+def test_raw_objects_that_were_compacted_are_not_taken_in_again() -> None:
+    async def main() -> None:
+        place = Place()
+        raw = await trickled(place, [3] * 20)
+        for _ in range(3):
+            await compact(event(place), place.deployment(), plenty())
+            await commit({"dataset": place.dataset}, place.deployment(), plenty())
+            await gc(open_store(place.dataset), delete=True, keep_versions=1)
+            await trickled(place, [7] * 8, raw=raw[4:])
+            assert sorted(await place.numbers()) == list(range(60))
+
+    asyncio.run(main())
+
+
+def test_a_compaction_does_not_hand_on_the_names_of_all_before_it() -> None:
+    async def main() -> None:
+        place = Place()
+        catalog = BucketCatalog(open_store(place.dataset))
+        most = 0
+        for round_number in range(12):
+            await trickled(place, [10] * 9, first=90 * round_number)
+            await compact(event(place), place.deployment(), plenty())
+            most = max(len(record.sources) for record in await catalog.records())
+        assert most <= 200
+        known = {bytes(name) for record in await catalog.records() for name in record.sources}
+        assert len(known) == 12 * 90
+
+    asyncio.run(main())
+
+
+def test_a_manifest_that_is_lost_is_rebuilt_without_what_was_packed_again() -> None:
+    async def main() -> None:
+        for lost in (["manifest.safetensors"], ["manifest.safetensors", "manifests/"]):
+            for adopt in (False, True):
+                place = Place()
+                store = open_store(place.dataset)
+                await trickled(place, [3] * 20)
+                await compact(event(place), place.deployment(), plenty())
+                await trickled(place, [3] * 2, first=60)
+                for prefix in lost:
+                    for key in await place.keys(prefix):
+                        await store.delete(key)
+                await rebuild_manifest(store, adopt=adopt)
+                assert await place.numbers() == list(range(66))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"super_sample_bytes": 0}, "'super_sample_bytes' is 0"),
+        ({"super_sample_bytes": "8MiB"}, "'super_sample_bytes' is '8MiB'"),
+        ({"super_sample_bytes": 1 << 30}, "'super_sample_bytes'"),
+        ({"dataset": "memory://elsewhere"}, "may not touch"),
+        ({"limit": 3}, "'limit' that means nothing"),
+    ],
+)
+def test_a_malformed_event_names_its_field(change: dict[str, Any], problem: str) -> None:
+    async def main() -> None:
+        with pytest.raises(EventError, match=problem):
+            await compact(event(Place(), **change), Place().deployment(), plenty())
+
+    asyncio.run(main())
