@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = re.compile(r"```python\n(.*?)```\n\s*```text\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["format.md", "order.md"])
+@pytest.mark.parametrize("page", ["format.md", "order.md", "shuffle.md"])
 def test_the_examples_of_a_page_print_what_it_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     examples = EXAMPLE.findall((DOCS / page).read_text("utf-8"))
