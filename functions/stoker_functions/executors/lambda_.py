@@ -157,7 +157,7 @@ class _Body:
 
 def _failed(name: str, said: Mapping[str, Any]) -> StokerError:
     """Return the error of a function, or of the platform that ended it."""
-    error_type, message = str(said.get("errorType", "")), str(said.get("errorMessage", "no message"))
+    error_type, message = str(said.get("errorType") or ""), str(said.get("errorMessage") or "no message")
     if error_type == _TIMED_OUT or (not error_type and "Task timed out after" in message):
         return DeadlineError(f"{name} ran out of time ({message}); it is called again")
     if error_type in _LOST:

@@ -15,7 +15,7 @@ from stoker.cli.functions import (
     url_for_functions,
 )
 from stoker.cli.output import counted, printable
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, FunctionError
 from stoker.fanout import Driver, FanoutConfig
 from stoker.fanout.job import JobConfig, plan_job
 from stoker.progress import Amount, Progress
@@ -66,7 +66,11 @@ async def pack_on(args: Namespace, source: Source, store: Store) -> None:
             (committed,) = await driver.run([job.commit])
         finally:
             _say(args, *driver.report.lines())
-    _say(args, f"{args.url}: version {committed['version']} has {counted(committed['samples'], 'sample')}")
+    match committed:
+        case {"version": int(version), "samples": int(samples)}:
+            _say(args, f"{args.url}: version {version} has {counted(samples, 'sample')}")
+        case _:
+            raise FunctionError("commit", "TypeError", "it tells no version; deploy the functions of this stoker")
 
 
 def _environment(args: Namespace, src: Location, dst: Location, source: Source) -> dict[str, str]:

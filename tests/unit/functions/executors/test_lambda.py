@@ -129,6 +129,7 @@ def test_a_refusal_is_a_typed_error_and_is_not_repeated(status: int, code: str, 
         ({"errorType": "Runtime.ImportModuleError", "errorMessage": "No module"}, FunctionError, "ImportModuleError"),
         ({"errorMessage": "something"}, FunctionError, "Unhandled: something"),
         ({}, FunctionError, "Unhandled: no message"),
+        ({"errorType": None, "errorMessage": None}, FunctionError, "Unhandled: no message"),
     ],
     ids=str,
 )
