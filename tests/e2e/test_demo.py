@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from stoker_local.demo.screen import Screen
 from stoker_local.demo.table import Result, failures, read_counts, table
 from stoker_local.demo.training import Timing, new_model
 from stoker_torch import Loader
+from support.demo import cells, demo, mislead, read_until, running, started_by
 
 TIMEOUT_SECONDS = 280
 
@@ -33,58 +30,8 @@ TIMEOUT_SECONDS = 280
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The demo's folder for temporary files, current folder and home; misleading settings are in force."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_PROFILE", "of-the-user")
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-the-user")
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    mislead(monkeypatch, tmp_path)
     return tmp_path
-
-
-def running() -> dict[int, int]:
-    """The parents of all processes that run."""
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
-    rows = [line.split() for line in listing.stdout.splitlines()]
-    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
-
-
-def started_by(pid: int) -> set[int]:
-    """The processes that run now and were started by one, directly or not, and that one itself."""
-    family, parents = {pid}, running()
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    return family
-
-
-@contextmanager
-def demo(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The demo in a process group of its own."""
-    command = [sys.executable, "-m", "stoker.cli", "demo", *arguments]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def read_until(process: subprocess.Popen[str], sign: str) -> str:
-    """What the process writes up to a line that starts with ``sign``, or to its end."""
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith(sign):
-            break
-    return "".join(lines)
-
-
-def cells(output: str, label: str) -> tuple[float, float]:
-    """The two figures of a line of the table."""
-    line = next(line for line in output.splitlines() if line.startswith(f"  {label}  "))
-    first, second = re.findall(r"[\d,]*\.?\d+", line.removeprefix(f"  {label}"))
-    return float(first.replace(",", "")), float(second.replace(",", ""))
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS + 10)
@@ -255,6 +202,17 @@ def test_a_terminal_shows_a_line_that_is_redrawn_cut_at_its_width_and_wiped_at_t
         screen.milestone("only elsewhere")
     wipe = "\r\x1b[K"
     assert terminal.getvalue() == f"{wipe}  {'x' * 77}{wipe}"
+
+
+@pytest.mark.usefixtures("_eighty_columns")
+def test_a_block_is_cut_at_the_terminals_height_and_wiped_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "4")
+    terminal = Terminal()
+    with Screen(terminal) as screen:
+        screen.draw("one", "two", "three", "four", "five")
+        screen.line("stays")
+    back = "\r\x1b[2A\x1b[J"
+    assert terminal.getvalue() == f"\r\x1b[K  one\n  two\n  three{back}stays\n\r\x1b[K"
 
 
 @pytest.mark.usefixtures("_eighty_columns")

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a line that is redrawn on a terminal, plain lines elsewhere."""
+"""What the demo shows while it runs: lines that are redrawn on a terminal, plain ones elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class Screen:
-    """A stream that people look at; leaving it wipes a line that is being redrawn.
+    """A stream that people look at; leaving it wipes lines that are being redrawn.
 
     Attributes:
         is_terminal: whether lines can be redrawn.
@@ -28,13 +28,14 @@ class Screen:
         self._stream = stream
         self.is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._drawn_at = -math.inf
+        self._lines_above = 0
 
     def __enter__(self) -> Screen:
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self.is_terminal:
-            self._write(_CLEAR)
+            self._write(self._wiped())
 
     @property
     def columns(self) -> int:
@@ -51,15 +52,18 @@ class Screen:
 
     def rows(self, lines: list[str]) -> None:
         """Write lines as they are."""
-        self._write((_CLEAR if self.is_terminal else "") + "".join(f"{line}\n" for line in lines))
+        self._write((self._wiped() if self.is_terminal else "") + "".join(f"{line}\n" for line in lines))
         self._drawn_at = -math.inf
 
-    def draw(self, text: str) -> None:
-        """Show a line until the next one, on a terminal; drawn at most ten times a second."""
+    def draw(self, *lines: str) -> None:
+        """Show lines until the next ones, on a terminal; drawn at most ten times a second, cut at its edges."""
         now = time.monotonic()
         if self.is_terminal and now - self._drawn_at >= _REDRAW_SECONDS:
             self._drawn_at = now
-            self._write(f"{_CLEAR}  {text}"[: len(_CLEAR) + shutil.get_terminal_size().columns - 1])
+            size = shutil.get_terminal_size()
+            wipe, shown = self._wiped(), [f"  {line}"[: size.columns - 1] for line in lines[: size.lines - 1]]
+            self._lines_above = len(shown) - 1
+            self._write(wipe + "\n".join(shown))
 
     def milestone(self, text: str) -> None:
         """Tell what was reached where no line can be redrawn."""
@@ -68,6 +72,11 @@ class Screen:
 
     def _wrapped(self, text: str, indent: str = "") -> list[str]:
         return textwrap.wrap(text, self.columns - 1, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+    def _wiped(self) -> str:
+        """Return what wipes the lines that were drawn last and goes back to where they began."""
+        above, self._lines_above = self._lines_above, 0
+        return f"\r\x1b[{above}A\x1b[J" if above else _CLEAR
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -14,7 +14,14 @@ from stoker_local.demo.training import Timing
 
 __all__ = ["Result", "failures", "how_counted", "read_counts", "table", "why"]
 
-_OPERATIONS = {"GetObject": Operation.GET, "HeadObject": Operation.HEAD, "ListObjectsV2": Operation.LIST}
+_OPERATIONS = {
+    "GetObject": Operation.GET,
+    "HeadObject": Operation.HEAD,
+    "ListObjectsV2": Operation.LIST,
+    "PutObject": Operation.PUT,
+    "DeleteObject": Operation.DELETE,
+    "DeleteObjects": Operation.DELETE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

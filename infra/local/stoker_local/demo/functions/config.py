@@ -19,19 +19,18 @@ from stoker_local.functions import (
 from stoker_local.s3.model import BucketSpec
 from stoker_local.shape import Shape
 
-__all__ = ["COMPACT", "DATASET", "DATASET_KEY", "FUNCTIONS", "RAW", "FunctionDemoConfig"]
+__all__ = ["COMMIT", "COMPACT", "DATASET", "DATASET_KEY", "INGEST", "MEMORY_MB", "RAW", "FunctionDemoConfig"]
 
 RAW, DATASET = "s3://raw/images", "s3://stoker/digits"
 DATASET_KEY = ("stoker", "digits/")
 """The bucket of the data set, and what its keys begin with."""
 INGEST, COMMIT, COMPACT = "ingest", "commit", "compact"
-FUNCTIONS = (INGEST, COMMIT, COMPACT)
+MEMORY_MB = 1769  # as deployed: one processor
 _CLASSES = [str(digit) for digit in range(10)]
-_TIMEOUT_SECONDS = 5.0
-_MEMORY_MB = 1769  # as deployed: one processor
+_TIMEOUT_SECONDS = 6.0
 _TRICKLED_BYTES = 8 << 10  # small, so that there is something to compact
 _CHANCES = {
-    FunctionFaultKind.KILL: 0.12,
+    FunctionFaultKind.KILL: 0.15,
     FunctionFaultKind.FREEZE: 0.10,
     FunctionFaultKind.DUPLICATE: 0.10,
     FunctionFaultKind.RECLAIM: 0.05,
@@ -52,11 +51,11 @@ class FunctionDemoConfig:
         limit_seconds: after which it is given up.
     """
 
-    images: int = 3000
+    images: int = 2500
     images_per_second: float = 250.0
     seed: int = 7
-    instances: int = 4
-    messages: int = 60
+    instances: int = 3
+    messages: int = 80
     super_sample_bytes: int = 64 << 10
     limit_seconds: float = 180.0
 
@@ -89,7 +88,7 @@ class FunctionDemoConfig:
                     concurrency=self.instances,
                 ),
             ),
-            schedules=(Schedule(name="commit", function=COMMIT, rate="rate(1 second)", input={"dataset": DATASET}),),
+            schedules=(Schedule(name="commit", function=COMMIT, rate="rate(2 seconds)", input={"dataset": DATASET}),),
             init_seconds=60.0,
             seed=self.seed,
         )
@@ -109,7 +108,7 @@ def _function(name: str, concurrency: int) -> FunctionSpec:
     return FunctionSpec(
         name=name,
         handler=f"stoker_functions.aws.{name}",
-        memory_mb=_MEMORY_MB,
+        memory_mb=MEMORY_MB,
         timeout_seconds=_TIMEOUT_SECONDS,
         concurrency=concurrency,
         environment={

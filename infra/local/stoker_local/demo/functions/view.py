@@ -1,0 +1,126 @@
+"""How a moment of the functions' demo looks: a block for terminals, a line for elsewhere, and tables for the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stoker.prices import Operation, Prices
+from stoker_local.demo.functions.bill import Bill, one_by_one
+from stoker_local.demo.functions.config import DATASET, MEMORY_MB
+from stoker_local.demo.functions.snapshot import Snapshot
+from stoker_local.demo.screen import bar
+from stoker_local.functions import FunctionStatistics, Happening, total
+
+__all__ = ["bill_table", "block", "function_table", "how_counted", "line"]
+
+_HAPPENINGS = 5
+_WORDS = {
+    "cold-start": "starts cold",
+    "kill": "is killed in mid-invocation",
+    "freeze": "freezes in mid-invocation",
+    "duplicate": "gets one event twice",
+    "reclaim": "is taken back while idle",
+    "error": "fails: {detail}",
+    "throttle": "is throttled",
+    "dropped": "loses an event: {detail}",
+}
+
+
+def block(now: Snapshot) -> list[str]:
+    """Return the lines of a block that is redrawn: nowhere wider than 78 columns."""
+    bill = now.bill
+    put_one_by_one = one_by_one(now.visible, Prices.load(), Operation.GET, Operation.PUT)
+    return [
+        f"{now.seconds:5.1f} s  {now.phase}",
+        "",
+        f"put      {bar(now.put / now.images)} {now.put:,} of {now.images:,} raw images",
+        f"queue    {now.waiting:,} messages waiting, {now.delivered:,} delivered, {now.dead:,} given up",
+        "",
+        *function_table(now.functions),
+        "",
+        f"packed   {now.super_samples:,} super-samples, {now.visible_super_samples:,} of them in version {now.version}",
+        f"visible  {bar(now.visible / now.images)} {now.visible:,} samples",
+        f"bill     ${bill.dollars:.6f}: functions ${bill.function_dollars:.6f}, requests ${bill.bucket_dollars:.6f};",
+        f"         a GET and a PUT for each visible sample: ${put_one_by_one:.6f}",
+        "",
+        *_news(now.happenings),
+    ]
+
+
+def line(now: Snapshot) -> str:
+    """Return the moment in a line."""
+    all_of_them = total(now.functions)
+    killed, frozen = (all_of_them.faults.get(kind, 0) for kind in ("kill", "freeze"))
+    return (
+        f"{now.seconds:3.0f} s: {now.put:,} put, {now.waiting + now.delivered:,} queued; "
+        f"{all_of_them.instances} alive, {all_of_them.busy} busy, {killed} killed, {frozen} frozen; "
+        f"v{now.version} has {now.visible:,}"
+    )
+
+
+def function_table(functions: Mapping[str, FunctionStatistics]) -> list[str]:
+    """Return a table of what each function has done."""
+    head = ["", "alive", "busy", "cold starts", "calls", "errors", "killed", "frozen", "twice", "GB-s"]
+    rows = [[name, *_cells(figures)] for name, figures in functions.items()]
+    return _aligned([head, *rows])
+
+
+def _cells(figures: FunctionStatistics) -> list[str]:
+    faults = figures.faults
+    counts = [figures.instances, figures.busy, figures.cold_starts, figures.invocations, figures.errors]
+    counts += [faults.get(kind, 0) for kind in ("kill", "freeze", "duplicate")]
+    return [*(f"{count:,}" for count in counts), f"{figures.gb_seconds:,.0f}"]
+
+
+def _news(happenings: Sequence[Happening]) -> list[str]:
+    """Return the newest happenings in words, always as many lines."""
+    told = [happening for happening in happenings if happening.what in _WORDS][-_HAPPENINGS:]
+    lines = [
+        f"{each.seconds:5.1f} s  {each.instance or each.function} {_WORDS[each.what].format(detail=each.detail)}"
+        for each in told
+    ]
+    return lines + [""] * (_HAPPENINGS - len(lines))
+
+
+def bill_table(packing: Bill, epoch: Bill, now: Snapshot, prices: Prices) -> list[str]:
+    """Return a table of what both ways cost.
+
+    Args:
+        packing: what it took until everything was packed.
+        epoch: what reading an epoch took.
+        now: the moment after that.
+        prices: to use.
+    """
+    samples, gets, puts = now.images, Operation.GET, Operation.PUT
+    packed = one_by_one(samples, prices, gets, puts)
+    rows = [
+        ["", "packed by functions", "an object a sample"],
+        ["objects to train from", f"{now.visible_super_samples:,}", f"{samples:,}"],
+        ["GETs until they are there", f"{packing.requests[gets]:,}", f"{samples:,}"],
+        ["PUTs and LISTs", f"{packing.requests[puts] + packing.requests[Operation.LIST]:,}", f"{samples:,}"],
+        ["dollars for requests", f"${packing.bucket_dollars:.6f}", f"${packed:.6f}"],
+        [f"dollars for {packing.gb_seconds:.1f} GB-s", f"${packing.function_dollars:.6f}", "not counted"],
+        ["GETs of an epoch", f"{epoch.requests[gets]:,}", f"{samples:,}"],
+        ["dollars of an epoch", f"${epoch.bucket_dollars:.6f}", f"${one_by_one(samples, prices, gets):.6f}"],
+    ]
+    return _aligned(rows)
+
+
+def how_counted(prices: Prices) -> str:
+    """Return where the figures of the tables come from."""
+    store, function = prices.store(DATASET), prices.functions["lambda"]
+    return (
+        "requests by the bucket, but for those that brought the raw images, which are the same either way; seconds of "
+        f"{MEMORY_MB:,} MB by the function cloud, start-ups included, as many as it took on this machine, which runs "
+        f"all the rest as well. List prices of {store.name} and {function.name}, {store.region}, {prices.date}."
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows with a line below the first, the first column to the left and the others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [
+        "  ".join([f"{label:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])
+        for label, *cells in rows
+    ]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]

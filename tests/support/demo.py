@@ -1,0 +1,69 @@
+"""`stoker demo` as a program that is read, interrupted, and looked after."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+__all__ = ["cells", "demo", "mislead", "read_until", "running", "started_by"]
+
+
+def mislead(environment: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make a folder that of temporary files and of the user, and set what must not matter."""
+    environment.setenv("TMPDIR", str(folder))
+    environment.setenv("HOME", str(folder))
+    environment.setenv("AWS_PROFILE", "of-the-user")
+    environment.setenv("AWS_SESSION_TOKEN", "of-the-user")
+    environment.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+
+
+def running() -> dict[int, int]:
+    """The parents of all processes that run."""
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in listing.stdout.splitlines()]
+    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
+
+
+def started_by(pid: int) -> set[int]:
+    """The processes that run now and were started by one, directly or not, and that one itself."""
+    family, parents = {pid}, running()
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
+
+
+@contextmanager
+def demo(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demo in a process group of its own."""
+    command = [sys.executable, "-m", "stoker.cli", "demo", *arguments]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_until(process: subprocess.Popen[str], sign: str) -> str:
+    """What the process writes up to a line that begins like the pattern ``sign``, or to its end."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.match(sign, line):
+            break
+    return "".join(lines)
+
+
+def cells(output: str, label: str) -> tuple[float, float]:
+    """The two figures of a line of the table."""
+    line = next(line for line in output.splitlines() if line.startswith(f"  {label}  "))
+    first, second = re.findall(r"[\d,]*\.?\d+", line.removeprefix(f"  {label}"))
+    return float(first.replace(",", "")), float(second.replace(",", ""))

@@ -1,0 +1,191 @@
+"""The parts of the functions' demo that must be right for what it shows to be true."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.prices import Operation, Prices
+from stoker_local.demo.digits import Digits
+from stoker_local.demo.functions.bill import Bill, one_by_one
+from stoker_local.demo.functions.config import FunctionDemoConfig
+from stoker_local.demo.functions.images import Epoch, RawImages
+from stoker_local.demo.functions.snapshot import Snapshot
+from stoker_local.demo.functions.view import bill_table, block, function_table, line
+from stoker_local.functions import FunctionStatistics, Happening
+
+PRICES = Prices.load()
+GET, PUT = 0.0004 / 1000, 0.005 / 1000
+
+
+def some_digits(count: int = 4) -> Digits:
+    images = np.arange(count * 64, dtype=np.uint8).reshape(count, 8, 8, 1)
+    return Digits(images=images, labels=np.arange(count, dtype=np.int64))
+
+
+def figures(**changes: Any) -> FunctionStatistics:
+    return FunctionStatistics(**{"faults": {}, **changes})
+
+
+def counts(**requests: int) -> dict[str, Any]:
+    return {"requests": requests, "bytes_out": 0}
+
+
+def bill(**requests: int) -> Bill:
+    return Bill.of({}, counts(**requests), PRICES)
+
+
+def a_moment(**changes: Any) -> Snapshot:
+    given: dict[str, Any] = {
+        "phase": "functions pack what is left",
+        "seconds": 12.3,
+        "images": 2500,
+        "put": 2000,
+        "waiting": 70,
+        "delivered": 30,
+        "dead": 0,
+        "functions": {"ingest": figures(instances=3, busy=2, faults={"kill": 5, "freeze": 4})},
+        "super_samples": 40,
+        "version": 3,
+        "visible_super_samples": 30,
+        "visible": 1500,
+        "bill": bill(GetObject=1000, PutObject=10),
+        "happenings": [],
+    }
+    return Snapshot(**{**given, **changes})
+
+
+def happening(what: str, **changes: Any) -> Happening:
+    return Happening(
+        **{"number": 0, "seconds": 1.0, "function": "ingest", "instance": "ingest/1", "what": what, **changes}
+    )
+
+
+# --- the images -------------------------------------------------------------------------------------------------------
+
+
+def test_images_beyond_the_digits_are_the_digits_moved_by_a_pixel() -> None:
+    images = RawImages(some_digits(), 7)
+    assert list(images.contents) == [f"{n % 4}/{n:05}.png" for n in range(7)]
+    assert images.contents["0/00000.png"] != images.contents["0/00004.png"]
+
+
+def test_more_images_than_there_are_moves_are_refused() -> None:
+    assert len(RawImages(some_digits(1), 9)) == 9
+    with pytest.raises(ValueError, match="10 images are more than 9 rounds of 1 digits"):
+        RawImages(some_digits(1), 10)
+
+
+def delivered(images: RawImages, *keys: str) -> Epoch:
+    epoch = Epoch()
+    for key in keys:
+        epoch.note(images, key, images.contents.get(key, b""), int(key[0]))
+    return epoch
+
+
+def test_an_epoch_that_has_every_image_once_has_not_failed() -> None:
+    images = RawImages(some_digits(), 4)
+    assert delivered(images, *reversed(images.contents)).failures(images) == []
+
+
+def test_what_is_missing_twice_strange_or_changed_is_told() -> None:
+    images = RawImages(some_digits(), 4)
+    keys = list(images.contents)
+    assert delivered(images, *keys[1:]).failures(images) == ["1 images are missing, such as 0/00000.png"]
+    twice = delivered(images, *keys, keys[2]).failures(images)
+    assert twice == ["1 images are delivered more than once, such as 2/00002.png"]
+    assert delivered(images, *keys, "3/x.png").failures(images) == ["1 images are not what was put, such as 3/x.png"]
+    for content, label in ((b"another", 0), (images.contents[keys[0]], 1)):
+        epoch = delivered(images, *keys[1:])
+        epoch.note(images, keys[0], content, label)
+        assert epoch.failures(images) == ["1 images are not what was put, such as 0/00000.png"]
+
+
+# --- the bill ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_bill_adds_functions_and_requests_and_leaves_out_those_that_brought_the_raw_images() -> None:
+    used = {"a": figures(invocations=2, gb_seconds=3.0, dollars=0.5), "b": figures(invocations=1, dollars=0.25)}
+    found = Bill.of(used, counts(GetObject=1000, PutObject=60, ListObjectsV2=5, DeleteObject=9), PRICES, raw_puts=50)
+    assert (found.invocations, found.gb_seconds, found.function_dollars) == (3, 3.0, 0.75)
+    assert found.requests[Operation.PUT] == 10
+    assert found.bucket_dollars == pytest.approx(1000 * GET + 10 * PUT + 5 * PUT)
+    assert found.dollars == pytest.approx(0.75 + found.bucket_dollars)
+
+
+def test_puts_under_way_that_the_bucket_has_not_seen_yet_are_no_negative_bill() -> None:
+    assert Bill.of({}, counts(PutObject=3), PRICES, raw_puts=5).dollars == 0
+
+
+def test_what_came_after_an_earlier_bill_is_the_difference() -> None:
+    later = bill(GetObject=30, PutObject=4).since(bill(GetObject=10, PutObject=4))
+    assert later.requests == {**dict.fromkeys(Operation, 0), Operation.GET: 20}
+    assert later.dollars == pytest.approx(20 * GET)
+
+
+def test_one_request_of_each_kind_for_every_sample_costs_what_the_price_list_says() -> None:
+    assert one_by_one(1_000_000, PRICES, Operation.GET, Operation.PUT) == pytest.approx(0.4 + 5.0)
+
+
+def test_the_table_of_the_bill_sets_both_ways_side_by_side() -> None:
+    packing, epoch = bill(GetObject=2600, PutObject=90, ListObjectsV2=10), bill(GetObject=7)
+    rows = [row.split() for row in bill_table(packing, epoch, a_moment(visible_super_samples=5), PRICES)]
+    assert rows[2][-2:] == ["5", "2,500"]
+    assert rows[3][-2:] == ["2,600", "2,500"]
+    assert rows[4][-2:] == ["100", "2,500"]
+    assert rows[5][-2:] == ["$0.001540", "$0.013500"]
+    assert rows[-1][-2:] == ["$0.000003", "$0.001000"]
+
+
+# --- what is seen -----------------------------------------------------------------------------------------------------
+
+
+CROWDED = a_moment(
+    seconds=123.4,
+    put=2500,
+    functions=dict.fromkeys(
+        ("ingest", "commit", "compact"),
+        figures(
+            instances=10, busy=10, cold_starts=999, invocations=9999, errors=999, gb_seconds=999.0,
+            faults=dict.fromkeys(("kill", "freeze", "duplicate"), 999),
+        ),
+    ),
+    happenings=[happening("error", instance="compact/999", detail="Runtime.ImportModuleError")] * 9,
+)  # fmt: skip
+
+
+def test_nothing_is_wider_than_80_columns() -> None:
+    assert max(map(len, block(CROWDED))) < 78
+    assert len(line(CROWDED)) < 78
+    assert max(map(len, bill_table(CROWDED.bill, CROWDED.bill, CROWDED, PRICES))) < 78
+
+
+def test_the_block_keeps_its_height_whatever_happens() -> None:
+    assert len(block(CROWDED)) == len(block(a_moment(functions=CROWDED.functions)))
+    assert len(block(CROWDED)) < 24
+
+
+def test_the_block_tells_the_newest_of_what_happened_to_instances_and_not_every_call() -> None:
+    happenings = [happening("kill"), *[happening("invoke")] * 9, happening("error", detail="Runtime.ExitError")]
+    *_, first, second = [row for row in block(a_moment(happenings=happenings)) if row]
+    assert first == "  1.0 s  ingest/1 is killed in mid-invocation"
+    assert second == "  1.0 s  ingest/1 fails: Runtime.ExitError"
+
+
+def test_the_line_and_the_table_count_what_was_done_to_the_functions() -> None:
+    assert "3 alive, 2 busy, 5 killed, 4 frozen" in line(a_moment())
+    functions = {"ingest": figures(instances=3, busy=2, cold_starts=7, invocations=40, errors=6, gb_seconds=31.4,
+                                   faults={"kill": 5, "duplicate": 1})}  # fmt: skip
+    assert function_table(functions)[-1].split() == ["ingest", "3", "2", "7", "40", "6", "5", "0", "1", "31"]
+
+
+# --- what is done -----------------------------------------------------------------------------------------------------
+
+
+def test_the_faults_strike_the_same_calls_every_time_with_a_seed() -> None:
+    one, other = FunctionDemoConfig(seed=1), FunctionDemoConfig(seed=2)
+    assert one.faults() == FunctionDemoConfig(seed=1).faults() != other.faults()
+    assert sum(Counter(one.faults().probabilities).values()) < 1
