@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import suppress
 
 from stoker_functions.executors.frames import frame, read_frame
 from stoker_functions.executors.runner import Runner
@@ -48,8 +49,9 @@ async def _serve(answers: int) -> None:
 async def _answered(runner: Runner, request: bytes, answers: int) -> None:
     call = json.loads(request)
     answer = memoryview(frame((await runner.perform(call["function"], call["event"])).encode()))
-    while answer:
-        answer = answer[os.write(answers, answer) :]
+    with suppress(BrokenPipeError):  # nobody waits for it any more
+        while answer:
+            answer = answer[os.write(answers, answer) :]
 
 
 if __name__ == "__main__":
