@@ -107,8 +107,8 @@ def test_an_instance_that_is_killed_or_too_slow_is_an_error_and_the_next_call_wo
     async def scenario() -> None:
         kill = FunctionFault(kind=FunctionFaultKind.KILL, after_seconds=0.1)
         plan = FunctionFaultPlan(script=(None, kill))
-        async with cloud_of(google=(google("sleep", timeout_seconds=1.0),), faults=plan) as cloud:
-            statuses = [await get(cloud, f"/?seconds={seconds}") for seconds in (0, 0.8, 0, 1.5)]
+        async with cloud_of(google=(google("sleep", timeout_seconds=2.0),), faults=plan) as cloud:
+            statuses = [await get(cloud, f"/?seconds={seconds}") for seconds in (0, 0.8, 0, 2.5)]
             assert statuses == [200, 503, 200, 504]
             figures = cloud.statistics()["sleep"]
             assert (figures.cold_starts, figures.errors, figures.faults) == (2, 2, {"kill": 1})

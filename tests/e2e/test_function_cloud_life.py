@@ -52,7 +52,7 @@ def test_an_instance_stands_still_between_invocations() -> None:
 
 def test_the_instance_that_worked_last_works_next_and_the_others_are_taken_back() -> None:
     async def scenario() -> None:
-        async with cloud_of(function("sleep"), idle_seconds=1.0) as cloud:
+        async with cloud_of(function("sleep"), idle_seconds=2.0) as cloud:
             both = await asyncio.gather(*(result(cloud, "sleep", {"seconds": 0.3}) for _ in range(2)))
             pids = {each["pid"] for each in both}
             assert len(pids) == 2
@@ -60,10 +60,8 @@ def test_the_instance_that_worked_last_works_next_and_the_others_are_taken_back(
             (other,) = pids - {last}
             while is_running(other):
                 assert (await result(cloud, "sleep", {"seconds": 0.05}))["pid"] == last
-            figures = cloud.statistics()["sleep"]
+            figures = await until(lambda: (seen := cloud.statistics()["sleep"]).instances == 1 and seen)
             assert (figures.cold_starts, figures.reclaimed) == (2, 1)
-            await until(lambda: cloud.statistics()["sleep"].instances == 0)
-            assert not is_running(last)
 
     asyncio.run(scenario())
 
@@ -274,10 +272,10 @@ def test_nothing_is_left_when_the_block_is_cancelled_during_a_cold_start() -> No
 
 def test_the_same_faults_hit_the_same_invocations_again() -> None:
     async def outcomes() -> list[str]:
-        plan = FunctionFaultPlan(probabilities={KILL: 0.3, RECLAIM: 0.2}, within_seconds=0.05, seed=11)
+        plan = FunctionFaultPlan(probabilities={KILL: 0.3, RECLAIM: 0.2}, within_seconds=0.0, seed=11)
         async with cloud_of(function("sleep"), faults=plan) as cloud:
-            return [(await cloud.invoke("sleep", {"seconds": 0.1})).error_type for _ in range(8)]
+            return [(await cloud.invoke("sleep", {"seconds": 0.2})).error_type for _ in range(7)]
 
     first = asyncio.run(outcomes())
-    assert 0 < first.count("Runtime.ExitError") < 8
+    assert 0 < first.count("Runtime.ExitError") < 7
     assert asyncio.run(outcomes()) == first

@@ -28,12 +28,12 @@ async def good(cloud: FunctionCloud, name: str, event: Any) -> Any:
 
 def test_an_invocation_ends_at_its_deadline() -> None:
     async def scenario() -> None:
-        async with cloud_of(function("sleep", timeout_seconds=0.5)) as cloud:
+        async with cloud_of(function("sleep", timeout_seconds=1.0)) as cloud:
             outcome = await cloud.invoke("sleep", {"seconds": 60})
             assert outcome.error_type == "Sandbox.Timedout"
             message = error_of(outcome)["errorMessage"]
-            assert message == f"RequestId: {outcome.request_id} Error: Task timed out after 0.50 seconds"
-            assert outcome.billed_milliseconds >= 500
+            assert message == f"RequestId: {outcome.request_id} Error: Task timed out after 1.00 seconds"
+            assert outcome.billed_milliseconds >= 1000
             assert b"Status: timeout" in outcome.log
             assert cloud.statistics()["sleep"].instances == 0
             assert await good(cloud, "sleep", {"seconds": 0})

@@ -116,7 +116,6 @@ def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_t
     ("arguments", "message"),
     [
         (["--function", "nameless"], "not like NAME=VALUE"),
-        (["--function", "f=m"], "not module.function"),
         (["--function", "f=m.f", "--memory-mb", "1"], "memory_mb=1"),
         (["--config", "/does/not/exist.json"], "No such file"),
     ],

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
 
-from stoker_local.functions.outcome import Outcome
-from stoker_local.functions.triggers.event_source import batch_event, failed_messages
-from stoker_local.functions.triggers.queue import Delivery
+from stoker.clock import run_virtual
+from stoker_local.functions import EventSource, Outcome, QueueSpec, ServiceError
+from stoker_local.functions.triggers.event_source import batch_event, failed_messages, poll
+from stoker_local.functions.triggers.queue import Delivery, LocalQueue
 
 BATCH = [
     Delivery(receipt=f"r{i}", message_id=f"m{i}", body=f"body {i}", sent_at=1.5, first_received_at=2.5, receives=3)
@@ -68,6 +71,30 @@ def test_the_messages_that_are_named_have_failed() -> None:
 )
 def test_a_report_that_cannot_be_understood_fails_the_whole_batch(result: Any) -> None:
     assert failed_messages(BATCH, outcome(result), reports=True) == EVERYTHING
+
+
+def test_a_batch_that_was_throttled_is_left_to_the_queue() -> None:
+    answers: list[Any] = [ServiceError("TooManyRequestsException", "Rate Exceeded."), outcome(None)]
+
+    async def invoke(event: dict[str, Any]) -> Outcome:
+        answer = answers.pop(0)
+        if isinstance(answer, ServiceError):
+            raise answer
+        assert isinstance(answer, Outcome)
+        return answer
+
+    async def scenario() -> float:
+        queue = LocalQueue(QueueSpec(name="q", visibility_seconds=30.0), chance=random.Random(1))
+        queue.send("a")
+        source = EventSource(queue="q", function="f")
+        polling = asyncio.create_task(poll(source, queue, invoke, queue_arn="arn:aws:sqs:r:1:q"))
+        await queue.drained()
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(scenario()) == pytest.approx(30.0)
+    assert answers == []
 
 
 def test_a_function_that_failed_has_failed_with_all_messages() -> None:
