@@ -5,10 +5,12 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stoker.clock import run_virtual
 from stoker_local.functions import QueueSpec
-from stoker_local.functions.triggers.queue import LocalQueue
+from stoker_local.functions.triggers.queue import Delivery, LocalQueue
 
 
 def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQueue:
@@ -138,5 +140,42 @@ def test_a_message_of_a_wrong_size_is_refused(body: str) -> None:
     async def scenario() -> None:
         with pytest.raises(ValueError, match="it takes 1 to 1048576"):
             queue().send(body)
+
+    run_virtual(scenario())
+
+
+@given(
+    steps=st.lists(st.sampled_from(["send", "receive", "delete", "wait"]), max_size=60),
+    max_receives=st.integers(1, 3),
+    duplicates=st.sampled_from([0.0, 0.5]),
+)
+def test_no_message_is_ever_lost(steps: list[str], max_receives: int, duplicates: float) -> None:
+    async def scenario() -> None:
+        dead = queue(name="dead")
+        q = queue(max_receives=max_receives, dead_letters=dead, duplicate_probability=duplicates)
+        sent: dict[str, str] = {}
+        deleted: set[str] = set()
+        held: list[Delivery] = []
+        for step in steps:
+            if step == "send":
+                body = str(len(sent))
+                sent[q.send(body)] = body
+            elif step == "receive" and q.bodies:
+                taken = asyncio.create_task(q.receive(2))
+                await asyncio.sleep(0)  # all that is visible may have become dead letters
+                taken.cancel()
+                held += [] if taken.cancelled() or not taken.done() else taken.result()
+            elif step == "delete" and held:
+                delivery = held.pop()
+                q.delete(delivery.receipt)
+                deleted.add(delivery.message_id)
+            elif step == "wait":
+                await asyncio.sleep(20)
+        await asyncio.sleep(60)  # everything is visible again
+        kept = {*q.bodies, *dead.bodies}
+        assert {message_id for message_id, body in sent.items() if body not in kept} <= deleted
+        assert all(delivery.receives <= max_receives for delivery in held)
+        q.close()
+        dead.close()
 
     run_virtual(scenario())
