@@ -18,7 +18,7 @@ from support.demo import cells, demo, mislead, read_until, running, started_by
 pytestmark = pytest.mark.timeout(200)
 TIMEOUT_SECONDS = 180
 IMAGES = 400
-AT_WORK = r" +\d+ s: .* [1-9]\d* busy"
+AT_WORK = r" +\d+ s: .* [1-9]\d* of \d+ busy"
 """How a line begins that is written while functions run."""
 
 

@@ -53,8 +53,8 @@ def line(now: Snapshot) -> str:
     killed, frozen = (all_of_them.faults.get(kind, 0) for kind in ("kill", "freeze"))
     return (
         f"{now.seconds:3.0f} s: {now.put:,} put, {now.waiting + now.delivered:,} queued; "
-        f"{all_of_them.instances} alive, {all_of_them.busy} busy, {killed} killed, {frozen} frozen; "
-        f"v{now.version} has {now.visible:,}"
+        f"{all_of_them.busy} of {all_of_them.instances} busy, {killed} killed, {frozen} frozen; "
+        f"v{now.version}: {now.visible:,}"
     )
 
 
