@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -152,7 +152,8 @@ class StreamDataset(IterableDataset[Any]):
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch of this process takes: of the rank, where that is no worker; its text is one line."""
-        return LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load())
+        plan = LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load())
+        return replace(plan, shuffle=self.config.shuffle)
 
     def _opened(self, worker: Worker) -> StreamReader:
         """Return the reader of this process."""

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stoker.errors import RankMismatchError
 from stoker_torch import Loader
+from stoker_torch.config import LoaderShuffle, SharedSettings
 
 __all__ = ["RankReport", "RankTask", "run_ranks"]
 
@@ -32,6 +33,7 @@ class RankTask:
     rendezvous: str
     batch_size: int
     seed: int = 0
+    shuffle: LoaderShuffle = "window"
     epochs: int = 0
     steps: int = 0
     state: dict[str, Any] | None = None
@@ -83,7 +85,8 @@ def _main() -> None:
     )
     try:
         report = RankReport()
-        with Loader(task.url, batch_size=task.batch_size, seed=task.seed, memory="8MB", with_ids=True) as loader:
+        settings: SharedSettings = {"shuffle": task.shuffle, "seed": task.seed, "memory": "8MB", "with_ids": True}
+        with Loader(task.url, batch_size=task.batch_size, **settings) as loader:
             if task.state is not None:
                 loader.load_state_dict(task.state)
             try:

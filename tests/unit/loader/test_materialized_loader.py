@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import stoker
 from stoker.errors import BudgetError, ConfigError, FetchError, SampleError, StateError
@@ -172,9 +173,15 @@ def test_a_sample_that_fails_is_named_by_its_number_and_its_own_object(url: str)
 
 def test_worker_processes_of_a_data_loader_read_epochs_too(url: str) -> None:
     dataset = StreamDataset(url, batch_size=8, shuffle="materialized", seed=7, lanes=2)
-    with_objects = [sorted(numbers(dataset)) for _ in range(3)]
-    assert with_objects == [list(range(SAMPLES))] * 3
-    dataset.close()
+    assert dataset.plan.shuffle == "materialized"
+    batches = DataLoader(dataset, batch_size=None, num_workers=2)
+    other = DataLoader(
+        StreamDataset(url, batch_size=8, shuffle="full", seed=7, lanes=2), batch_size=None, num_workers=2
+    )
+    for _ in range(3):
+        found = numbers(batches)
+        assert sorted(found) == list(range(SAMPLES))
+        assert found == numbers(other)
 
 
 # What it takes.
@@ -235,6 +242,21 @@ def test_an_epoch_that_would_cost_too_much_as_full_is_refused_only_when_it_is_ne
             next(iter(mine))
 
 
+def test_one_epoch_after_the_other_uses_the_same_memory(url: str) -> None:
+    with loader(url) as mine:
+        memory = []
+        for _ in range(4):
+            next(iter(mine))
+            memory.append(mine._feed._feed._ring.memory.obj)  # type: ignore[attr-defined]
+        assert memory[0] is memory[1]
+        assert memory[2] is memory[3], "that of full, which is larger"
+
+
+def test_memory_that_is_too_small_for_a_lane_each_names_the_figure_that_fits(url: str) -> None:
+    with pytest.raises(BudgetError, match=r"an epoch's own objects .* give memory=[0-9]+"):
+        loader(url, lanes=4, memory="5KB")
+
+
 # States, restarts, falling back.
 
 
@@ -256,6 +278,18 @@ def test_a_state_goes_on_with_or_without_objects_exactly_once(url: str, first: s
     assert len(seen) - len(set(seen)) < 3, "only what makes ranks even is repeated"
     assert seen[:40] == sorted(seen[:40], key=seen.index)
     assert sorted(seen[:40]) == sorted(full()[:40])
+
+
+def test_ranks_agree_and_share_an_epoch_of_which_one_sees_objects_and_the_other_does_not(url: str) -> None:
+    seen: list[int] = []
+    states = []
+    for rank, place in enumerate((url, fresh())):
+        with loader(place, rank=rank, world_size=2) as mine:
+            seen += numbers(mine)
+            state = mine.state_dict()
+            states.append(state | {"sources": [source | {"dataset": ""} for source in state["sources"]]})
+    assert sorted(seen)[: SAMPLES - 1] == list(range(SAMPLES - 1))
+    assert states[0] == states[1]
 
 
 def test_a_state_of_another_order_is_refused(url: str) -> None:
