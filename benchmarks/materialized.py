@@ -2,8 +2,8 @@
 
 Data sets that are about four times as large as the loader's memory lie in a local bucket with 20 ms to the first byte,
 90 MB/s a connection and 600 MB/s in all. Measured are an epoch of `full`; making it, in every way, in one process with
-as much memory as the loader has; and reading what was made. GETs and PUTs are counted by the bucket. `small` has 50,000 samples of
-3 KB, `large` 3,000 of 100 KB. The trainer does nothing but take batches, so its time is that of the fetching.
+as much memory as the loader has; and reading what was made. GETs and PUTs are counted by the bucket. `small` has 50,000
+samples of 3 KB, `large` 3,000 of 100 KB. The trainer does nothing but take batches: its time is that of fetching.
 """
 
 from __future__ import annotations

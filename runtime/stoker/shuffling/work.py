@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,9 @@ from stoker.versions import read_manifest
 __all__ = ["perform"]
 
 _RECORDS_AT_ONCE = 16
+
+_Read = Callable[[int], AsyncGenerator[Samples, None]]
+"""Reads the samples of a part, in order, without so many at its start, which are written."""
 
 
 async def perform(
@@ -140,16 +143,18 @@ class _Work:
         run = self._slice_run(self.task.part)
         sections = [Section(run, count) for count in layout.lanes_within(start, stop)]
         read = {"ranged": self._by_ranges, "streamed": self._streamed, "scattered": self._gathered}[self.task.way]
-        return await self._write(self._folder, run, sections, lambda done: read(start, start + done, stop))
+        return await self._write(self._folder, run, sections, lambda done: read(start, done, stop))
 
-    async def _by_ranges(self, _: int, start: int, stop: int) -> AsyncGenerator[Samples, None]:
+    # The ways to read the samples at rows [start, stop) of the epoch, without the first ones, which are written.
+
+    async def _by_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
         manifest, memory = self.layout.manifest, self._memory(self.layout.manifest)
         group_bytes = memory.group_bytes(
             heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
             sample_bytes=most_sample_bytes(manifest, manifest.schema),
         )
         source = self._source(self.store, manifest, memory)
-        async with aclosing(read_groups(source, self._blocks(start, stop), group_bytes)) as groups:
+        async with aclosing(read_groups(source, self._blocks(start + done, stop), group_bytes)) as groups:
             async for samples in groups:
                 yield samples
 
@@ -158,15 +163,15 @@ class _Work:
             rows = np.arange(begin, min(begin + MOST_SAMPLES, stop))
             yield Group(*self.layout.order.locate(self.layout.samples_of(rows)))
 
-    async def _streamed(self, _: int, start: int, stop: int) -> AsyncGenerator[Samples, None]:
+    async def _streamed(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
         manifest, memory = self.layout.manifest, self._memory(self.layout.manifest)
-        wanted = Group(*self.layout.order.locate(self.layout.samples_of(np.arange(start, stop))))
+        wanted = Group(*self.layout.order.locate(self.layout.samples_of(np.arange(start + done, stop))))
         yield await read_whole(self._source(self.store, manifest, memory), wanted, memory.reads)
 
-    async def _gathered(self, first: int, start: int, stop: int) -> AsyncGenerator[Samples, None]:
-        cells, wanted = await self._cells(first, stop)
+    async def _gathered(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
+        cells, wanted = await self._cells(start, stop)
         memory = self._memory(cells)
-        left = Group(wanted.super_samples[start - first :], wanted.rows[start - first :])
+        left = Group(wanted.super_samples[done:], wanted.rows[done:])
         yield await read_whole(self._source(self._scattered, cells, memory), left, memory.reads)
 
     async def _cells(self, start: int, stop: int) -> tuple[Manifest, Group]:
@@ -201,7 +206,7 @@ class _Work:
 
     # What they have in common.
 
-    async def _write(self, folder: FolderStore, run: str, sections: list[Section], samples: Any) -> dict[str, Any]:
+    async def _write(self, folder: FolderStore, run: str, sections: list[Section], samples: _Read) -> dict[str, Any]:
         """Write a part from where its record says that it has come, as far as there is time."""
         record = await PartRecord.opened(folder, run, self.layout.dataset)
         config = WriteConfig(

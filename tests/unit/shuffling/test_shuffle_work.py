@@ -100,6 +100,16 @@ def test_an_epoch_has_at_every_position_what_full_has(way: Way, lanes: int, slic
     asyncio.run(main())
 
 
+def test_more_scatters_than_super_samples_leave_some_without_work() -> None:
+    async def main() -> None:
+        store = await packed(samples=20)
+        tasks = phases("scattered", slices=3, scatters=40)
+        await carry_out(store, tasks)
+        await check_epoch(store, tasks[0][0])
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_an_epoch_of_small_columns_only_is_made_too(way: Way) -> None:
     async def main() -> None:
