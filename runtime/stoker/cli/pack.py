@@ -23,7 +23,7 @@ from stoker.store.location import parse_url
 
 __all__ = ["command"]
 
-_OWN_FOLDERS = ("data", "manifests", "packs")
+_OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
 
 
 def _configure(parser: ArgumentParser) -> None:
