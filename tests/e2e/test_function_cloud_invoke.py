@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 from stoker_local import KeyPair
 from stoker_local.functions import QueueSpec
+from stoker_local.host import running
 from support.function_cloud import cloud_of, function, lambda_client, until
 
 
@@ -43,26 +44,20 @@ def test_a_function_is_called_and_its_instance_used_again() -> None:
     asyncio.run(scenario())
 
 
-def test_boto3_calls_functions_too() -> None:
-    async def scenario() -> None:
-        async with cloud_of(function("echo")) as cloud:
-
-            def work() -> None:
-                client = boto3.client(
-                    "lambda",
-                    endpoint_url=cloud.url,
-                    region_name="us-east-1",
-                    aws_access_key_id="stoker",
-                    aws_secret_access_key="stoker-secret",
-                )
-                answer = client.invoke(FunctionName="echo", Payload=b'{"a": "\xc3\xbc"}')
-                assert json.loads(answer["Payload"].read()) == {"a": "ü"}
-                assert json.loads(client.invoke(FunctionName="echo")["Payload"].read()) == {}
-                client.close()
-
-            await asyncio.to_thread(work)
-
-    asyncio.run(scenario())
+def test_boto3_calls_functions_from_a_program_without_an_event_loop() -> None:
+    with running(lambda: cloud_of(function("echo"))) as cloud:
+        client = boto3.client(
+            "lambda",
+            endpoint_url=cloud.url,
+            region_name="us-east-1",
+            aws_access_key_id="stoker",
+            aws_secret_access_key="stoker-secret",
+        )
+        answer = client.invoke(FunctionName="echo", Payload=b'{"a": "\xc3\xbc"}')
+        assert json.loads(answer["Payload"].read()) == {"a": "ü"}
+        assert json.loads(client.invoke(FunctionName="echo")["Payload"].read()) == {}
+        client.close()
+        assert cloud.statistics()["echo"].invocations == 2
 
 
 def test_an_error_of_the_function_comes_back_with_its_type_message_and_trace() -> None:

@@ -95,6 +95,16 @@ def test_tmp_is_private_and_ends_with_its_instance(tmp: Tmp, tmp_path: Path) -> 
     assert not (Path(folder[0]) / "filler").exists()
 
 
+def test_no_more_than_1024_files_are_open_at_once() -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("open_files")) as cloud:
+            opened = await good(cloud, "open_files", {"files": 5000})
+            assert opened["error"] == "Too many open files"
+            assert 900 < opened["opened"] < 1024
+
+    asyncio.run(scenario())
+
+
 def test_a_private_tmp_shows_the_code_and_nothing_else_that_lies_there(tmp_path: Path) -> None:
     if choose_tmp("auto") != "tmpfs" or not tmp_path.is_relative_to("/tmp"):  # noqa: S108  (the machine's)
         pytest.skip("this system gives processes no /tmp of their own, or the tests none of its")

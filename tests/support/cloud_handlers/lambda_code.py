@@ -64,6 +64,19 @@ def allocate(event: dict[str, Any], context: Any) -> int:
     return len(_kept)
 
 
+def open_files(event: dict[str, Any], context: Any) -> dict[str, Any]:
+    opened: list[int] = []
+    try:
+        while len(opened) < event["files"]:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as problem:
+        return {"opened": len(opened), "error": problem.strerror}
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return {"opened": len(opened), "error": None}
+
+
 def fill_tmp(event: dict[str, Any], context: Any) -> dict[str, Any]:
     folder = Path(tempfile.gettempdir())
     before = sorted(path.name for path in folder.iterdir())

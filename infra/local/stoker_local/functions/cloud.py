@@ -94,7 +94,7 @@ class FunctionCloud:
         return self._assembly.ledger.events(since)
 
     def log(self, function: str) -> str:
-        """Return what the newest 1,000 invocations of a function wrote."""
+        """Return what the newest 200 invocations of a function wrote."""
         return "".join(self._assembly.ledger.accounts[function].logs)
 
 

@@ -27,10 +27,11 @@ ADDRESS_ALLOWANCE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """What a process may use: memory, and the size of its ``/tmp``."""
+    """What a process may use: memory, its ``/tmp``, and files open at once (None: as many as this process)."""
 
     memory_bytes: int
     tmp_bytes: int
+    open_files: int | None = None
 
 
 def launch_command(
@@ -49,6 +50,7 @@ def launch_command(
         "parent": os.getpid(),
         "address_bytes": limits.memory_bytes + ADDRESS_ALLOWANCE_BYTES,
         "file_bytes": limits.tmp_bytes if tmp_folder else None,
+        "open_files": limits.open_files,
         "tmp_bytes": None if tmp_folder else limits.tmp_bytes,
         "keep": _under_tmp(sys.prefix, sys.base_prefix, code, *sys.path),
     }

@@ -1,8 +1,9 @@
 """Started by path in a bare interpreter: limits this process, gives it its own ``/tmp``, and becomes a function.
 
-It imports nothing but the standard library's lightest modules, since its time counts as cold start. Its one argument is
-a JSON object: ``command`` to become, ``parent`` (process to die with), ``address_bytes`` and ``file_bytes`` (limits or
-null), ``tmp_bytes`` (size of the private ``/tmp`` or null) and ``keep`` (folders under ``/tmp`` that stay visible).
+It imports nothing but the standard library's lightest modules, since its time counts as cold start. Its one argument
+is a JSON object: ``command`` to become, ``parent`` (process to die with), ``address_bytes``, ``file_bytes`` and
+``open_files`` (limits or null), ``tmp_bytes`` (size of the private ``/tmp`` or null) and ``keep`` (folders under
+``/tmp`` that stay visible).
 
 ``/tmp`` is a tmpfs in a private mount namespace: mount_namespaces(7), user_namespaces(7), tmpfs(5).
 """
@@ -25,10 +26,14 @@ _TMP = "/tmp"  # noqa: S108  (the function's own)
 
 def main(settings: dict[str, Any]) -> None:
     """Become the command, or exit with what prevents it on standard error."""
-    for name, limit in (("RLIMIT_AS", "address_bytes"), ("RLIMIT_FSIZE", "file_bytes")):
-        if settings[limit] is not None:
-            resource.setrlimit(getattr(resource, name), (settings[limit], settings[limit]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit, name in (
+        (resource.RLIMIT_AS, "address_bytes"),
+        (resource.RLIMIT_FSIZE, "file_bytes"),
+        (resource.RLIMIT_NOFILE, "open_files"),
+    ):
+        if settings[name] is not None:
+            _limit(limit, settings[name])
+    _limit(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if settings["tmp_bytes"] is not None:
@@ -38,6 +43,12 @@ def main(settings: dict[str, Any]) -> None:
     if os.getppid() != settings["parent"]:
         sys.exit("the cloud has ended")
     os.execv(settings["command"][0], settings["command"])  # noqa: S606  (what this program is for)
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (least, least))
 
 
 def _mount_tmp(libc: ctypes.CDLL, size_bytes: int, keep: list[str]) -> None:

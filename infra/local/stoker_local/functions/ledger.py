@@ -11,7 +11,7 @@ from stoker_local.functions.statistics import FunctionStatistics, Happening, Jou
 
 __all__ = ["Account", "Ledger"]
 
-_KEPT_LOGS = 1000
+_KEPT_LOGS = 200
 
 
 class Account:
@@ -19,7 +19,7 @@ class Account:
 
     Attributes:
         meter: its figures.
-        logs: what its newest 1,000 invocations wrote.
+        logs: what its newest 200 invocations wrote.
     """
 
     def __init__(self, function: str, meter: Meter, journal: Journal, echo: Callable[[str], object]) -> None:

@@ -21,6 +21,7 @@ from stoker_local.functions.warden import ProcessPlan, Warden
 __all__ = ["Sandbox", "SandboxConfig"]
 
 _SETTLE_SECONDS = 10.0
+_OPEN_FILES = 1024
 _MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")  # Python's and numpy's
 
 
@@ -94,7 +95,7 @@ class Sandbox:
             command=(sys.executable, "-m", "awslambdaric", spec.handler),
             environment=self._environment(address),
             folder=spec.task_root,
-            limits=ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.tmp_mb << 20),
+            limits=ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.tmp_mb << 20, open_files=_OPEN_FILES),
         )
 
     def _environment(self, address: str) -> dict[str, str]:
