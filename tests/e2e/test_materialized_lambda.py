@@ -26,7 +26,7 @@ from stoker_local.functions import (
 from stoker_local.functions import FunctionFaultKind as Kind
 from stoker_local.host import running
 from stoker_torch import Loader
-from stoker_torch.config import SharedSettings
+from stoker_torch.config import LoaderShuffle
 
 DATASET = "s3://stoker/train"
 SAMPLES = 2000
@@ -64,6 +64,10 @@ def options(bucket: LocalBucket) -> S3Options:
     return S3Options(
         endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
     )
+
+
+def loader(bucket: LocalBucket, shuffle: LoaderShuffle) -> Loader:
+    return Loader(DATASET, batch_size=64, shuffle=shuffle, seed=7, lanes=2, options=options(bucket))
 
 
 def shuffled(clouds: Clouds, *more: str) -> str:
@@ -104,11 +108,7 @@ def test_functions_that_die_and_are_invoked_twice_make_an_epoch_that_is_trained_
     assert f"epoch 1 is at {DATASET}/epochs/" in said
     cloud.inject(FunctionFaultPlan())
     for epoch in (0, 1):
-        settings: SharedSettings = {"seed": 7, "lanes": 2, "options": options(bucket)}
-        with (
-            Loader(DATASET, batch_size=64, shuffle="materialized", **settings) as mine,
-            Loader(DATASET, batch_size=64, shuffle="full", **settings) as full,
-        ):
+        with loader(bucket, "materialized") as mine, loader(bucket, "full") as full:
             mine.set_epoch(epoch)
             full.set_epoch(epoch)
             for one, other in zip(mine, full, strict=True):
