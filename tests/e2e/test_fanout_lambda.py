@@ -117,7 +117,7 @@ def test_functions_that_die_and_are_throttled_pack_every_object_once_and_the_bil
     dollars = re.search(r"\$(\d+\.\d+) for functions", said)
     assert dollars is not None
     billed = sum(each.dollars for each in cloud.statistics().values())
-    assert 0 < float(dollars[1]) <= 2 * billed
+    assert billed / 10 < float(dollars[1]) < billed * 10, "calls in vain are reckoned by the time that they took"
 
 
 def test_what_a_function_may_not_touch_is_its_error_and_nothing_is_packed(clouds: Clouds) -> None:

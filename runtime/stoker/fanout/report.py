@@ -71,7 +71,7 @@ class Report:
         details = ", ".join(f"{what} {count:,}" for what, count in happened.items() if count)
         work = f"{_counted(self.tasks, 'task')} in {_counted(self.calls, 'call')}, in {self.seconds:.1f} s"
         written = f"{_counted(self.samples, 'sample')} in {_counted(self.objects, 'super-sample')}"
-        price = "" if self.dollars is None else f", ${self.dollars:.4f} for functions (the bucket's requests apart)"
+        price = "" if self.dollars is None else f", {_price(self.dollars)} for functions (the bucket's requests apart)"
         return (
             f"{work} ({details})" if details else work,
             *([f"{written}, {format_bytes(self.size_bytes)}"] if self.objects else []),
@@ -81,6 +81,10 @@ class Report:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _price(dollars: float) -> str:
+    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
 
 
 class Tally:

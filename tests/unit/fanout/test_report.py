@@ -61,5 +61,11 @@ def test_the_lines_tell_what_happened_and_leave_out_what_did_not() -> None:
     assert lines == (
         "1 task in 5 calls, in 9.0 s (throttled 2, cold starts 1)",
         "1,200 samples in 2 super-samples, 1.00 MiB",
-        "3.0 s of functions, 3.00 GB-s, $0.0001 for functions (the bucket's requests apart)",
+        "3.0 s of functions, 3.00 GB-s, $0.000050 for functions (the bucket's requests apart)",
     )
+
+
+def test_large_bills_are_told_in_cents() -> None:
+    tally = Tally(LAMBDA)
+    tally.answered(Answer(result={}, billed_seconds=1e8, memory_bytes=GB_BYTES, is_cold=False))
+    assert "$1,666.67 for functions" in tally.report([], 0, 1.0).lines()[-1]
