@@ -15,7 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
-from stoker_local.functions import FunctionCloud, FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
+from stoker_local.functions import (
+    FunctionCloud,
+    FunctionFault,
+    FunctionFaultKind,
+    FunctionFaultPlan,
+    QueueSpec,
+    Schedule,
+    ServiceError,
+)
 from support.function_cloud import cloud_of, function, is_running, until
 
 KILL, FREEZE = FunctionFaultKind.KILL, FunctionFaultKind.FREEZE
@@ -268,6 +276,32 @@ def test_nothing_is_left_when_the_block_is_cancelled_during_a_cold_start() -> No
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(outer())
+
+
+def test_whatever_strikes_every_event_is_handled_or_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file, everything = tmp_path / "calls", set(range(60))
+        counter = function("count", environment={"COUNT_FILE": str(file)}, on_failure="failed")
+        chances = {KILL: 0.15, FREEZE: 0.1, DUPLICATE: 0.15, RECLAIM: 0.15, THROTTLE: 0.1}
+        async with cloud_of(
+            counter,
+            tmp="folder",
+            queues=(QueueSpec(name="failed"),),
+            schedules=tuple(
+                Schedule(name=str(n), function="count", rate="rate(1 day)", input={"n": n}) for n in everything
+            ),
+            faults=FunctionFaultPlan(probabilities=chances, within_seconds=0.02, freeze_seconds=0.05, seed=1),
+        ) as cloud:
+            await asyncio.gather(*(cloud.fire(str(n)) for n in everything))
+            await until(lambda: not cloud.statistics()["count"].busy)  # duplicates come late
+            handled = {json.loads(line)["n"] for line in file.read_text().splitlines()}
+            given_up = {json.loads(body)["requestPayload"]["n"] for body in cloud.queues["failed"].bodies}
+            assert handled | given_up == everything
+            figures = cloud.statistics()["count"]
+            assert {"duplicate", "reclaim", "throttle"} <= set(figures.faults)
+            assert figures.peak_instances <= 4
+
+    asyncio.run(scenario())
 
 
 def test_the_same_faults_hit_the_same_invocations_again() -> None:

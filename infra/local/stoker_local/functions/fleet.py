@@ -45,6 +45,7 @@ class Fleet:
         self.account, self._meter = config.account, config.account.meter
         self._slots = asyncio.Semaphore(self.spec.concurrency)
         self._idle: dict[Sandbox, asyncio.TimerHandle] = {}  # the one that worked last is last
+        self._living: set[Sandbox] = set()  # but for those that are about to die
         self._started = 0
 
     @property
@@ -135,7 +136,8 @@ class Fleet:
         return Sandbox(f"{self.spec.name}/{self._started}", self._config.sandbox, on_fault=self.account.struck), True
 
     async def _start(self, sandbox: Sandbox) -> Answer | None:
-        self.account.started()
+        self._living.add(sandbox)
+        self.account.started(instances=len(self._living))
         self._config.tasks.start(self._live(sandbox))
         error = await sandbox.start()
         what = "cold-start" if error is None else "start-failed"
@@ -148,7 +150,7 @@ class Fleet:
         finally:
             if timer := self._idle.pop(sandbox, None):
                 timer.cancel()
-            self._meter.instances -= 1
+            self._forget(sandbox)
 
     def _outcome(self, sandbox: Sandbox, outcome: Outcome) -> Outcome:
         """Count an invocation that has ended, and return it with the end of its whole log."""
@@ -170,4 +172,9 @@ class Fleet:
     def _take_back(self, sandbox: Sandbox) -> None:
         self._idle.pop(sandbox).cancel()
         self.account.reclaimed(sandbox.name)
+        self._forget(sandbox)
         sandbox.kill()
+
+    def _forget(self, sandbox: Sandbox) -> None:
+        self._living.discard(sandbox)
+        self._meter.instances = len(self._living)

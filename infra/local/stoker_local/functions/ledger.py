@@ -38,9 +38,9 @@ class Account:
         self.meter.throttles += 1
         self.note("throttle")
 
-    def started(self) -> None:
-        """Count a new instance."""
-        self.meter.instance_started()
+    def started(self, *, instances: int) -> None:
+        """Count a cold start, after which there are so many instances."""
+        self.meter.instance_started(instances)
 
     def reclaimed(self, instance: str) -> None:
         """Count an instance that was taken back."""

@@ -66,7 +66,7 @@ class FunctionStatistics:
     """Figures since the start.
 
     Attributes:
-        instances: alive now.
+        instances: alive now, without those that are being killed.
         busy: of these, with an invocation now.
         peak_instances: most that were alive at once.
         cold_starts: instances started, also in vain.
@@ -112,11 +112,11 @@ class Meter:
         self.faults: Counter[str] = Counter()
         self.billed_seconds = 0.0
 
-    def instance_started(self) -> None:
-        """Count a new instance."""
+    def instance_started(self, instances: int) -> None:
+        """Count a cold start, after which there are so many instances."""
         self.cold_starts += 1
-        self.instances += 1
-        self.peak_instances = max(self.peak_instances, self.instances)
+        self.instances = instances
+        self.peak_instances = max(self.peak_instances, instances)
 
     def read(self) -> FunctionStatistics:
         """Return the figures."""

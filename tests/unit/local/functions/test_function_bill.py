@@ -76,7 +76,7 @@ def test_processors_are_billed_where_they_are_billed_apart() -> None:
 def test_figures_of_functions_add_up() -> None:
     prices = Prices.load().functions["lambda"]
     one, two = Meter(prices, memory_bytes=GIB), Meter(prices, memory_bytes=2 * GIB)
-    one.instance_started()
+    one.instance_started(1)
     one.invocations, one.billed_seconds = 1, 1.0
     two.invocations, two.billed_seconds = 2, 1.0
     one.faults["kill"] += 1

@@ -168,9 +168,9 @@ class Service:
     def _start(self) -> Instance:
         self._started += 1
         instance = Instance(f"{self.spec.name}/{self._started}", self._config.instance)
-        self._account.started()
         self._account.note("cold-start", instance=instance.name)
         self._instances[instance] = self._config.tasks.start(self._live(instance))
+        self._account.started(instances=len(self._instances))
         return instance
 
     async def _live(self, instance: Instance) -> None:
@@ -180,7 +180,7 @@ class Service:
             self._instances.pop(instance, None)
             if timer := self._idle.pop(instance, None):
                 timer.cancel()
-            self._meter.instances -= 1
+            self._meter.instances = len(self._instances)
 
     def _release(self, instance: Instance) -> None:
         loop = asyncio.get_running_loop()
@@ -199,6 +199,7 @@ class Service:
         self._idle.pop(instance).cancel()
         self._account.reclaimed(instance.name)
         self._instances.pop(instance).cancel()
+        self._meter.instances = len(self._instances)
 
 
 def _is_let_in(header: str, token: str) -> bool:
