@@ -31,6 +31,7 @@ class Deadline:
     @classmethod
     def after(cls, seconds: float) -> Deadline:
         """Return the deadline of an invocation that has so much time from here on."""
+        seconds = max(seconds, 0.0)
         reserved = min(max(_RESERVED_SHARE * seconds, _LEAST_RESERVED_SECONDS), _MOST_RESERVED_SECONDS)
         at_seconds = asyncio.get_running_loop().time() + seconds
         return cls(at_seconds, at_seconds - min(reserved, seconds / 2))
@@ -49,6 +50,11 @@ class Deadline:
             if not limit.expired():
                 raise
             raise DeadlineError(f"{what} did not come to its end in the time of this invocation") from error
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is time to stop taking on work."""
+        return asyncio.get_running_loop().time() >= self.stop_at_seconds
 
     def remaining_seconds(self) -> float:
         """Return how long it is until the platform kills the invocation, below zero where it should have."""

@@ -79,5 +79,5 @@ class Hosted:
         """
         await self._batcher.add(cloud_storage_object(data))
 
-    async def _ingest_all(self, objects: Sequence[Notified]) -> None:
-        await ingest_objects(objects, self.deployment, Deadline.after(self._settings.timeout_seconds))
+    async def _ingest_all(self, objects: Sequence[Notified]) -> Sequence[StokerError | None]:
+        return await ingest_objects(objects, self.deployment, Deadline.after(self._settings.timeout_seconds))

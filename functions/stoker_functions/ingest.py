@@ -3,7 +3,7 @@
 What one delivery brings is packed together; archives are packed alone. A queue delivers at least once, and may deliver
 again in other groups: each run's record names its raw objects, and what the data set has already is left out when the
 runs are committed. An object that was replaced or deleted since it was announced is left out too: its next
-announcement counts.
+announcement counts. One that cannot be packed fails alone, whatever came with it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,28 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stoker import versions
 from stoker.bounded import for_each
-from stoker.errors import ConfigError, DeadlineError, EventError, NotFoundError, ObjectChangedError, StokerError
+from stoker.errors import (
+    ConfigError,
+    DeadlineError,
+    EventError,
+    NotFoundError,
+    ObjectChangedError,
+    StokerError,
+    TransientError,
+)
 from stoker.pack.part import Part
 from stoker.schema import Array, Schema
 from stoker.sources.folders import belongs, files_schema, images_schema
 from stoker.sources.listing import Listing, is_wanted
 from stoker.sources.webdataset import open_webdataset
-from stoker.store.location import parse_url
+from stoker.store.location import check_key, parse_url
 from stoker.store.protocol import ObjectInfo
-from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker_functions.deadline import Deadline
 from stoker_functions.deployment import Deployment
 from stoker_functions.notifications import Message, Notified, queue_messages
@@ -36,6 +43,8 @@ __all__ = ["ingest_objects", "ingest_queue"]
 
 _log = logging.getLogger(__name__)
 _HEADS_AT_ONCE = 32
+_RUN_BYTES = 256 << 20  # read in some ten seconds
+_MOST_ALONE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +82,23 @@ async def ingest_queue(event: object, deployment: Deployment, deadline: Deadline
     return {"batchItemFailures": [{"itemIdentifier": name} for name in failed]}
 
 
-async def ingest_objects(objects: Iterable[Notified], deployment: Deployment, deadline: Deadline) -> None:
-    """Pack raw objects that were announced together.
+async def ingest_objects(
+    objects: Iterable[Notified], deployment: Deployment, deadline: Deadline
+) -> list[StokerError | None]:
+    """Pack raw objects that were announced together, and return what is wrong with each, if anything.
 
     Raises:
-        StokerError: one of them cannot be packed, or not in time; none of them is lost if all are announced again.
+        ConfigError: this deployment takes in nothing.
+        StoreError: the data set cannot be read.
     """
-    errors: dict[str, StokerError] = {}
-    await _ingest([Message("", tuple(objects))], deployment, deadline, errors)
-    for error in errors.values():
-        raise error
+    messages = [Message(str(number), (notified,)) for number, notified in enumerate(objects)]
+    failed = await _ingest(messages, deployment, deadline)
+    return [failed.get(message.id) for message in messages]
 
 
-async def _ingest(
-    messages: Sequence[Message],
-    deployment: Deployment,
-    deadline: Deadline,
-    errors: dict[str, StokerError] | None = None,
-) -> list[str]:
-    """Pack what messages announce; return the ids of those that failed, and note why."""
-    failed: dict[str, StokerError] = {} if errors is None else errors
+async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline: Deadline) -> dict[str, StokerError]:
+    """Pack what messages announce; return the ids of those that failed, each with the reason."""
+    failed: dict[str, StokerError] = {}
     target = await _target(deployment)
     found: dict[str, list[_Raw]] = defaultdict(list)
     for message in messages:
@@ -105,14 +111,14 @@ async def _ingest(
         except StokerError as error:
             failed[message.id] = error
     for source, raws in found.items():
+        packing = _Packing(source, target, deployment, deadline)
         for group in _groups(raws, target.ingest.kind):
-            try:
-                await _pack_group(source, group, target, deployment, deadline)
-            except StokerError as error:
-                failed.update((raw.message, error) for raw in group)
+            await packing.take(group)
+        await packing.give_up()
+        failed.update(packing.failed)
     for name, problem in failed.items():
         _log.error("message %s: %s: %s", name, type(problem).__name__, problem)
-    return list(failed)
+    return failed
 
 
 async def _target(deployment: Deployment) -> _Target:
@@ -143,6 +149,7 @@ def _raw(notified: Notified, message: str, deployment: Deployment, target: _Targ
 
     Raises:
         EventError: it is none of this deployment's, or can be no sample of its data set.
+        ConfigError: its key is one that no store takes.
     """
     full = f"{notified.url}/{notified.info.key}"
     place = f"{parse_url(notified.url).place}{notified.info.key}"
@@ -151,83 +158,138 @@ def _raw(notified: Notified, message: str, deployment: Deployment, target: _Targ
     if not source:
         raise EventError(f"{full[:200]} is below none of this deployment's sources; STOKER_SOURCES lists them")
     info = ObjectInfo(key=place[len(root) :], size_bytes=notified.info.size_bytes, tag=notified.info.tag)
+    check_key(info.key)
     kind = target.ingest.kind
     is_sample = info.key.lower().endswith(".tar") if kind == "webdataset" else belongs(kind, info.key)
     if not is_wanted(info) or not is_sample:
         _log.warning("leaving out %s: no sample of kind %s", full, kind)
         return None
-    if kind != "webdataset" and info.size_bytes > MAX_SUPER_SAMPLE_BYTES:
-        raise EventError(f"{full} has {info.size_bytes} bytes; a sample has at most {MAX_SUPER_SAMPLE_BYTES}")
+    limit_bytes = target.ingest.super_sample_bytes
+    if kind != "webdataset" and info.size_bytes > limit_bytes:
+        raise EventError(f"{full} has {info.size_bytes} bytes, more than a super-sample of {limit_bytes}")
     label = None if target.schema is None else target.schema.get("label")
     if kind == "image-folder" and isinstance(label, Array) and info.key.partition("/")[0] not in (label.classes or ()):
         raise EventError(f"{full} is of a class that the data set does not have; STOKER_INGEST names them")
     return _Raw(source, info, message)
 
 
-def _groups(raws: Sequence[_Raw], kind: str) -> list[list[_Raw]]:
-    return [[raw] for raw in raws] if kind == "webdataset" else [list(raws)]
+def _groups(raws: Sequence[_Raw], kind: str) -> Iterator[list[_Raw]]:
+    """Yield what becomes a run each, so that a deadline costs one of them and not all."""
+    group: list[_Raw] = []
+    size_bytes = 0
+    for raw in raws:
+        if group and (kind == "webdataset" or size_bytes + raw.info.size_bytes > _RUN_BYTES):
+            yield group
+            group, size_bytes = [], 0
+        group.append(raw)
+        size_bytes += raw.info.size_bytes
+    if group:
+        yield group
 
 
-async def _pack_group(
-    source: str, group: Sequence[_Raw], target: _Target, deployment: Deployment, deadline: Deadline
-) -> None:
-    """Pack raw objects as one run, to its end; without those that were replaced or deleted, if there are any.
+class _Packing:
+    """Packs raw objects of one source.
 
-    Raises:
-        StokerError: they could not be packed, or not in time.
+    Args:
+        source: their URL.
+        target: what they are made into.
+        deployment: whose stores and catalog.
+        deadline: of the invocation.
+
+    Attributes:
+        failed: the messages whose objects were not packed, and why.
     """
-    objects = list({(raw.info.key, raw.info.tag): raw.info for raw in group}.values())
-    if len({info.key for info in objects}) == len(objects):
-        part = await _part(source, objects, target, deployment)
+
+    def __init__(self, source: str, target: _Target, deployment: Deployment, deadline: Deadline) -> None:
+        self._source, self._target, self._deployment, self._deadline = source, target, deployment, deadline
+        self._failed_alone = 0
+        self._given_up: list[str] = []
+        self.failed: dict[str, StokerError] = {}
+
+    async def take(self, group: Sequence[_Raw]) -> None:
+        """Pack a group as one run; where some objects keep it from that, find them by halving, so that they fail alone.
+
+        Where so many do that it is not for the objects, all that are left fail together.
+        """
         try:
-            await _pack_whole(part, deployment, deadline)
-        except (ObjectChangedError, NotFoundError) as error:
-            _log.warning("%s: %s; packing what is there", source, error)
-            await deployment.catalog(target.url).forget([part.run])
-        else:
-            return
-    if there := await _still_there(source, objects, deployment):
-        await _pack_whole(await _part(source, there, target, deployment), deployment, deadline)
+            await self._take(group)
+        except StokerError as error:
+            if not isinstance(error, TransientError) and len(group) > 1 and self._failed_alone < _MOST_ALONE:
+                _log.warning("%s: %s; packing the %d objects in halves", self._source, error, len(group))
+                await self.take(group[: len(group) // 2])
+                await self.take(group[len(group) // 2 :])
+            else:
+                self._failed_alone += 1
+                self.failed.update((raw.message, error) for raw in group)
 
+    async def give_up(self) -> None:
+        """Forget the runs that cannot be finished, behind those that took their place.
 
-async def _part(source: str, objects: Sequence[ObjectInfo], target: _Target, deployment: Deployment) -> Part:
-    ordered = tuple(sorted(objects, key=lambda info: info.key.encode()))
-    schema = target.schema
-    if schema is None:
-        schema = (await open_webdataset(Listing(source, deployment.source(source), ordered, is_folder=False))).schema
-    return Part(
-        dataset=target.url,
-        dataset_id=target.dataset_id,
-        source=source,
-        kind=target.ingest.kind,
-        schema=schema,
-        super_sample_bytes=target.ingest.super_sample_bytes,
-        objects=ordered,
-        is_remembered=True,
-    )
+        Not those that another invocation of the same event has finished after all.
+        """
+        catalog = self._deployment.catalog(self._target.url)
+        found = [(await catalog.journal(run)).recorded for run in self._given_up]
+        await catalog.forget([each.run for each in found if each is not None and each.state == "packing"])
 
+    async def _take(self, group: Sequence[_Raw]) -> None:
+        """Pack a group as one run, without what was replaced or deleted since it was announced."""
+        if self._deadline.is_near:
+            raise DeadlineError(f"no time was left for {len(group)} objects of {self._source}")
+        objects = list({(raw.info.key, raw.info.tag): raw.info for raw in group}.values())
+        if len({info.key for info in objects}) == len(objects):
+            try:
+                await self._pack(objects)
+            except (ObjectChangedError, NotFoundError) as error:
+                _log.warning("%s: %s; packing what is there", self._source, error)
+            else:
+                return
+        if there := await self._still_there(objects):
+            await self._pack(there)
 
-async def _pack_whole(part: Part, deployment: Deployment, deadline: Deadline) -> None:
-    record = await pack_part(part, deployment, deadline)
-    if record.state == "packing":
-        raise DeadlineError(
-            f"run {part.run} of {len(part.objects)} objects did not come to its end in time; it goes on when they are "
-            "announced again"
+    async def _pack(self, objects: Sequence[ObjectInfo]) -> None:
+        """Pack raw objects as one run, to its end."""
+        part = await self._part(objects)
+        try:
+            record = await pack_part(part, self._deployment, self._deadline)
+        except StokerError as error:
+            if not isinstance(error, TransientError):
+                self._given_up.append(part.run)
+            raise
+        if record.state == "packing":
+            raise DeadlineError(
+                f"run {part.run} of {len(part.objects)} objects did not come to its end in time; it goes on when they "
+                "are announced again"
+            )
+
+    async def _part(self, objects: Sequence[ObjectInfo]) -> Part:
+        target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
+        schema = target.schema
+        if schema is None:
+            listing = Listing(self._source, self._deployment.source(self._source), ordered, is_folder=False)
+            schema = (await open_webdataset(listing)).schema
+        return Part(
+            dataset=target.url,
+            dataset_id=target.dataset_id,
+            source=self._source,
+            kind=target.ingest.kind,
+            schema=schema,
+            super_sample_bytes=target.ingest.super_sample_bytes,
+            objects=ordered,
+            is_remembered=True,
         )
 
+    async def _still_there(self, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """Return the objects that are in the bucket as they were announced, with the sizes that they have."""
+        store = self._deployment.source(self._source)
+        found: dict[str, ObjectInfo] = {}
 
-async def _still_there(source: str, objects: Sequence[ObjectInfo], deployment: Deployment) -> list[ObjectInfo]:
-    """Return the objects that are in the bucket as they were announced, with the sizes that they have."""
-    store = deployment.source(source)
-    found: dict[str, ObjectInfo] = {}
+        async def look(info: ObjectInfo) -> None:
+            try:
+                now = await store.head(info.key)
+            except NotFoundError:
+                return
+            if now.tag == info.tag:
+                found[info.key] = now
 
-    async def look(info: ObjectInfo) -> None:
-        try:
-            now = await store.head(info.key)
-        except NotFoundError:
-            return
-        if now.tag == info.tag:
-            found[info.key] = now
-
-    await for_each(objects, look, concurrency=_HEADS_AT_ONCE)
-    return list(found.values())
+        await for_each(objects, look, concurrency=_HEADS_AT_ONCE)
+        return list(found.values())

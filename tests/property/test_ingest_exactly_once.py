@@ -69,7 +69,9 @@ class Story:
 
     async def _deliver(self, group: list[ObjectInfo], undelivered: list[ObjectInfo], *, is_doomed: bool) -> None:
         try:
-            await ingest_objects(self.place.notified(group), self._deployment(is_doomed), plenty())
+            for error in await ingest_objects(self.place.notified(group), self._deployment(is_doomed), plenty()):
+                if error is not None:
+                    raise error
         except StokerError:
             self.happened["delivery died"] += 1
             return

@@ -37,7 +37,7 @@ async def read(store: Readable, item: ObjectInfo, start: int = 0, end: int | Non
         StoreError: it could not be read.
     """
     data = bytearray((item.size_bytes if end is None else end) - start)
-    if data:
+    if data or not item.size_bytes:  # of an empty object, too, it is asked whether it is still there and empty
         await store.get_range(item.key, start, start + len(data), into=memoryview(data), tag=item.tag)
     return data
 

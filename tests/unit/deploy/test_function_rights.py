@@ -68,10 +68,11 @@ def test_raw_objects_that_are_announced_repeatedly_or_vanish_are_taken_in_with_t
         place = Place()
         objects = await place.put(range(RAW))
         ingest = deployed(place, "ingest")
-        await ingest_objects(place.notified(objects[:20]), ingest, plenty())
+        assert not any(await ingest_objects(place.notified(objects[:20]), ingest, plenty()))
         await committed(place)
         await open_store(place.raw).delete(objects[25].key)  # between its announcement and its packing
-        await ingest_objects(place.notified(objects[10:]), ingest, plenty())  # ten of them again
+        again = await ingest_objects(place.notified(objects[10:]), ingest, plenty())  # ten of them again
+        assert not any(again)
         await committed(place)
         assert sorted(await place.numbers()) == [number for number in range(RAW) if number != 25]
 

@@ -72,7 +72,8 @@ def test_after_one_compaction_the_median_size_is_at_least_half_of_the_target(see
     async def main() -> None:
         rng = random.Random(seed)
         place = Place()
-        groups, numbers = [rng.randint(1, rng.choice([2, 10, 60])) for _ in range(rng.randint(3, 40))], []
+        numbers: list[int] = []
+        groups = [rng.randint(1, rng.choice([2, 10, 60])) for _ in range(rng.randint(3, 40))]
         for size in groups:
             value_bytes = rng.choice([8, 300, 2000, 9000])
             await trickled(place, [size], first=len(numbers), value_bytes=value_bytes)
@@ -105,7 +106,7 @@ def test_what_the_time_does_not_allow_is_left_for_another_invocation() -> None:
     async def main() -> None:
         place = Place()
         await trickled(place, [3] * 120)
-        states = []
+        states: list[str] = []
         while not states or states[-1] == "packing":
             # 20 MB a second, of which there are far less than a second: room for two super-samples
             result = await compact(event(place), place.deployment(), Deadline.after(0.001))

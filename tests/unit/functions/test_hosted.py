@@ -1,0 +1,151 @@
+"""An instance that answers several requests at a time: statuses, and raw objects that are packed together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import (
+    ConfigError,
+    ConnectionLostError,
+    CredentialsError,
+    DatasetExistsError,
+    DeadlineError,
+    EventError,
+    FormatError,
+    NotFoundError,
+    PackError,
+    SchemaError,
+    ServerError,
+    StokerError,
+    StoreError,
+    ThrottledError,
+)
+from stoker.store import open_store
+from stoker.store.protocol import ObjectInfo
+from stoker_functions.commit import commit
+from stoker_functions.deadline import Deadline
+from stoker_functions.deployment import Deployment
+from stoker_functions.hosted import Hosted
+from support.deployments import Place, TardyStore
+
+
+def hosted(place: Place, **changes: Any) -> Hosted:
+    made = Hosted(place.deployment(**changes).settings)
+    made.deployment = Deployment(
+        made.deployment.settings,
+        open_url=lambda url: open_store(place.raw if url.startswith("gs://") else url),
+    )
+    return made
+
+
+def announced(info: ObjectInfo, **changes: Any) -> dict[str, Any]:
+    """Return the data of a CloudEvent that says that an object is there."""
+    data = {
+        "kind": "storage#object",
+        "bucket": "raw-of-a-test",
+        "name": info.key,
+        "size": str(info.size_bytes),
+        "generation": info.tag,  # a decimal number, too, for the first nine objects of a store in memory
+        "metageneration": "1",
+        "contentType": "application/octet-stream",
+    }
+    return {**data, **changes}
+
+
+def test_the_answer_is_what_the_handler_returns() -> None:
+    async def main() -> None:
+        async def echo(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+            return {"event": event, "seconds": deadline.remaining_seconds()}
+
+        found = await hosted(Place(), timeout_seconds=300.0).answer(echo, b'{"a": [1]}')
+        assert found == ({"event": {"a": [1]}, "seconds": 300.0}, 200)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (EventError, 400),
+        (ConfigError, 400),
+        (SchemaError, 400),
+        (FormatError, 400),
+        (PackError, 400),
+        (DatasetExistsError, 400),
+        (ThrottledError, 429),
+        (ServerError, 503),
+        (ConnectionLostError, 503),
+        (DeadlineError, 503),
+        (NotFoundError, 500),
+        (CredentialsError, 500),
+        (StoreError, 500),
+    ],
+)
+def test_an_error_is_named_and_its_status_says_whether_to_try_again(error: type[StokerError], status: int) -> None:
+    async def main() -> None:
+        async def fail(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+            raise error("what is wrong")
+
+        found = await hosted(Place()).answer(fail, b"{}")
+        assert found == ({"errorType": error.__name__, "errorMessage": "what is wrong"}, status)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, "{}".encode("utf-16")[:3]])
+def test_a_body_that_is_no_json_is_an_event_error(body: bytes) -> None:
+    async def main() -> None:
+        async def never(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+            raise AssertionError
+
+        answer, status = await hosted(Place()).answer(never, body)
+        assert (answer["errorType"], status) == ("EventError", 400)
+
+    asyncio.run(main())
+
+
+def test_a_mistake_of_ours_is_not_taken_for_one_of_the_caller() -> None:
+    async def main() -> None:
+        async def broken(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await hosted(Place()).answer(broken, b"{}")
+
+    asyncio.run(main())
+
+
+def test_objects_that_are_announced_within_a_second_are_one_run_and_a_bad_one_fails_alone() -> None:
+    async def main() -> None:
+        place = Place()
+        instance = hosted(place, sources=("gs://raw-of-a-test",))
+        events = [announced(info) for info in await place.put(range(9))]
+        events[3]["bucket"] = "of-somebody-else"
+        events[5]["size"] = "many"
+        ends = await asyncio.gather(*map(instance.ingest, events), return_exceptions=True)
+        assert [type(end) for end in ends if end is not None] == [EventError, EventError]
+        answer, status = await instance.answer(commit, json.dumps({"dataset": place.dataset}).encode())
+        assert (status, answer["runs"]) == (200, 1)
+        assert await place.numbers() == [0, 1, 2, 4, 6, 7, 8]
+
+    run_virtual(main())
+
+
+def test_an_announcement_that_cannot_be_packed_in_time_fails() -> None:
+    async def main() -> None:
+        place = Place()
+        instance = hosted(place, sources=("gs://raw-of-a-test",), timeout_seconds=2.0)
+        instance.deployment = Deployment(
+            instance.deployment.settings,
+            open_url=lambda url: TardyStore(open_store(place.raw if url.startswith("gs://") else url), 1.5),
+        )
+        (info,) = await place.put([1])
+        with pytest.raises(StokerError, match="time"):
+            await instance.ingest(announced(info))
+
+    run_virtual(main())
