@@ -77,6 +77,7 @@ def test_functions_end_with_a_program_that_is_killed_and_so_does_all_that_they_h
     command = [*COMMAND, "--config", str(tmp_path / "cloud.json")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         served = Served(process)
+        assert served.variables["STORAGE_EMULATOR_HOST"].startswith("http://127.0.0.1:")
         assert process.stdout is not None
         connection = HTTPConnection(process.stdout.readline().rpartition("/")[2].strip(), timeout=60)
         connection.request("GET", "/")
@@ -117,6 +118,7 @@ def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_t
     [
         (["--function", "nameless"], "not like NAME=VALUE"),
         (["--function", "f=m.f", "--memory-mb", "1"], "memory_mb=1"),
+        (["--config", "x.json", "--function", "f=m.f"], "not both"),
         (["--config", "/does/not/exist.json"], "No such file"),
     ],
 )

@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from stoker_local.bucket import LocalBucket
@@ -15,6 +16,7 @@ from stoker_local.functions.cloud import FunctionCloud, function_cloud
 from stoker_local.functions.config import FunctionCloudConfig
 from stoker_local.functions.spec import FunctionSpec
 from stoker_local.functions.statistics import total
+from stoker_local.gcs import GcsConfig, LocalGcs
 from stoker_local.s3.model import BucketSpec
 
 __all__ = ["add_command", "run"]
@@ -48,6 +50,8 @@ def run(options: argparse.Namespace) -> None:
         ValueError: an option or the configuration is not valid.
         OSError: the configuration cannot be read, or a port is taken.
     """
+    if options.config is not None and options.function:
+        raise ValueError("give functions by --function or in the file of --config, not both")
     watched = options.config == "-"
     if watched:
         config = FunctionCloudConfig.from_json(sys.stdin.readline())
@@ -89,13 +93,22 @@ async def _serve(config: FunctionCloudConfig, buckets: BucketConfig, *, watch_st
         loop.add_signal_handler(number, stop.set)
     if watch_stdin:
         loop.add_reader(sys.stdin.fileno(), _watch, stop)
-    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket, echo=sys.stderr.write) as cloud:
-        print("export " + " ".join(f"{n}={v}" for n, v in (bucket.environment() | cloud.environment()).items()))
+    async with AsyncExitStack() as stack:
+        bucket = await stack.enter_async_context(LocalBucket(buckets))
+        gcs = await stack.enter_async_context(LocalGcs(_gcs_of(config))) if config.google else None
+        running = function_cloud(config, bucket=bucket, gcs=gcs, echo=sys.stderr.write)
+        cloud = await stack.enter_async_context(running)
+        variables = {**bucket.environment(), **(gcs.environment() if gcs else {}), **cloud.environment()}
+        print("export " + " ".join(f"{name}={value}" for name, value in variables.items()))
         for name, url in {**cloud.function_urls, **cloud.google_urls}.items():
             print(f"# {name}: {url}")
         sys.stdout.flush()
         await stop.wait()
         _write_bill(cloud)
+
+
+def _gcs_of(config: FunctionCloudConfig) -> GcsConfig:
+    return GcsConfig(buckets=tuple(sorted({"stoker", *(each.bucket for each in config.finalized)})))
 
 
 def _watch(stop: asyncio.Event) -> None:
