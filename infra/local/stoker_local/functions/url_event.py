@@ -48,8 +48,26 @@ class UrlRequest:
 def request_event(request: UrlRequest) -> dict[str, Any]:
     """Return the event that the function gets."""
     text = _text_of(request)
+    event: dict[str, Any] = {
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": request.raw_path,
+        "rawQueryString": request.raw_query,
+        "headers": dict(request.headers),
+        "requestContext": _context(request),
+        "isBase64Encoded": text is None,
+    }
+    if request.cookies:
+        event["cookies"] = list(request.cookies)
+    if request.raw_query:
+        event["queryStringParameters"] = _joined(parse_query(request.raw_query))
+    if request.body:
+        event["body"] = base64.b64encode(request.body).decode() if text is None else text
+    return event
+
+
+def _context(request: UrlRequest) -> dict[str, Any]:
     domain = request.headers.get("host", "")
-    moment = datetime.fromtimestamp(request.received_at, UTC)
     context: dict[str, Any] = {
         "accountId": request.caller or "anonymous",
         "apiId": domain.partition(".")[0],
@@ -65,27 +83,12 @@ def request_event(request: UrlRequest) -> dict[str, Any]:
         "requestId": request.request_id,
         "routeKey": "$default",
         "stage": "$default",
-        "time": moment.strftime("%d/%b/%Y:%H:%M:%S +0000"),
+        "time": datetime.fromtimestamp(request.received_at, UTC).strftime("%d/%b/%Y:%H:%M:%S +0000"),
         "timeEpoch": int(request.received_at * 1000),
     }
     if request.caller:
         context["authorizer"] = {"iam": {"accessKey": request.caller, "callerId": request.caller}}
-    event: dict[str, Any] = {
-        "version": "2.0",
-        "routeKey": "$default",
-        "rawPath": request.raw_path,
-        "rawQueryString": request.raw_query,
-        "headers": dict(request.headers),
-        "requestContext": context,
-        "isBase64Encoded": text is None,
-    }
-    if request.cookies:
-        event["cookies"] = list(request.cookies)
-    if request.raw_query:
-        event["queryStringParameters"] = _joined(parse_query(request.raw_query))
-    if request.body:
-        event["body"] = base64.b64encode(request.body).decode() if text is None else text
-    return event
+    return context
 
 
 def _text_of(request: UrlRequest) -> str | None:
