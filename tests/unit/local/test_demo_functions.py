@@ -169,7 +169,12 @@ def test_the_block_keeps_its_height_whatever_happens() -> None:
 
 
 def test_the_block_tells_the_newest_of_what_happened_to_instances_and_not_every_call() -> None:
-    happenings = [happening("kill"), *[happening("invoke")] * 9, happening("error", detail="Runtime.ExitError")]
+    happenings = [
+        happening("kill"),
+        happening("reclaim", instance=""),
+        *[happening("invoke")] * 9,
+        happening("error", detail="Runtime.ExitError"),
+    ]
     *_, first, second = [row for row in block(a_moment(happenings=happenings)) if row]
     assert first == "  1.0 s  ingest/1 is killed in mid-invocation"
     assert second == "  1.0 s  ingest/1 fails: Runtime.ExitError"

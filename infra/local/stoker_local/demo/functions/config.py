@@ -30,7 +30,7 @@ _CLASSES = [str(digit) for digit in range(10)]
 _TIMEOUT_SECONDS = 6.0
 _TRICKLED_BYTES = 8 << 10  # small, so that there is something to compact
 _CHANCES = {
-    FunctionFaultKind.KILL: 0.15,
+    FunctionFaultKind.KILL: 0.12,
     FunctionFaultKind.FREEZE: 0.10,
     FunctionFaultKind.DUPLICATE: 0.10,
     FunctionFaultKind.RECLAIM: 0.05,
@@ -57,7 +57,7 @@ class FunctionDemoConfig:
     instances: int = 3
     messages: int = 80
     super_sample_bytes: int = 64 << 10
-    limit_seconds: float = 180.0
+    limit_seconds: float = 120.0
 
     def bucket(self) -> BucketConfig:
         """Return the buckets: for raw images, and for the data set; as far away as a cloud's."""
@@ -95,7 +95,7 @@ class FunctionDemoConfig:
 
     def faults(self) -> FunctionFaultPlan:
         """Return what happens to the functions' instances while they work."""
-        return FunctionFaultPlan(probabilities=_CHANCES, within_seconds=0.3, freeze_seconds=0.5, seed=self.seed)
+        return FunctionFaultPlan(probabilities=_CHANCES, within_seconds=0.12, freeze_seconds=0.5, seed=self.seed)
 
 
 def _function(name: str, concurrency: int) -> FunctionSpec:

@@ -74,10 +74,10 @@ def _cells(figures: FunctionStatistics) -> list[str]:
 
 def _news(happenings: Sequence[Happening]) -> list[str]:
     """Return the newest happenings in words, always as many lines."""
-    told = [happening for happening in happenings if happening.what in _WORDS][-_HAPPENINGS:]
+    worth_telling = [each for each in happenings if each.what in _WORDS and (each.instance or each.what != "reclaim")]
     lines = [
         f"{each.seconds:5.1f} s  {each.instance or each.function} {_WORDS[each.what].format(detail=each.detail)}"
-        for each in told
+        for each in worth_telling[-_HAPPENINGS:]
     ]
     return lines + [""] * (_HAPPENINGS - len(lines))
 
