@@ -111,9 +111,11 @@ class MaterializedFeed:
 
     def _epoch_feed(self, store: Store, manifest: Manifest) -> Feed:
         """Return a feed of an epoch's own objects, which lie in its order."""
-        order = replace(self.config.order, shuffle="none")
+        config = replace(
+            self.config, order=replace(self.config.order, shuffle="none"), held_bytes=self.manifest.file_bytes
+        )
         try:
-            return self._made(store, manifest, replace(self.config, order=order))
+            return self._made(store, manifest, config)
         except BudgetError as error:
             raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
 

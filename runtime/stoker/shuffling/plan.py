@@ -31,7 +31,6 @@ from stoker.reading.group_plan import ReadLimits
 from stoker.shuffling.layout import MAX_SLICES, even_slices
 from stoker.shuffling.memory import TaskMemory, held_bytes
 from stoker.shuffling.task import ShuffleTask, Way
-from stoker.sizes import format_bytes
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
 __all__ = ["EpochPlan", "PlanConfig", "Worker", "chosen_plan", "plan_ways"]
@@ -223,34 +222,34 @@ class _Planner:
     def _tried(self, way: Way, slices: int) -> EpochPlan:
         worker = self._config.worker
         scatters = min(max(slices, self._least_parts), len(self._manifest)) if way == "scattered" else 0
-        objects = self._objects(max(slices, self._config.lanes))
-        cells = self._objects(scatters * slices)
-        out = objects / slices, self._size_bytes / slices
         problem = ""
-        kinds: list[_Parts] = []
-        if way == "scattered":
-            gets, puts = len(self._manifest) / scatters, cells / scatters
-            kinds.append(self._parts(scatters, gets, puts, self._size_bytes / scatters, self._size_bytes / scatters))
-            kinds.append(self._parts(slices, scatters + cells / slices, out[0], out[1], out[1]))
-        elif way == "streamed":
-            touched = len(self._manifest) * (
-                1.0 - (1.0 - 1.0 / slices) ** (self._manifest.samples / len(self._manifest))
-            )
-            share = touched / len(self._manifest)
-            kinds.append(self._parts(slices, touched, out[0], share * self._size_bytes, out[1]))
-        else:
-            try:
-                requests, read_bytes = self._ranged(slices)
-            except BudgetError as error:
-                problem, requests, read_bytes = str(error), 0.0, 0.0
-            kinds.append(self._parts(slices, requests, out[0], read_bytes, out[1]))
-        kinds.append(_Parts(1, slices + 4, 2, 0, 0))
+        try:
+            kinds = [*self._kinds(way, slices, scatters), _Parts(1, slices + 4, 2, 0, 0)]
+        except BudgetError as error:
+            problem, kinds = str(error), [_Parts(1, 0, 0, 0, 0)]
         each = [worker.task_seconds(kind.gets + kind.puts, kind.read_bytes + kind.written_bytes) for kind in kinds]
         if not problem and max(each) > _TIME_SHARE * worker.seconds:
             problem = f"a task would take about {max(each):,.0f} s of the {worker.seconds:,.0f} s that it has"
-        if not problem and max(slices, scatters) < self._least_parts and way != "ranged":
-            problem = f"{format_bytes(self._size_bytes)} do not fit in memory even in {max(slices, scatters)} parts"
+        if not problem and way == "scattered" and scatters < self._least_parts:
+            problem = f"the samples of one super-sample in {scatters} do not fit in memory"
         return self._summed(way, (slices, scatters), kinds, each, problem)
+
+    def _kinds(self, way: Way, slices: int, scatters: int) -> list[_Parts]:
+        """Return the tasks that read and write samples."""
+        size_bytes = self._size_bytes
+        objects, written_bytes = self._objects(max(slices, self._config.lanes)) / slices, size_bytes / slices
+        if way == "ranged":
+            requests, read_bytes = self._ranged(slices)
+            return [self._parts(slices, requests, objects, read_bytes, written_bytes)]
+        if way == "streamed":
+            super_samples = len(self._manifest)
+            share = 1.0 - (1.0 - 1.0 / slices) ** (self._manifest.samples / super_samples)
+            return [self._parts(slices, share * super_samples, objects, share * size_bytes, written_bytes)]
+        cells, moved_bytes = self._objects(scatters * slices), size_bytes / scatters
+        return [
+            self._parts(scatters, 1 + len(self._manifest) / scatters, cells / scatters, moved_bytes, moved_bytes),
+            self._parts(slices, scatters + cells / slices, objects, written_bytes, written_bytes),
+        ]
 
     def _objects(self, parts: int) -> int:
         """Return how many super-samples are written where so many parts share none."""

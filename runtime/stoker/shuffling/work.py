@@ -23,7 +23,7 @@ from stoker.reading.group_steps import Group
 from stoker.reading.head_memory import HeadMemory
 from stoker.retry import RetryingReader
 from stoker.ring import Ring
-from stoker.shuffling.epochs import SCATTERED_FOLDER, commit_epoch
+from stoker.shuffling.epochs import SCATTERED_FOLDER, commit_epoch, read_epoch
 from stoker.shuffling.folder import FolderStore
 from stoker.shuffling.layout import EpochLayout
 from stoker.shuffling.memory import TaskMemory
@@ -119,6 +119,8 @@ class _Work:
     async def scatter(self) -> dict[str, Any]:
         """Write the samples of some super-samples, sorted by the slices that they belong to."""
         layout, manifest, part = self.layout, self.layout.manifest, self.task.part
+        if await read_epoch(self.store, layout) is not None:  # and what was scattered for it is deleted
+            return {"state": "complete"}
         first, last = self._scatter_rows()[part : part + 2].tolist()
         starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         numbers = np.arange(starts[first], starts[last])

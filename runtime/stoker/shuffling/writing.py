@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from types import TracebackType
 
+from stoker.checksum import crc32c
 from stoker.errors import ChecksumError, PackError, PreconditionFailedError
 from stoker.manifest import Manifest, PackRun, Rows, object_key
-from stoker.retry import RetryingStore, holds
+from stoker.retry import RetryingStore
 from stoker.schema import Schema
 from stoker.shuffling.reading import Samples
 from stoker.shuffling.record import PartRecord
@@ -25,7 +26,8 @@ from stoker.supersample import Head, Origin, Packed, SuperSampleBuilder
 __all__ = ["PartWriter", "Section", "WriteConfig"]
 
 _RECORD_EVERY_OBJECTS = 16
-_COMPARISONS = 3
+_READINGS = 10
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,19 +180,37 @@ class PartWriter:
         try:
             info = await self._store.put(key, data, if_absent=True)
         except PreconditionFailedError:  # of somebody who did the same, and was killed, or is at work too
-            info = await self._found(key, data)
+            info = await self._found(key, packed)
         return run, replace(packed, tag=info.tag)
 
-    async def _found(self, key: str, data: bytes) -> ObjectInfo:
-        """Return what the store says of an object that should have these bytes; one reading may be damaged on its way.
+    async def _found(self, key: str, packed: Packed) -> ObjectInfo:
+        """Return what the store says of an object that should be this one, as its size and checksum tell.
+
+        A reading may be damaged on its way; what is read twice alike is what is there.
 
         Raises:
-            PackError: it has others.
+            PackError: it is another one.
         """
-        for _ in range(_COMPARISONS):
-            if info := await holds(self._store, key, data):
+        seen = None
+        for _ in range(_READINGS):
+            info = await self._store.head(key)
+            found = info.size_bytes, await self._checksum(info)
+            if found == (packed.size_bytes, packed.crc32c):
                 return info
+            if found == seen:
+                break
+            seen = found
         raise PackError(f"{self._store.url}/{key} holds something else; delete it, and shuffle again")
+
+    async def _checksum(self, info: ObjectInfo) -> int:
+        """Return the checksum of an object, read in small pieces, so that no second object is held in memory."""
+        piece = memoryview(bytearray(min(_PIECE_BYTES, info.size_bytes)))
+        checksum = 0
+        for start in range(0, info.size_bytes, _PIECE_BYTES):
+            end = min(start + _PIECE_BYTES, info.size_bytes)
+            await self._store.get_range(info.key, start, end, into=piece[: end - start], tag=info.tag)
+            checksum = crc32c(piece[: end - start], checksum)
+        return checksum
 
     async def _settle(self, running: int) -> None:
         """Wait until at most that many uploads are under way, and count those that ended."""
