@@ -66,6 +66,7 @@ class FeedConfig:
         limit: deliver only the first so many positions of every epoch.
         columns: which to deliver, in this order; all if None.
         memory_bytes: budget of this rank.
+        held_bytes: of it, what is taken besides.
         end_epoch: do not look ahead into this epoch or beyond.
         schedule: how far ahead to fetch.
         fetch: deadlines, retries, hedges and concurrency.
@@ -84,6 +85,7 @@ class FeedConfig:
     limit: int | None = None
     columns: tuple[str, ...] | None = None
     memory_bytes: int = 512 << 20
+    held_bytes: int = 0
     end_epoch: int | None = None
     schedule: Schedule = field(default_factory=Continuous)
     fetch: FetchConfig = field(default_factory=FetchConfig)
@@ -291,7 +293,7 @@ class Feed:
     def _planned_slots(self) -> SlotPlan:
         """Return how the memory is spent; ``full`` is read in groups where not everything fits."""
         manifest, config = self.manifest, self.config
-        manifest_bytes, sharers = manifest.file_bytes, config.workers or 1
+        manifest_bytes, sharers = manifest.file_bytes + config.held_bytes, config.workers or 1
         try:
             return plan_slots(manifest, manifest_bytes, config.order, self.partition, config.memory_bytes, sharers)
         except BudgetError:
