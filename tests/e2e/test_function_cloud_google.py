@@ -116,6 +116,24 @@ def test_an_instance_that_is_killed_or_too_slow_is_an_error_and_the_next_call_wo
     asyncio.run(scenario())
 
 
+def test_an_instance_that_is_taken_back_may_finish_what_it_has_begun(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "calls"
+        finishing = google("finish", environment={"NOTE_FILE": str(file)})
+        async with cloud_of(google=(finishing,), tmp="folder") as cloud:
+
+            async def ask() -> None:
+                async with page_of(cloud.google_urls["finish"]) as answer:
+                    await answer.read()
+
+            asking = asyncio.create_task(ask())
+            await until(lambda: file.exists() and file.read_text())
+        await asyncio.gather(asking, return_exceptions=True)
+        assert file.read_text().splitlines() == ['{"begun": true}', '{"ended": true}']
+
+    asyncio.run(scenario())
+
+
 def test_objects_of_the_local_gcs_reach_the_function_until_it_acknowledges_them(tmp_path: Path) -> None:
     async def scenario() -> None:
         file = tmp_path / "events"

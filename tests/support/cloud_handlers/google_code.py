@@ -32,6 +32,15 @@ async def sleep(request: Any) -> dict[str, int]:
 
 
 @functions_framework.aio.http
+async def finish(request: Any) -> dict[str, int]:
+    """Say that it has begun, and after a while that it has ended."""
+    _append({"begun": True})
+    await asyncio.sleep(1.0)
+    _append({"ended": True})
+    return {}
+
+
+@functions_framework.aio.http
 async def error(request: Any) -> tuple[dict[str, str], int]:
     return {"errorType": "EventError"}, 400
 
