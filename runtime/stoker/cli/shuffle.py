@@ -214,14 +214,17 @@ class _Making:
 
     def tell(self) -> None:
         """Say what all of it took."""
-        self._say(*self._driver.report.lines())
-        if not self._args.on:
-            reading = self._store.meter.reading()
-            gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
-            self._say(
-                f"{gets:,} GETs, {format_bytes(reading.read_bytes)} read; {puts:,} PUTs, "
-                f"{format_bytes(reading.written_bytes)} written; ${reading.dollars(Prices.load()):.6f} for them"
-            )
+        lines = self._driver.report.lines()
+        if self._args.on:
+            self._say(*lines)
+            return
+        reading = self._store.meter.reading()
+        gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
+        self._say(
+            *lines[:-1],  # the last is of functions
+            f"{counted(gets, 'GET')}, {format_bytes(reading.read_bytes)} read; {counted(puts, 'PUT')}, "
+            f"{format_bytes(reading.written_bytes)} written; ${reading.dollars(Prices.load()):.6f} for them",
+        )
 
     def _say(self, *lines: str) -> None:
         if not self._is_quiet:
@@ -250,7 +253,9 @@ def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest) -> s
         for plan in plans
     ]
     a_day = Prices.load().store(args.url).storage_dollars(manifest.size_bytes, 1 / _DAYS_A_MONTH)
-    what = f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {args.lanes} lanes"
+    what = (
+        f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {counted(args.lanes, 'lane')}"
+    )
     return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
 
 

@@ -8,7 +8,7 @@ from typing import Self
 from stoker.errors import BudgetError
 from stoker.sizes import format_bytes
 
-__all__ = ["TaskMemory", "held_bytes", "usable_bytes"]
+__all__ = ["HEADER_BYTES", "TaskMemory", "held_bytes", "usable_bytes"]
 
 _PROGRAM_BYTES = 160 << 20
 """Of an instance: the interpreter, libraries and connections."""
@@ -16,7 +16,8 @@ _SAMPLE_BYTES = 192
 """What is known of a sample in memory besides its values: measured, and rounded up."""
 _COLUMN_BYTES = 16
 """Of it, for each column: a length and a checksum."""
-_HEADER_BYTES = 64 << 10
+HEADER_BYTES = 64 << 10
+"""More than the header of a super-sample has, unless there are hundreds of columns."""
 _MOST_READS, _MOST_UPLOADS = 16, 8
 _LEAST = 2
 _HEDGES = 2
@@ -63,7 +64,7 @@ class TaskMemory:
         Raises:
             BudgetError: it is too small; names the figure that fits.
         """
-        written_bytes = object_bytes + _HEADER_BYTES
+        written_bytes = object_bytes + HEADER_BYTES
         reads = max(_LEAST, min(_MOST_READS, memory_bytes // _SHARE // largest_bytes))
         uploads = max(_LEAST, min(_MOST_UPLOADS, memory_bytes // _SHARE // written_bytes))
         passing_bytes = (reads + _HEDGES) * largest_bytes + (uploads + 2) * written_bytes

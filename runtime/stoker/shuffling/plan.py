@@ -29,7 +29,7 @@ from stoker.prices import FunctionPrices, Operation, StorePrices
 from stoker.reading.forecast import forecast_groups
 from stoker.reading.group_plan import ReadLimits
 from stoker.shuffling.layout import MAX_SLICES, even_slices
-from stoker.shuffling.memory import TaskMemory, held_bytes
+from stoker.shuffling.memory import HEADER_BYTES, TaskMemory, held_bytes
 from stoker.shuffling.task import ShuffleTask, Way
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
@@ -170,7 +170,9 @@ def plan_ways(manifest: Manifest, config: PlanConfig) -> tuple[EpochPlan, ...]:
     Raises:
         BudgetError: the memory is too small for any way.
     """
-    object_bytes = config.object_bytes or min(MAX_SUPER_SAMPLE_BYTES, manifest.largest_bytes)
+    # With its header, an object is no larger than those of the data set: what a loader has to hold stays the same.
+    default_bytes = max(manifest.largest_bytes - HEADER_BYTES, manifest.largest_bytes // 2)
+    object_bytes = config.object_bytes or min(MAX_SUPER_SAMPLE_BYTES, default_bytes)
     memory = TaskMemory.plan(
         config.worker.memory_bytes, largest_bytes=max(manifest.largest_bytes, object_bytes), object_bytes=object_bytes
     )

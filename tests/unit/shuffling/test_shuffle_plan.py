@@ -14,12 +14,13 @@ from stoker.meter import Meter
 from stoker.prices import Operation, Prices
 from stoker.reading.head_memory import HeadMemory
 from stoker.schema import Array, Schema
+from stoker.shuffling.epochs import read_epoch
 from stoker.shuffling.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
 from stoker.shuffling.task import Way
 from stoker.store.metered import MeteredStore
 from stoker.supersample import Packed
 from stoker.versions import read_manifest
-from support.materialized import WAYS, carry_out
+from support.materialized import WAYS, carry_out, layout_of
 from support.packing import fresh_store, pack
 from support.supersamples import samples_of
 
@@ -124,6 +125,21 @@ def test_a_task_that_would_take_too_long_is_cut_and_if_that_is_of_no_use_the_way
         assert not short[way].problem
         assert short[way].task_seconds <= 300
         assert short[way].slices > long[way].slices
+
+
+def test_objects_of_an_epoch_are_no_larger_than_those_of_the_data_set() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        await pack(store, samples_of(SCHEMA, 100), schema=SCHEMA, super_sample_bytes=400_000)
+        manifest = await read_manifest(store)
+        plan = plans(manifest, lanes=2, seconds=math.inf)["streamed"]
+        phases = plan.phases(dataset="any", version=1, seed=7, epoch=0, lanes=2, keep=0)
+        await carry_out(store, phases, 1 << 30)
+        epoch = await read_epoch(store, await layout_of(store, phases[0][0]))
+        assert epoch is not None
+        assert 0.7 * manifest.largest_bytes < epoch.largest_bytes <= manifest.largest_bytes
+
+    asyncio.run(main())
 
 
 def test_where_no_way_works_every_reason_is_given() -> None:
