@@ -12,7 +12,7 @@ from typing import Any
 
 from stoker.errors import EventError
 
-__all__ = ["Fields"]
+__all__ = ["Fields", "shown"]
 
 _SHOWN_CHARACTERS = 80
 _MAX_TEXT_CHARACTERS = 4096
@@ -31,7 +31,7 @@ class Fields:
 
     def __init__(self, value: object, what: str) -> None:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise EventError(f"the {what} is {_shown(value)}, not a JSON object")
+            raise EventError(f"the {what} is {shown(value)}, not a JSON object")
         self._left: dict[str, Any] = dict(value)
         self._what = what
 
@@ -79,7 +79,7 @@ class Fields:
     def end(self) -> None:
         """Raise EventError if there is a field that was not asked for."""
         if self._left:
-            raise EventError(f"the {self._what} has a field {_shown(min(self._left))} that means nothing; leave it out")
+            raise EventError(f"the {self._what} has a field {shown(min(self._left))} that means nothing; leave it out")
 
     def _take(self, name: str, default: object) -> Any:
         if name in self._left:
@@ -89,9 +89,13 @@ class Fields:
         return default
 
     def _wrong(self, name: str, value: object, wanted: str) -> EventError:
-        return EventError(f"the {self._what}'s {name!r} is {_shown(value)}, not {wanted}")
+        return EventError(f"the {self._what}'s {name!r} is {shown(value)}, not {wanted}")
 
 
-def _shown(value: object) -> str:
-    text = ascii(value)
+def shown(value: object) -> str:
+    """Return a value as an error shows it: in printable ASCII, and not much of it."""
+    try:
+        text = ascii(value)
+    except (RecursionError, ValueError):  # it is nested too deeply, or a number of too many digits
+        text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -35,7 +35,7 @@ FLOORS = {
     "pure": """access_token budget checksum feistel fields gather images lane_share manifest meter order partition
         philox prices ring schedule sizes steps supersample tensorfile tier
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
-        pack.cutter pack.difference pack.record
+        pack.cutter pack.difference pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task""",
     "waiting": """bounded clock first_touch loop_thread progress task_group
@@ -43,7 +43,7 @@ FLOORS = {
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance sources versions walk
         fetch.fetcher fetch.prefetcher fetch.range_reader
-        pack.catalog pack.known pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
+        pack.catalog pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
         reading.super_samples reading.values
         shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work shuffling.writing""",

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import EventError, FormatError, SchemaError
-from stoker.fields import Fields
+from stoker.errors import ConfigError, EventError, FormatError, SchemaError
+from stoker.fields import Fields, shown
 from stoker.pack.record import SOURCE_BYTES, PackRecord, no_sources
 from stoker.schema import Schema
+from stoker.store.location import check_key
 from stoker.store.protocol import ObjectInfo
 from stoker.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 
@@ -160,6 +161,8 @@ class Part:
             raise EventError("the pack event has an object twice")
         if self.is_remembered and len(self.objects) != 1 and self.kind not in ("files", "image-folder"):
             raise EventError("the pack event is 'remembered': only objects that are a sample each can be, or one alone")
+        if self.keys is not None and self.kind not in ("files", "image-folder"):
+            raise EventError(f"the pack event has a 'slice' of kind {self.kind}; name the objects")
         if self.rows is not None and (self.kind != "npy" or len(self.objects) != 1):
             raise EventError("the pack event has 'rows', which only one npy object has")
         if self.kind in ("npy", "npz") and len(self.objects) != 1:
@@ -174,7 +177,10 @@ def source_hashes(source: str, objects: Iterable[ObjectInfo]) -> NDArray[np.uint
 
 
 def _schema(value: object) -> Schema:
-    text = json.dumps(value, separators=(",", ":"))  # as Schema.to_json spells it
+    try:
+        text = json.dumps(value, separators=(",", ":"))  # as Schema.to_json spells it
+    except RecursionError:
+        raise EventError("the pack event's 'schema' is nested too deeply") from None
     if len(text) > _MAX_SCHEMA_CHARACTERS:
         raise EventError(f"the pack event's 'schema' has {len(text)} characters, more than {_MAX_SCHEMA_CHARACTERS}")
     try:
@@ -187,20 +193,29 @@ def _object(value: object) -> ObjectInfo:
     if isinstance(value, list) and len(value) == 3:
         key, size_bytes, tag = value
         fields = Fields({"key": key, "size_bytes": size_bytes, "tag": tag}, "pack event's object")
-        return ObjectInfo(key=fields.text("key"), size_bytes=fields.integer("size_bytes"), tag=fields.text("tag"))
-    raise EventError(f"the pack event has the object {ascii(value)[:80]}; write [key, size in bytes, tag]")
+        tag = fields.text("tag", pattern="[ -~]{1,256}")  # it is sent in a header
+        return ObjectInfo(key=_key(fields.text("key")), size_bytes=fields.integer("size_bytes"), tag=tag)
+    raise EventError(f"the pack event has the object {shown(value)}; write [key, size in bytes, tag]")
+
+
+def _key(key: str) -> str:
+    try:
+        check_key(key)
+    except ConfigError as error:
+        raise EventError(f"the pack event has a key that no store takes: {error}") from None
+    return key
 
 
 def _rows(value: list[Any]) -> tuple[int, int]:
     if len(value) != 2 or not all(type(row) is int for row in value) or not 0 <= value[0] < value[1]:
-        raise EventError(f"the pack event has the rows {ascii(value)[:80]}; write [start, end]")
+        raise EventError(f"the pack event has the rows {shown(value)}; write [start, end]")
     return value[0], value[1]
 
 
 def _key_slice(fields: Fields) -> KeySlice:
     found = KeySlice(
-        after=fields.text("after", default=""),
-        until=fields.text("until"),
+        after=_key(after) if (after := fields.text("after", default="")) else "",
+        until=_key(fields.text("until")),
         objects=fields.integer("objects", least=1),
         fingerprint=fields.text("fingerprint", pattern="[0-9a-f]{64}"),
     )

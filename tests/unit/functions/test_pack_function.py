@@ -205,6 +205,12 @@ GOOD: dict[str, Any] = {
 }
 
 
+SLICE: dict[str, Any] = {"after": "a", "until": "b", "objects": 1, "fingerprint": "0" * 64}
+DEEP: list[Any] = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -221,9 +227,21 @@ GOOD: dict[str, Any] = {
         ({"objects": []}, "neither 'objects' nor a 'slice'"),
         ({"objects": [["key", 3]]}, "write \\[key"),
         ({"objects": [["key", -3, "tag"]]}, "'size_bytes' is -3"),
+        ({"objects": [["/etc/passwd", 3, "tag"]]}, "no store takes"),
+        ({"objects": [["\ud800", 3, "tag"]]}, "no store takes"),
+        ({"objects": [["key", 3, "tag\r\nx-amz-acl: public-read"]]}, "'tag' is"),
+        ({"objects": [DEEP]}, "write \\[key"),
+        ({"schema": DEEP}, "nested too deeply"),
+        ({"rows": [DEEP], "kind": "npy"}, "write \\[start, end\\]"),
         ({"objects": [["key", 3, "tag"], ["key", 3, "other"]]}, "twice"),
         ({"slice": {"after": "", "until": "x", "objects": 1, "fingerprint": "0" * 64}}, "or both"),
         ({"objects": [], "slice": {"after": "x", "until": "x", "objects": 1, "fingerprint": "0" * 64}}, "slice ends"),
+        ({"objects": [], "slice": {**SLICE, "until": "\ud800"}}, "no store takes"),
+        ({"objects": [], "slice": {**SLICE, "after": "/"}}, "no store takes"),
+        ({"objects": [], "slice": {**SLICE, "fingerprint": "0"}}, "'fingerprint'"),
+        ({"objects": [], "slice": SLICE, "kind": "webdataset"}, "'slice' of kind webdataset"),
+        ({"objects": [["a", 1, "t"], ["b", 1, "t"]], "kind": "npz"}, "2 objects of kind npz"),
+        ({"objects": [["a", 1, "t"], ["b", 1, "t"]], "kind": "webdataset", "remembered": 1}, "'remembered'"),
         ({"rows": [0, 1]}, "which only one npy object has"),
         ({"rows": [1, 0], "kind": "npy"}, "write \\[start, end\\]"),
         ({"nonsense": 1}, "'nonsense' that means nothing"),
@@ -231,8 +249,11 @@ GOOD: dict[str, Any] = {
 )
 def test_a_malformed_event_names_its_field(change: dict[str, Any], problem: str) -> None:
     async def main() -> None:
+        event = {**GOOD, **change}
+        if "slice" in change and not event["objects"]:
+            del event["objects"]
         with pytest.raises(EventError, match=problem):
-            await pack({**GOOD, **change}, Place().deployment(), plenty())
+            await pack(event, Place().deployment(), plenty())
 
     asyncio.run(main())
 

@@ -1,0 +1,132 @@
+"""Fields of a JSON object from outside: taken as they are, or an error that names the field and shows little of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.errors import EventError
+from stoker.fields import Fields
+
+Take = Callable[[Fields], object]
+
+TAKES: dict[str, Take] = {
+    "text": lambda fields: fields.text("x"),
+    "pattern": lambda fields: fields.text("x", pattern="[0-9a-f]{16}"),
+    "integer": lambda fields: fields.integer("x", least=1, most=10),
+    "choice": lambda fields: fields.choice("x", ("a", "b")),
+    "array": lambda fields: fields.array("x", most=3),
+    "within": lambda fields: fields.within("x"),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def test_fields_are_returned_as_they_are() -> None:
+    fields = Fields({"t": "té", "i": 3, "c": "b", "a": [1, "x", None], "o": {"y": 1}, "v": None}, "event")
+    assert (fields.text("t"), fields.integer("i"), fields.choice("c", ("a", "b"))) == ("té", 3, "b")
+    assert fields.array("a", most=3) == [1, "x", None]
+    assert fields.within("o").integer("y") == 1
+    assert fields.value("v") is None
+    fields.end()
+
+
+def test_a_field_that_is_missing_has_its_default_or_is_an_error_that_names_it() -> None:
+    fields = Fields({}, "pack event")
+    assert (fields.text("t", default=""), fields.integer("i", default=0)) == ("", 0)
+    assert (fields.choice("c", ("a",), default="a"), fields.array("a", most=1, default=[])) == ("a", [])
+    for take in TAKES.values():
+        with pytest.raises(EventError, match="the pack event has no field 'x'"):
+            take(fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("text", 3),
+        ("text", None),
+        ("text", ["x"]),
+        ("text", "x" * 4097),
+        ("pattern", "0123456789abcde"),
+        ("pattern", "0123456789ABCDEF"),
+        ("pattern", "0123456789abcdef\n"),
+        ("pattern", "\u0660" * 16),
+        ("pattern", ""),
+        ("integer", "3"),
+        ("integer", True),
+        ("integer", 3.0),
+        ("integer", 0),
+        ("integer", 11),
+        ("integer", float("nan")),
+        ("choice", "c"),
+        ("choice", ["a"]),
+        ("choice", "ab"),
+        ("array", {}),
+        ("array", "abc"),
+        ("array", [1, 2, 3, 4]),
+        ("within", []),
+        ("within", None),
+        ("within", {1: 2}),
+    ],
+)
+def test_a_field_of_another_type_or_out_of_bounds_is_an_error_that_names_it(name: str, value: object) -> None:
+    with pytest.raises(EventError, match="the pack event's 'x' is"):
+        TAKES[name](Fields({"x": value}, "pack event"))
+
+
+def test_what_lies_within_is_named_by_the_way_to_it() -> None:
+    with pytest.raises(EventError, match="the pack event's 'slice''s 'objects' is -1"):
+        Fields({"slice": {"objects": -1}}, "pack event").within("slice").integer("objects")
+
+
+def test_a_field_that_nobody_asked_for_is_an_error() -> None:
+    fields = Fields({"a": 1, "supersample_bytes": 2}, "pack event")
+    fields.integer("a")
+    with pytest.raises(EventError, match="'supersample_bytes' that means nothing"):
+        fields.end()
+    assert "a" not in fields
+    assert "supersample_bytes" in fields
+
+
+@pytest.mark.parametrize("value", [None, 3, "{}", [], [{}], {1: 2}, {None: 1}])
+def test_what_is_no_object_has_no_fields(value: object) -> None:
+    with pytest.raises(EventError, match=r"the pack event is .*, not a JSON object"):
+        Fields(value, "pack event")
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10_000, ["\x1b[31m"] * 10_000, nested(5_000), 10**6000, "\ud800"],
+    ids=["long", "escapes", "deep", "huge", "half a pair"],
+)
+def test_an_error_shows_a_little_of_a_value_however_large_deep_or_odd_it_is(value: object) -> None:
+    for take in (TAKES["pattern"], TAKES["integer"], TAKES["within"]):
+        with pytest.raises(EventError) as caught:
+            take(Fields({"x": value}, "event"))
+        text = str(caught.value)
+        assert len(text) < 300
+        assert text.isprintable()
+
+
+@given(JSON)
+def test_whatever_is_sent_is_taken_or_an_event_error(value: Any) -> None:
+    for take in TAKES.values():
+        try:
+            taken = take(Fields({"x": json.loads(json.dumps(value))}, "event"))
+        except EventError:
+            continue
+        assert isinstance(taken, (str, int, list, Fields))
