@@ -211,7 +211,7 @@ class MaterializedFeed:
         return feed
 
     def next(self) -> Batch | None:
-        """Return the next batch, or None where the run ends.
+        """Return the next batch, or None where the run ends, or had nothing left of the epoch that it was started in.
 
         Objects of an epoch that are gone, or not what its manifest says, are done without: the rest of the epoch is
         read as ``full``.
@@ -231,7 +231,8 @@ class MaterializedFeed:
             _log.warning("the rest of epoch %d, from position %d on, is read as 'full': %s", *self._place, error)
             self._read(None)
             batch = self._feed.next()
-        assert batch is not None  # noqa: S101 - the epoch has one more, or it would have ended
+        if batch is None:
+            return None
         self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         if batch.is_last:
             self._dealing = None

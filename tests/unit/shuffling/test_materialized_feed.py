@@ -1,0 +1,153 @@
+"""Whatever there is of an epoch, and whenever it goes: each rank gets what its dealing says, in ``full``'s sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import CredentialsError, PermissionDeniedError
+from stoker.feed import Batch, FeedConfig
+from stoker.loop_thread import LoopThread
+from stoker.order import Order, OrderConfig
+from stoker.shuffling.feed import MaterializedFeed
+from stoker.store import open_store
+from stoker.versions import read_manifest
+from support.datasets import pack_numbers
+from support.materialized import materialize
+from support.packing import WatchedStore
+
+SAMPLES = 90
+LANES = (1, 2, 3, 4, 7)
+
+
+@pytest.fixture(scope="module")
+def url() -> str:
+    """A data set of which epoch 0 is materialized for several lanes, in small objects, and epoch 1 is not."""
+    found = pack_numbers(SAMPLES, super_sample_bytes=900)
+    for lanes in LANES:
+        materialize(found, lanes=lanes, slices=lanes, object_bytes=400)
+    return found
+
+
+class Vanishing(WatchedStore):
+    """A store that has no object of an epoch any more once it was told so, or never had: their manifests stay."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(open_store(url))
+        self.is_gone = False
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        if self.is_gone and key.startswith("epochs/") and "/data/" in key:
+            await self.store.get("no such object")
+
+
+def feed_of(store: Any, thread: LoopThread, **config: Any) -> MaterializedFeed:
+    manifest = thread.run(read_manifest(store))
+    given_config = {"memory_bytes": 40_000, **config}
+    return MaterializedFeed(store, manifest, FeedConfig(by_lanes=True, **given_config), thread)
+
+
+def full_order(lanes: int) -> OrderConfig:
+    return OrderConfig(shuffle="full", seed=7, lanes=lanes)
+
+
+@given(
+    lanes=st.sampled_from(LANES),
+    world_size=st.integers(1, 4),
+    batch_size=st.integers(1, 20),
+    start=st.integers(0, SAMPLES - 1),
+    drop_last=st.booleans(),
+    gone_after=st.one_of(st.none(), st.integers(0, 12)),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_rank_gets_the_positions_that_are_dealt_to_it(
+    url: str, lanes: int, world_size: int, batch_size: int, start: int, drop_last: bool, gone_after: int | None
+) -> None:
+    full = Order(np.array([SAMPLES]), full_order(lanes), epoch=0).at(0, SAMPLES)
+    thread = LoopThread()
+    try:
+        for rank in range(world_size):
+            store = Vanishing(url)
+            feed = feed_of(
+                store,
+                thread,
+                order=full_order(lanes),
+                batch_size=batch_size,
+                rank=rank,
+                world_size=world_size,
+                drop_last=drop_last,
+                end_epoch=1,
+            )
+            feed.start(0, start)
+            assert feed.is_materialized
+            for number, (step, is_last) in enumerate(feed.partition.walk(start)):
+                store.is_gone = gone_after is not None and number >= gone_after
+                batch = feed.next()
+                assert batch is not None
+                positions = np.concatenate([part.positions(lanes) for part in step.slices])
+                assert feed.sample_ids(batch).tolist() == full[positions].tolist()
+                assert batch.columns["x"].tolist() == full[positions].tolist()  # type: ignore[union-attr]
+                assert (batch.end, batch.is_last, batch.repeated) == (step.end, is_last, step.repeated)
+            assert feed.next() is None
+    finally:
+        thread.close()
+
+
+def test_batches_taken_before_objects_vanish_still_know_their_samples(url: str) -> None:
+    thread = LoopThread()
+    try:
+        store = Vanishing(url)
+        feed = feed_of(store, thread, order=full_order(2), batch_size=9, end_epoch=2)
+        batches: list[Batch] = []
+        while (batch := feed.next()) is not None:
+            batches.append(batch)
+            store.is_gone = True
+        assert not feed.is_materialized
+        assert len(batches) == 2 * SAMPLES // 9
+        for batch in batches:
+            assert feed.sample_ids(batch).tolist() == batch.columns["x"].tolist()  # type: ignore[union-attr]
+        assert "/epochs/" in feed.sample_name(batches[0], 0)
+        assert "/epochs/" not in feed.sample_name(batches[-1], 0)
+    finally:
+        thread.close()
+
+
+def test_an_error_that_full_would_meet_too_is_not_evaded(url: str) -> None:
+    class Expired(Vanishing):
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if self.is_gone:
+                raise CredentialsError("the credentials have expired")
+
+    thread = LoopThread()
+    try:
+        store = Expired(url)
+        feed = feed_of(store, thread, order=full_order(1), batch_size=5, memory_bytes=40_000)
+        assert feed.next() is not None
+        store.is_gone = True
+        with pytest.raises(CredentialsError):
+            list(iter(feed.next, None))
+        store.is_gone = False
+        assert feed.next() is not None, "it goes on where it was"
+    finally:
+        thread.close()
+
+
+def test_a_bucket_that_hides_what_is_not_there_is_read_as_full(caplog: pytest.LogCaptureFixture) -> None:
+    class Hiding(WatchedStore):
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if key.startswith("epochs/"):
+                raise PermissionDeniedError("403")
+
+    thread = LoopThread()
+    try:
+        feed = feed_of(Hiding(open_store(pack_numbers(20))), thread, order=full_order(1), batch_size=20, end_epoch=1)
+        batch = feed.next()
+        assert batch is not None
+        assert sorted(feed.sample_ids(batch).tolist()) == list(range(20))
+        assert "403" in caplog.text
+    finally:
+        thread.close()
