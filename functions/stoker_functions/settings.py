@@ -93,16 +93,19 @@ class Settings:
     timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
-        for url in (*self.datasets.values(), *self.sources):
-            parse_url(url)
+        _check_urls("STOKER_DATASETS", self.datasets.values())
+        _check_urls("STOKER_SOURCES", self.sources)
         if self.ingest is not None and self.ingest.dataset not in self.datasets:
             raise ConfigError(
                 f"STOKER_INGEST names the data set {self.ingest.dataset!r}, which STOKER_DATASETS has not"
             )
         if self.catalog != "bucket" and not self.catalog.startswith(("redis://", "rediss://")):
             raise ConfigError("STOKER_CATALOG is neither 'bucket' nor a redis:// or rediss:// URL")
-        if "@" in self.catalog:
-            raise ConfigError("STOKER_CATALOG holds a user or password; give it in STOKER_CATALOG_PASSWORD")
+        if set(self.catalog) & set("@?#"):
+            raise ConfigError(
+                "STOKER_CATALOG holds a user, a password or options; write redis://host:port/0, and give the password "
+                "in STOKER_CATALOG_PASSWORD"
+            )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -145,9 +148,21 @@ def _named_urls(text: str) -> dict[str, str]:
     for pair in text.split():
         name, equals, url = pair.partition("=")
         if not equals or name in found or not re.fullmatch(_NAME, name, re.ASCII):
-            raise ConfigError(f"STOKER_DATASETS has {pair[:80]!r}; write name=url, separated by blanks, each name once")
+            # What stands there may be a URL with a secret, so it is not repeated.
+            raise ConfigError(
+                f"STOKER_DATASETS is wrong behind {len(found)} data sets; write name=url, separated by blanks, each "
+                "name once"
+            )
         found[name] = url
     return found
+
+
+def _check_urls(variable: str, urls: Iterable[str]) -> None:
+    for url in urls:
+        try:
+            parse_url(url)
+        except ConfigError as error:
+            raise ConfigError(f"{variable} is not valid: {error}") from None
 
 
 def _memory_bytes(environ: Mapping[str, str]) -> int:
