@@ -400,15 +400,15 @@ def test_memory_that_is_too_small_is_an_error_that_names_a_figure(way: Way) -> N
     asyncio.run(main())
 
 
-LARGE = Schema({"x": Array("int64"), "image": Array("uint8", (150, 150)), "sound": Bytes()})
-LARGE_BYTES = 7 << 20
-BUDGET_BYTES = 3 << 20
+LARGE = Schema({"x": Array("int64"), "image": Array("uint8", (100, 100)), "sound": Bytes()})
+LARGE_BYTES = 3 << 20
+BUDGET_BYTES = 1280 << 10
 
 
 async def large(store: Store) -> Store:
     """Put samples into a store that take more than twice the budget."""
-    samples = samples_of(LARGE, LARGE_BYTES // 22_600)
-    await pack(store, samples, schema=LARGE, super_sample_bytes=50_000)
+    samples = samples_of(LARGE, LARGE_BYTES // 10_000)
+    await pack(store, samples, schema=LARGE, super_sample_bytes=22_000)
     return store
 
 
@@ -443,7 +443,7 @@ def test_what_does_not_fit_in_memory_says_how_many_more_parts_there_have_to_be(w
     async def main() -> None:
         store = await large(fresh_store())
         with pytest.raises(BudgetError, match=r"[2-9]\.[0-9] times as many parts"):
-            await carry_out(store, phases(way, scatters=1, object_bytes=50_000), BUDGET_BYTES)
+            await carry_out(store, phases(way, scatters=1, object_bytes=22_000), BUDGET_BYTES)
 
     asyncio.run(main())
 
