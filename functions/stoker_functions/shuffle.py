@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from stoker.errors import DeadlineError
 from stoker.shuffling.memory import usable_bytes
 from stoker.shuffling.task import ShuffleTask
 from stoker.shuffling.work import perform
@@ -11,6 +13,8 @@ from stoker_functions.deadline import Deadline
 from stoker_functions.deployment import Deployment
 
 __all__ = ["shuffle"]
+
+_LAST_SECONDS = 0.5  # to answer, before the platform kills the invocation
 
 
 async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
@@ -22,10 +26,18 @@ async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> 
         ``state``: ``complete``, or ``packing`` where the deadline came first and the same event goes on; and counts.
 
     Raises:
+        DeadlineError: there is too little time; the same event may be tried again.
         EventError: the event is not a task, or of a data set that is none of this deployment's.
         StokerError: the task cannot be carried out; see :func:`stoker.shuffling.work.perform`.
     """
     task = ShuffleTask.from_event(event)
     store = deployment.dataset(task.dataset)
     memory_bytes = usable_bytes(deployment.settings.memory_bytes)
-    return await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
+    try:
+        async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS) as limit:
+            return await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        name = f"{task.step} {task.part} of epoch {task.epoch}"
+        raise DeadlineError(f"{name} could not stop in time: the bucket is slow; what was recorded stays") from error

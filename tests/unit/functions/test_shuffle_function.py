@@ -26,14 +26,17 @@ SAMPLES = 60
 MEMORY_BYTES = 512 << 20
 
 
-def invoked(url: str, event: Any, *, seconds: float = 60.0, **settings: Any) -> dict[str, Any]:
-    """Return what an instance of its own makes of an event."""
+def invoked(
+    url: str, event: Any, *, seconds: float = 60.0, stop_seconds: float = 50.0, **settings: Any
+) -> dict[str, Any]:
+    """Return what an instance of its own makes of an event that is to stop, and is killed, after so long."""
 
     async def invoke() -> dict[str, Any]:
         allowed = {"datasets": {"train": url}, "memory_bytes": MEMORY_BYTES, **settings}
         deployment = Deployment(Settings(**allowed))
         try:
-            return await shuffle(event, deployment, Deadline.after(seconds))
+            now = asyncio.get_running_loop().time()
+            return await shuffle(event, deployment, Deadline(now + seconds, now + stop_seconds))
         finally:
             await deployment.close()
 
@@ -113,6 +116,8 @@ def test_an_instance_with_too_little_memory_says_how_much_it_takes() -> None:
 def test_an_invocation_without_time_is_an_error_that_may_be_tried_again() -> None:
     url = pack_numbers(SAMPLES)
     with pytest.raises(DeadlineError, match="more time"):
+        invoked(url, events(url)[0], stop_seconds=0.0)
+    with pytest.raises(DeadlineError, match="slice 0 of epoch 0 could not stop in time"):
         invoked(url, events(url)[0], seconds=0.0)
 
 
@@ -121,7 +126,7 @@ def test_a_slice_by_ranges_without_time_writes_something_and_says_that_there_is_
     event = events(url, way="ranged", object_bytes=700)[0]
     reached = 0
     for _ in range(60):
-        result = invoked(url, event, seconds=0.0)
+        result = invoked(url, event, stop_seconds=0.0)
         assert result["samples"] > reached, "each one comes farther"
         reached = result["samples"]
         if result["state"] == "complete":
