@@ -11,6 +11,7 @@ One hash a data set: ``stoker:{URL}:records``, run → record. A record only gro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff
 
 from stoker.bounded import for_each
-from stoker.errors import ConnectionLostError, CredentialsError, StoreError
+from stoker.errors import (
+    ChecksumError,
+    ConnectionLostError,
+    CredentialsError,
+    FormatError,
+    PackError,
+    StoreError,
+)
 from stoker.maintenance.restoration import restored
 from stoker.pack.catalog import BucketCatalog
 from stoker.pack.log import Journal
@@ -30,8 +38,9 @@ from stoker.retry import RetryingStore
 
 __all__ = ["RedisCatalog"]
 
+_log = logging.getLogger(__name__)
 _SAVE = """
-local known = redis.call('HGET', KEYS[2], ARGV[1])
+local known = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 and redis.call('HGET', KEYS[2], ARGV[1])
 if known and tonumber(known) >= tonumber(ARGV[2]) then return 0 end
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
@@ -71,11 +80,15 @@ class RedisCatalog:
 
     async def journal(self, run: str) -> _RedisJournal:
         """Return what is recorded of a run: one command, and a GET where Redis does not know it."""
-        data = await self._asked(self._redis.hget(self._records_key, run))
-        if data is not None:
-            return _RedisJournal(self, None, PackRecord.from_bytes(data))
-        first = await self._bucket.journal(run)
+        known = self._parsed(run, await self._asked(self._redis.hget(self._records_key, run)))
+        if known is not None:
+            return _RedisJournal(self, None, known)
+        first = await self.first(run)
         return _RedisJournal(self, first, first.recorded)
+
+    async def first(self, run: str) -> Journal:
+        """Return what the bucket has of a run."""
+        return await self._bucket.journal(run)
 
     async def records(self) -> list[PackRecord]:
         """Return every record, by run, having restored what Redis has lost."""
@@ -85,7 +98,8 @@ class RedisCatalog:
             pipe.info("server")
             found, server, info = await self._asked(pipe.execute())
         identity = str(info["run_id"]).encode()
-        known = {record.run: record for record in map(PackRecord.from_bytes, found.values())}
+        parsed = (self._parsed(name.decode(), data) for name, data in found.items())
+        known = {record.run: record for record in parsed if record is not None}
         in_bucket = {record.run: record for record in await self._bucket.records()}
         # Written behind its end, by an invocation that was repeated: the bucket, listed later, knows better.
         late = [run for run in known if run not in in_bucket or in_bucket[run].is_committed]
@@ -129,12 +143,24 @@ class RedisCatalog:
         found: dict[str, PackRecord] = {}
 
         async def restore(record: PackRecord) -> None:
-            found[record.run] = await restored(self._store, record)
+            try:
+                found[record.run] = await restored(self._store, record)
+            except FormatError as error:  # it stays unfinished, and the other runs are not kept from their commit
+                _log.warning("%s: cannot restore the record of run %s: %s", self._store.url, record.run, error)
+                found[record.run] = record
             if found[record.run] is not record:
                 await self.put(found[record.run])
 
         await for_each(records, restore, concurrency=_RESTORED_AT_ONCE)
         return found
+
+    def _parsed(self, run: str, data: bytes | None) -> PackRecord | None:
+        """Return the record that Redis has of a run; None if it has none, or a damaged one: that is as good as lost."""
+        try:
+            return None if data is None else PackRecord.from_bytes(data)
+        except (FormatError, ChecksumError) as error:
+            _log.warning("%s: ignoring the record of run %s in Redis: %s", self._store.url, run, error)
+            return None
 
     async def _remove(self, runs: list[str]) -> None:
         if runs:
@@ -169,10 +195,16 @@ class _RedisJournal:
         return self._recorded
 
     async def save(self, record: PackRecord) -> None:
-        """Record the run, in the bucket too if that does not know it."""
+        """Record the run, in the bucket too if that does not know it.
+
+        Raises:
+            PackError: the record was deleted.
+        """
         if self._recorded is not None and self._recorded.progress >= record.progress:
             return
         if self._recorded is None and self._first is not None:
             await self._first.save(replace(record, state=STATES[0], prefix=None))
+        elif record.state != STATES[0] and (await self._catalog.first(record.run)).recorded is None:
+            raise PackError(f"the record of run {record.run} was deleted while it was packed; pack it again")
         await self._catalog.put(record)
         self._recorded = record

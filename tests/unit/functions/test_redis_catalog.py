@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
-from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.errors import ConnectionLostError, CredentialsError, PackError
+from stoker.maintenance.garbage import gc
 from stoker.pack.record import PackRecord, record_key
 from stoker.store import open_store
 from stoker_functions.commit import commit
 from stoker_functions.deployment import Deployment
 from stoker_functions.pack import pack
 from support.deployments import Place, plenty
+from support.packing import WatchedStore
 from support.redis_server import PASSWORD, RedisServer
 
 
@@ -161,3 +164,98 @@ def test_a_wrong_password_and_a_server_that_is_not_there_are_typed_errors_withou
             await opened.catalog(place.dataset).records()
 
     with_deployment(server, gone)
+
+
+def test_what_redis_has_of_a_run_and_cannot_be_read_is_restored_from_the_bucket(server: RedisServer) -> None:
+    async def main(place: Place, opened: Deployment) -> None:
+        await packed(place, opened, range(20))
+        await packed(place, opened, range(20, 40))
+        (before, _) = await opened.catalog(place.dataset).records()
+        client = redis_client(server)
+        key = f"stoker:{{{place.dataset}}}:records"
+        for damaged in (b"", b"no record", before.to_bytes()[:-1] + b"x"):
+            await client.hset(key, before.run, damaged)
+            again = await opened.catalog(place.dataset).journal(before.run)
+            assert again.recorded is not None
+            (after, other) = await opened.catalog(place.dataset).records()
+            assert (after.to_bytes(), other.state) == (before.to_bytes(), "complete")
+        await client.aclose()
+
+    with_deployment(server, main)
+
+
+def test_a_record_that_redis_evicted_is_written_again_where_its_progress_was_not(server: RedisServer) -> None:
+    async def main(place: Place, opened: Deployment) -> None:
+        await packed(place, opened, range(20))
+        client = redis_client(server)
+        key = f"stoker:{{{place.dataset}}}:records"
+        await client.delete(key)
+        await opened.catalog(place.dataset).records()
+        assert await client.hlen(key) == 1
+        await client.aclose()
+
+    with_deployment(server, main)
+
+
+def test_a_run_with_an_object_of_somebody_else_does_not_keep_the_others_from_their_commit(
+    server: RedisServer,
+) -> None:
+    async def main(place: Place, opened: Deployment) -> None:
+        await packed(place, opened, range(20))
+        part = place.part(await place.put(range(20, 40)))
+        await (await opened.catalog(place.dataset).journal(part.run)).save(part.record())
+        await open_store(place.dataset).put(f"data/{part.run}/00000000", b"no super-sample")
+        server.kill()
+        server.start()
+        result = await commit({"dataset": place.dataset}, opened, plenty())
+        assert (result["runs"], result["samples"]) == (1, 20)
+
+    with_deployment(server, main)
+
+
+def test_collecting_garbage_while_functions_pack_takes_nothing_of_theirs(server: RedisServer) -> None:
+    async def main(place: Place, opened: Deployment) -> None:
+        store = open_store(place.dataset)
+        await packed(place, opened, range(20))
+        await commit({"dataset": place.dataset}, opened, plenty())
+        part = place.part(await place.put(range(20, 60)))
+
+        class Collecting(WatchedStore):
+            async def after(self, number: int, operation: str, key: str) -> None:
+                if operation == "put":
+                    await gc(store, delete=True, keep_versions=1)
+
+        collecting = place.deployment(Collecting, catalog=server.url, catalog_password=PASSWORD)
+        assert (await pack(part.to_json(), collecting, plenty()))["state"] == "complete"
+        await collecting.close()
+        await gc(store, delete=True, keep_versions=1)
+        await commit({"dataset": place.dataset}, opened, plenty())
+        await gc(store, delete=True, keep_versions=1)
+        assert sorted(await place.numbers()) == list(range(60))
+
+    with_deployment(server, main)
+
+
+def test_a_run_that_was_forgotten_while_it_was_packed_is_not_taken_for_finished(server: RedisServer) -> None:
+    async def main(place: Place, opened: Deployment) -> None:
+        part = place.part(await place.put(range(40)))
+
+        class Forgetting(WatchedStore):
+            async def before(self, number: int, operation: str, key: str) -> None:
+                if key == f"data/{part.run}/00000003":
+                    await opened.catalog(place.dataset).forget([part.run])
+
+        forgetting = place.deployment(Forgetting, catalog=server.url, catalog_password=PASSWORD)
+        with pytest.raises(PackError, match="was deleted while it was packed"):
+            await pack(part.to_json(), forgetting, plenty())
+        await forgetting.close()
+        assert await opened.catalog(place.dataset).records() == []
+        assert (await pack(part.to_json(), opened, plenty()))["state"] == "complete"
+        assert (await commit({"dataset": place.dataset}, opened, plenty()))["samples"] == 40
+
+    with_deployment(server, main)
+
+
+def redis_client(server: RedisServer) -> Redis:
+    """Return a client that may do to the server what it wants."""
+    return Redis.from_url(server.url, password=PASSWORD)
