@@ -183,15 +183,16 @@ class _Work:
         """
         super_samples, _ = self.layout.order.locate(self.layout.samples_of(np.arange(start, stop)))
         scatters = np.searchsorted(self._scatter_rows(), super_samples, "right") - 1
+        counts = np.bincount(scatters, minlength=self.task.scatters).tolist()
         found: dict[int, list[Any]] = {}
 
         async def read(scatter: int) -> None:
             record = await PartRecord.opened(self._scattered, self._scatter_run(scatter), self.layout.dataset)
             found[scatter] = _rows_of(record.written, self._cell_run(scatter, self.task.part))
-            if sum(packed.samples for packed in found[scatter]) != int((scatters == scatter).sum()):
+            if sum(packed.samples for packed in found[scatter]) != counts[scatter]:
                 raise PackError(f"scatter {scatter} of {self.task.scatters} has not come to slice {self.task.part} yet")
 
-        present = np.unique(scatters).tolist()
+        present = [scatter for scatter, count in enumerate(counts) if count]
         await for_each(present, read, concurrency=_RECORDS_AT_ONCE)
         cells = Manifest(
             dataset=self.layout.dataset,
