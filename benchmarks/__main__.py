@@ -8,7 +8,17 @@ from subprocess import run
 
 from benchmarks.workloads import RESULTS
 
-NAMES = ("planning", "virtual_clock", "shuffle_quality", "throughput", "compare", "targets", "plots", "report")
+NAMES = (
+    "planning",
+    "virtual_clock",
+    "shuffle_quality",
+    "throughput",
+    "functions",
+    "compare",
+    "targets",
+    "plots",
+    "report",
+)
 QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
 
 

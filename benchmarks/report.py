@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.cells import LIMITS, LOADERS, OURS, PROFILES, TITLES
+from benchmarks.document import markers, replace_between
 from benchmarks.plots import IMAGES, PLOTS
 from benchmarks.results import Figure, Mixing, Record, Results
 from benchmarks.targets import table as target_table
 from benchmarks.workloads import RESULTS, WORKLOADS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- compare:begin -->", "<!-- compare:end -->"
+NAME = "compare"
+BEGIN, END = markers(NAME)
 NONE = ""
 
 Cells = Callable[[str], list[str]]
@@ -131,11 +133,7 @@ def write(results: Results, document: Path = DOCUMENT) -> None:
     Raises:
         ValueError: it does not have them.
     """
-    before, begin, rest = document.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{document} has no {BEGIN} and {END}")
-    document.write_text(f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{after}")
+    replace_between(document, NAME, text(results))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""Measures functions and puts the tables into docs/functions.md: `python -m benchmarks.functions [SECTION ...]`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.document import replace_between
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "functions.md"
+SECTIONS = ("packing", "latency", "scaling")
+
+
+def measure(section: str) -> str:
+    """Measure a section and return its text: how, where, and the table."""
+    before = os.getloadavg()[0]
+    figures: str = asyncio.run(getattr(import_module(f"benchmarks.functions.{section}"), section)())
+    machine = f"Python {platform.python_version()} on {os.cpu_count()} cores"
+    load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} behind"
+    return f"`python -m benchmarks.functions {section}`: {machine}, {load}.\n\n{figures}"
+
+
+def main(names: list[str]) -> int:
+    if unknown := sorted(set(names) - set(SECTIONS)):
+        print(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}", file=sys.stderr)
+        return 2
+    for name in names or SECTIONS:
+        found = measure(name)
+        print(f"\n{found}\n", flush=True)
+        replace_between(DOCUMENT, f"functions-{name}", found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""What the benchmarks of functions make of what they measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from benchmarks.document import markers, replace_between, table
+from benchmarks.functions import __main__ as program
+from benchmarks.functions import latency, packing, scaling
+from benchmarks.functions.stage import Usage
+
+from stoker.prices import Prices
+
+KIND = packing.Kind(name="3 KB", samples=1000, size_bytes=3000)
+
+
+def packed(seconds: float = 2.0, billed_gb_seconds: float = 4.0, **requests: int) -> packing.Figure:
+    usage = Usage(function_cpu_seconds=1.0, requests=Counter(requests))
+    return packing.figure(KIND, usage, seconds, billed_gb_seconds)
+
+
+def test_rates_are_of_the_invocation_and_of_what_is_billed() -> None:
+    figure = packed(seconds=2.0, billed_gb_seconds=4.0)
+    assert (figure.samples_per_second, figure.mb_per_second, figure.busy) == (500.0, 1.5, 0.5)
+    assert (figure.samples_per_gb_second, figure.mb_per_gb_second) == (250.0, 0.75)
+
+
+def test_a_million_samples_cost_their_gb_seconds_invocations_and_requests() -> None:
+    figure, prices = (
+        packed(billed_gb_seconds=4.0, GetObject=1000, HeadObject=1, PutObject=3, ListObjectsV2=2),
+        Prices.load(),
+    )
+    assert (figure.gets, figure.puts) == (1001, 5)
+    assert figure.request_dollars(prices) == pytest.approx(1000 * (1001 * 0.0004 + 5 * 0.005) / 1000)
+    assert figure.function_dollars(prices) == pytest.approx(1000 * (4.0 * 0.0000166667 + 0.0000002))
+
+
+def test_the_table_of_packing_has_medians() -> None:
+    figures = [packed(seconds=seconds, GetObject=1000) for seconds in (1.0, 2.0, 8.0)]
+    rows = packing.text({("3 KB", "pack"): figures}).splitlines()
+    assert len(rows) == 3
+    assert rows[2].startswith("| 3 KB, `pack` | 500 | 1.5 | 50% | 250 | 0.8 | 1,000 | 0 | 0.067 | 0.400 | 0.47 |")
+
+
+def test_the_table_of_latencies_has_cold_and_warm_of_both_buckets() -> None:
+    def calls(*seconds: float, init_seconds: float = 0.0, requests: int = 2) -> list[latency.Sample]:
+        return [latency.Sample(init_seconds=init_seconds, seconds=each, requests=requests) for each in seconds]
+
+    found = {
+        ("pack", "none", "cold"): calls(0.3, 0.4, 0.5, init_seconds=0.15, requests=7),
+        ("pack", "none", "warm"): calls(0.01, 0.02, 0.06),
+        ("pack", "cloud", "cold"): calls(0.6, init_seconds=0.25),
+        ("pack", "cloud", "warm"): calls(0.1),
+    }
+    row = latency.text(found, {"pack": "`pack`"}).splitlines()[2]
+    assert row == "| `pack` | 150 | 400 | 20 | 600 | 100 | 7, 2 |"
+
+
+def test_the_table_of_scaling_says_how_many_times_one_function_and_what_computed() -> None:
+    def figure(rate: float, processors: float) -> scaling.Figure:
+        return scaling.Figure(
+            seconds=1.0, samples_per_second=rate, mb_per_second=rate / 100,
+            function_processors=processors, other_processors=0.25,
+        )  # fmt: skip
+
+    found = {("3 KB", 1): [figure(100, 0.5)], ("3 KB", 2): [figure(150, 1.0), figure(150, 1.0), figure(999, 1.0)]}
+    rows = scaling.text(found).splitlines()[2:]
+    assert rows[0].startswith("| 3 KB | 1 | 100 | 1.0 | 1.00 | 0.50 | 0.25 |")
+    assert rows[1].startswith("| 3 KB | 2 | 150 | 1.5 | 1.50 | 1.00 | 0.25 |")
+
+
+def test_a_text_replaces_what_stood_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
+    document, (begin, end) = tmp_path / "page.md", markers("one")
+    document.write_text(f"before\n{begin}\nstale\n{end}\n{markers('two')[0]}\nkept\n")
+    for text in ("first", table(["what", "figure"], [["a", "1"]])):
+        replace_between(document, "one", text)
+        assert document.read_text() == f"before\n{begin}\n\n{text}\n\n{end}\n{markers('two')[0]}\nkept\n"
+    with pytest.raises(ValueError, match="has no <!-- three:begin -->"):
+        replace_between(document, "three", "nowhere to go")
+
+
+def test_the_page_has_a_place_for_every_section() -> None:
+    text = program.DOCUMENT.read_text()
+    assert all(marker in text for section in program.SECTIONS for marker in markers(f"functions-{section}"))
+
+
+def test_a_section_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["packing", "speed"]) == 2
+    assert "no section speed" in capsys.readouterr().err
