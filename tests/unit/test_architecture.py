@@ -46,7 +46,8 @@ FLOORS = {
         pack.catalog pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
         reading.super_samples reading.values
-        shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work shuffling.writing""",
+        shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work
+        shuffling.writing""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

@@ -197,7 +197,7 @@ def test_a_finished_but_uncommitted_pack_can_be_skipped_whole() -> None:
         ([*numbered(4), {"data": b"?", "label": 0}, *numbered(95, 5)], "super-sample 1, .* differs"),
         (numbered(30), "super-sample 9, before sample 30, differs"),
         (numbered(48), "super-sample 15, before sample 48, differs"),
-            ([], "ended after 0 samples, but 60"),
+        ([], "ended after 0 samples, but 60"),
         ([{"data": bytes(90), "label": 0}, *numbered(59, 1)], "super-sample 0, .* differs"),
     ],
 )
