@@ -8,20 +8,24 @@ import platform
 import sys
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 
 from benchmarks.document import replace_between
+from benchmarks.functions.quiet import Patience
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "functions.md"
 SECTIONS = ("packing", "latency", "scaling")
 
 
 def measure(section: str) -> str:
-    """Measure a section and return its text: how, where, and the table."""
-    before = os.getloadavg()[0]
-    figures: str = asyncio.run(getattr(import_module(f"benchmarks.functions.{section}"), section)())
+    """Measure a section and return its text: how, where, beside what, and the table."""
+    patience, before = Patience(), os.getloadavg()[0]
+    figures: str = asyncio.run(getattr(import_module(f"benchmarks.functions.{section}"), section)(patience))
+    foreign = patience.foreign_processors
     machine = f"Python {platform.python_version()} on {os.cpu_count()} cores"
-    load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} behind"
-    return f"`python -m benchmarks.functions {section}`: {machine}, {load}.\n\n{figures}"
+    others = f"other programs used {median(foreign):.2f} of them meanwhile (at most {max(foreign):.2f})"
+    load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after"
+    return f"`python -m benchmarks.functions {section}`: {machine}; {others}; {load}.\n\n{figures}"
 
 
 def main(names: list[str]) -> int:

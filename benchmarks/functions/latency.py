@@ -9,10 +9,12 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from benchmarks.document import table
+from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import DATA, Stage, function, pack_event, stage
 from stoker.shuffling.task import ShuffleTask
 from stoker_local import PROFILES
@@ -24,7 +26,7 @@ from stoker_local.objects import ObjectCreated
 
 __all__ = ["latency"]
 
-ROUNDS = 7
+ROUNDS = 5
 WARM_CALLS = 3  # a round
 SHAPES = {"none": "at once", "cloud": "20 ms"}
 SMALL_BYTES, LARGE_BYTES = 3_000, 110_000
@@ -177,7 +179,7 @@ Samples = Mapping[tuple[str, str, str], list[Sample]]
 """What is measured, shape, ``cold`` or ``warm`` → invocations."""
 
 
-async def latency() -> str:
+async def latency(patience: Patience) -> str:
     """Measure, and return the table."""
     names = ("pack", "ingest", "commit", "compact", "shuffle", "serve")
     functions = [function("nothing", "benchmarks.functions.handlers.nothing"), *map(function, names)]
@@ -190,10 +192,16 @@ async def latency() -> str:
             for shape in SHAPES:
                 place.bucket.reshape(PROFILES[shape])
                 for what, case in cases.items():
-                    found[what, shape, "cold"].append(await called(place, case, is_cold=True))
-                    found[what, shape, "warm"] += [await called(place, case, is_cold=False) for _ in range(WARM_CALLS)]
+                    cold, *warm = await patience.measure(partial(calls, place, case))
+                    found[what, shape, "cold"].append(cold)
+                    found[what, shape, "warm"] += warm
             print(f"round {number} of {ROUNDS}", flush=True)
         return text(found, {what: case.title for what, case in cases.items()})
+
+
+async def calls(place: Stage, case: Case) -> list[Sample]:
+    """Call a function once cold, then a few times warm."""
+    return [await called(place, case, is_cold=number == 0) for number in range(1 + WARM_CALLS)]
 
 
 async def called(place: Stage, case: Case, *, is_cold: bool) -> Sample:

@@ -7,10 +7,12 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from benchmarks.document import table
+from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import Stage, function, pack_event, stage
 from stoker_local.shape import Shape
 
@@ -63,7 +65,7 @@ class Figure:
     other_processors: float
 
 
-async def scaling() -> str:
+async def scaling(patience: Patience) -> str:
     """Measure, and return the table."""
     found: dict[tuple[str, int], list[Figure]] = defaultdict(list)
     async with stage(function("pack", concurrency=max(FUNCTIONS)), shape=Shape()) as place:
@@ -74,7 +76,7 @@ async def scaling() -> str:
                 )
                 events = _events(place, setting)
                 for functions in FUNCTIONS:
-                    figure = await measured(place, setting, events, functions)
+                    figure = await patience.measure(partial(measured, place, setting, events, functions))
                     found[setting.title, functions].append(figure)
                     print(f"round {number}, {setting.title}, {functions} functions: {figure}", flush=True)
     return text(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
+from benchmarks.functions.quiet import functions_cpu_seconds
 from stoker.pack.part import Part
 from stoker.prices import GB_BYTES
 from stoker.sources.folders import files_schema
@@ -104,11 +103,11 @@ class Stage:
     def measured(self) -> Iterator[Usage]:
         """Yield what is used in the block, complete when it is left; the functions in it must be warm."""
         usage, before = Usage(), Counter(self.bucket.counts.requests)
-        started, ours, theirs = time.perf_counter(), time.process_time(), _function_cpu_seconds()
+        started, ours, theirs = time.perf_counter(), time.process_time(), functions_cpu_seconds()
         yield usage
         usage.seconds = time.perf_counter() - started
         usage.other_cpu_seconds = time.process_time() - ours
-        usage.function_cpu_seconds = _function_cpu_seconds() - theirs
+        usage.function_cpu_seconds = functions_cpu_seconds() - theirs
         usage.requests = Counter(self.bucket.counts.requests) - before
 
 
@@ -140,9 +139,3 @@ def pack_event(
 def gb_seconds(outcome: Outcome) -> float:
     """Return what an invocation is billed for."""
     return outcome.billed_milliseconds / 1000 * MEMORY_BYTES / GB_BYTES
-
-
-def _function_cpu_seconds() -> float:
-    """Return the processor time that the instances which run now have used."""
-    instances = psutil.Process(os.getpid()).children(recursive=True)
-    return sum(sum(instance.cpu_times()[:2]) for instance in instances)

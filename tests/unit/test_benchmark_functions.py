@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 from benchmarks.document import markers, replace_between, table
 from benchmarks.functions import __main__ as program
-from benchmarks.functions import latency, packing, scaling
+from benchmarks.functions import latency, packing, quiet, scaling
 from benchmarks.functions.stage import Usage
 
 from stoker.prices import Prices
@@ -79,6 +82,49 @@ def test_a_text_replaces_what_stood_between_its_markers_and_nothing_else(tmp_pat
         assert document.read_text() == f"before\n{begin}\n\n{text}\n\n{end}\n{markers('two')[0]}\nkept\n"
     with pytest.raises(ValueError, match="has no <!-- three:begin -->"):
         replace_between(document, "three", "nowhere to go")
+
+
+def test_what_was_disturbed_is_measured_again_and_the_least_disturbed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    disturbed = iter([0.0, 0.9, 0.0, 0.4, 0.0, 0.7, 0.0, 0.5])  # quiet before each, not during any
+
+    def leave(watch: quiet.Watch, *exception: object) -> None:
+        watch.foreign_processors = next(disturbed)
+
+    monkeypatch.setattr(quiet.Watch, "__exit__", leave)
+    monkeypatch.setattr(quiet, "_LOOK_SECONDS", 0.0)
+    figures, patience = iter("abcd"), quiet.Patience()
+
+    async def measure() -> str:
+        return next(figures)
+
+    assert asyncio.run(patience.measure(measure)) == "b"
+    assert patience.foreign_processors == [0.4]
+
+
+def test_a_machine_that_is_never_quiet_is_measured_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(watch: quiet.Watch, *exception: object) -> None:
+        watch.foreign_processors = 1.5
+
+    monkeypatch.setattr(quiet.Watch, "__exit__", leave)
+
+    async def measure() -> str:
+        return "figure"
+
+    assert asyncio.run(quiet.Patience(seconds=0.6).measure(measure)) == "figure"
+
+
+def test_what_this_process_computes_is_no_disturbance_by_others() -> None:
+    def busy_seconds() -> float:
+        machine = psutil.cpu_times()
+        return float(sum(machine) - machine.idle - getattr(machine, "iowait", 0.0))
+
+    before, started = busy_seconds(), time.perf_counter()
+    with quiet.Watch() as watch:
+        until = time.process_time() + 0.5
+        while time.process_time() < until:
+            pass
+    foreign_seconds = watch.foreign_processors * (time.perf_counter() - started)
+    assert busy_seconds() - before - foreign_seconds > 0.4
 
 
 def test_the_page_has_a_place_for_every_section() -> None:

@@ -1,0 +1,101 @@
+"""Measuring on a machine that others use, too: waiting for a quiet moment, and knowing whether it was one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import psutil
+
+__all__ = ["Measured", "Patience", "Watch", "functions_cpu_seconds"]
+
+T = TypeVar("T")
+
+_LOOK_SECONDS = 0.5
+_QUIET_PROCESSORS = 0.1
+_BEARABLE_PROCESSORS = 0.15
+_TRIES = 4
+
+
+class Watch:
+    """Sees how many processors other programs use while its block runs.
+
+    Attributes:
+        foreign_processors: on average, once the block has been left.
+    """
+
+    foreign_processors = 0.0
+
+    def __enter__(self) -> Watch:
+        self._before = _foreign_cpu_seconds(), time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        foreign, at = self._before
+        used = _foreign_cpu_seconds() - foreign
+        self.foreign_processors = max(0.0, used) / (time.perf_counter() - at)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Generic[T]):
+    """A measurement, and how many processors other programs used meanwhile."""
+
+    figure: T
+    foreign_processors: float
+
+
+@dataclass(slots=True)
+class Patience:
+    """Waits for quiet moments, and measures again what was disturbed, as long as it lasts.
+
+    Attributes:
+        seconds: that are left for waiting.
+        foreign_processors: that were used meanwhile, of all measurements that were kept.
+    """
+
+    seconds: float = 300.0
+    foreign_processors: list[float] = field(default_factory=list)
+
+    async def measure(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Return the least disturbed of a few measurements, the first if that was hardly disturbed."""
+        kept: list[Measured[T]] = []
+        while not kept or (len(kept) < _TRIES and self.seconds > 0):
+            await self._quiet()
+            with Watch() as watch:
+                figure = await work()
+            kept.append(Measured(figure, watch.foreign_processors))
+            if watch.foreign_processors <= _BEARABLE_PROCESSORS:
+                break
+        best = min(kept, key=lambda each: each.foreign_processors)
+        self.foreign_processors.append(best.foreign_processors)
+        return best.figure
+
+    async def _quiet(self) -> None:
+        while self.seconds > 0:
+            with Watch() as watch:
+                await asyncio.sleep(_LOOK_SECONDS)
+            if watch.foreign_processors <= _QUIET_PROCESSORS:
+                return
+            self.seconds -= _LOOK_SECONDS
+
+
+def functions_cpu_seconds() -> float:
+    """Return the processor time that the instances which run now have used."""
+    instances = psutil.Process(os.getpid()).children(recursive=True)
+    return sum(sum(instance.cpu_times()[:2]) for instance in instances)
+
+
+def _foreign_cpu_seconds() -> float:
+    """Return the processor time that the machine has spent on others than this process and what it started."""
+    machine = psutil.cpu_times()
+    idle_seconds = machine.idle + getattr(machine, "iowait", 0.0)
+    times = os.times()
+    ours = times.user + times.system + times.children_user + times.children_system + functions_cpu_seconds()
+    return float(sum(machine) - idle_seconds - ours)
