@@ -72,14 +72,8 @@ def test_all_runs_that_wait_become_one_version() -> None:
         for start in (0, 10, 20):
             await packed(place, range(start, start + 10))
         result = await commit_all(place)
-        assert result == {
-            "version": 1,
-            "samples": 30,
-            "added_samples": 30,
-            "repeated_samples": 0,
-            "runs": 3,
-            "refused": [],
-        }
+        expected = {"version": 1, "samples": 30, "added_samples": 30, "repeated_samples": 0, "runs": 3, "refused": []}
+        assert {name: result[name] for name in expected} == expected
         assert sorted(await place.numbers()) == list(range(30))
 
     asyncio.run(main())
