@@ -18,7 +18,8 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
 
     Returns:
         ``version`` and ``samples`` of the newest version (0 where there is none), ``added_samples``, ``runs`` that were
-        added, ``repeated_samples`` that the data set had already, ``refused`` runs of other data sets.
+        added, ``repeated_samples`` that the data set had already, ``refused`` runs of other data sets, and
+        ``requests`` to stores.
 
     Raises:
         EventError: the event is none, or of a place that this deployment has nothing to do with.
@@ -29,10 +30,13 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
     """
     asked = CommitEvent.from_json(event)
     store, catalog = deployment.dataset(asked.dataset), deployment.catalog(asked.dataset)
-    async with deadline.limit(f"the commit to {asked.dataset}"):
-        merged = await merge(store, catalog, now_seconds=time.time(), job=asked.job)
+    result: dict[str, Any] = {}
+    with deployment.counted(result):
+        async with deadline.limit(f"the commit to {asked.dataset}"):
+            merged = await merge(store, catalog, now_seconds=time.time(), job=asked.job)
     manifest = merged.manifest
     return {
+        **result,
         "version": 0 if manifest is None else manifest.version,
         "samples": 0 if manifest is None else manifest.samples,
         "added_samples": merged.added_samples,

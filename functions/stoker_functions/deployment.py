@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+from stoker.meter import Meter
 from stoker.retry import RetryingStore
 from stoker.schema import Schema
 from stoker.store import Store, open_store
+from stoker.store.metered import MeteredStore
 from stoker_functions.catalog import Catalog, open_catalog
 from stoker_functions.settings import Settings
 
@@ -24,26 +28,53 @@ class Deployment:
     def __init__(self, settings: Settings, *, open_url: Callable[[str], Store] = open_store) -> None:
         self.settings = settings
         self._open_url = open_url
-        self._stores: dict[str, RetryingStore] = {}
+        self._stores: dict[str, Store] = {}
+        self._meters: dict[str, Meter] = {}
         self._catalogs: dict[str, Catalog] = {}
         self.known_datasets: dict[str, tuple[str, Schema]] = {}
         """URL → id and columns, which a data set never changes, of those that were looked at."""
 
     def dataset(self, url: str) -> RetryingStore:
-        """Return the store of a data set.
+        """Return the store of a data set, which is metered.
+
+        Raises:
+            EventError: this deployment has nothing to do with it.
+        """
+        return self._metered(self.settings.dataset(url))
+
+    def source(self, url: str) -> RetryingStore:
+        """Return the store of raw samples, which is metered.
+
+        Raises:
+            EventError: this deployment has nothing to do with them.
+        """
+        return self._metered(self.settings.source(url))
+
+    def served(self, url: str) -> Store:
+        """Return the store of a data set as its adapter is, with all that it can do.
 
         Raises:
             EventError: this deployment has nothing to do with it.
         """
         return self._store(self.settings.dataset(url))
 
-    def source(self, url: str) -> RetryingStore:
-        """Return the store of raw samples.
+    @contextmanager
+    def counted(self, result: dict[str, Any]) -> Iterator[None]:
+        """Add to a handler's result what it asks of stores inside: ``requests``, URL → operation → how many.
 
-        Raises:
-            EventError: this deployment has nothing to do with them.
+        Where an instance works on several requests at a time, those of the others are among them.
         """
-        return self._store(self.settings.source(url))
+        before = {url: meter.reading().requests for url, meter in self._meters.items()}
+        yield
+        result["requests"] = {}
+        for url, meter in self._meters.items():
+            counts = {
+                str(operation): sent
+                for operation, count in meter.reading().requests.items()
+                if (sent := count - before.get(url, {}).get(operation, 0))
+            }
+            if counts:
+                result["requests"][url] = counts
 
     def catalog(self, url: str) -> Catalog:
         """Return where the pack records of a data set are kept.
@@ -63,7 +94,12 @@ class Deployment:
         for store in self._stores.values():
             await store.close()
 
-    def _store(self, url: str) -> RetryingStore:
+    def _metered(self, url: str) -> RetryingStore:
+        if url not in self._meters:
+            self._meters[url] = Meter(url)
+        return RetryingStore(MeteredStore(self._store(url), self._meters[url]))
+
+    def _store(self, url: str) -> Store:
         if url not in self._stores:
-            self._stores[url] = RetryingStore(self._open_url(url))
+            self._stores[url] = self._open_url(url)
         return self._stores[url]

@@ -39,7 +39,7 @@ async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dic
 
     Returns:
         ``run`` (16 hexadecimal digits), ``state`` (``complete``, or ``packing``: invoke the same event again),
-        ``samples``, ``objects`` and ``size_bytes`` that are durable.
+        ``samples``, ``objects`` and ``size_bytes`` that are durable, ``requests`` to stores in this invocation.
 
     Raises:
         EventError: the event is no part, or of a place that this deployment has nothing to do with.
@@ -48,8 +48,11 @@ async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dic
         SchemaError: a raw object has other columns than the data set.
         StoreError: the bucket fails.
     """
-    record = await pack_part(Part.from_json(event), deployment, deadline)
-    return pack_result(record)
+    part = Part.from_json(event)
+    result: dict[str, Any] = {}
+    with deployment.counted(result):
+        record = await pack_part(part, deployment, deadline)
+    return {**pack_result(record), **result}
 
 
 def pack_result(record: PackRecord) -> dict[str, Any]:

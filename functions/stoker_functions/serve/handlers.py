@@ -69,4 +69,4 @@ def config_of(settings: Settings, answer_bytes: int) -> ServeConfig:
 @cache
 def _service(deployment: Deployment, answer_bytes: int) -> Service:
     """Return the service of a deployment, of which an instance has one."""
-    return Service(config_of(deployment.settings, answer_bytes), deployment.dataset)
+    return Service(config_of(deployment.settings, answer_bytes), deployment.served)

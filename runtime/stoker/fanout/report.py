@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.errors import ConfigError
 from stoker.fanout.executor import Answer
-from stoker.prices import GB_BYTES, FunctionPrices
+from stoker.prices import GB_BYTES, FunctionPrices, Operation, Prices
 from stoker.sizes import format_bytes
 
 __all__ = ["Report", "Tally"]
+
+_OPERATIONS = {str(operation) for operation in Operation}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,9 @@ class Report:
         seconds: from start to end.
         billed_seconds: of all calls that were answered.
         gb_seconds: of memory, of the same.
-        dollars: for functions, the stores' requests apart; None where nothing is charged.
+        dollars: for functions; None where nothing is charged.
+        requests: to stores, as the results say that name ``requests``.
+        request_dollars: for them.
         samples: in the super-samples, as the results say that name ``objects``.
         objects: super-samples written.
         size_bytes: of the super-samples.
@@ -52,6 +58,8 @@ class Report:
     billed_seconds: float
     gb_seconds: float
     dollars: float | None
+    requests: int
+    request_dollars: float
     samples: int
     objects: int
     size_bytes: int
@@ -71,12 +79,19 @@ class Report:
         details = ", ".join(f"{what} {count:,}" for what, count in happened.items() if count)
         work = f"{_counted(self.tasks, 'task')} in {_counted(self.calls, 'call')}, in {self.seconds:.1f} s"
         written = f"{_counted(self.samples, 'sample')} in {_counted(self.objects, 'super-sample')}"
-        price = "" if self.dollars is None else f", {_price(self.dollars)} for functions (the bucket's requests apart)"
+        price = "" if self.dollars is None else f", {_price(self.dollars)} for functions"
         return (
             f"{work} ({details})" if details else work,
             *([f"{written}, {format_bytes(self.size_bytes)}"] if self.objects else []),
             f"{self.billed_seconds:,.1f} s of functions, {self.gb_seconds:,.2f} GB-s{price}",
+            *self._request_lines(),
         )
+
+    def _request_lines(self) -> tuple[str, ...]:
+        if not self.requests:
+            return ()
+        price = f", {_price(self.request_dollars)}" if self.request_dollars else ""
+        return (f"{_counted(self.requests, 'request')} to stores{price}",)
 
 
 def _counted(count: int, noun: str) -> str:
@@ -92,6 +107,7 @@ class Tally:
 
     Args:
         prices: of the platform; None where nothing is charged.
+        stores: the price list that stores' requests are priced by; by default none are.
     """
 
     __slots__ = (
@@ -102,7 +118,10 @@ class Tally:
         "_in_vain",
         "_memory_bytes",
         "_prices",
+        "_request_dollars",
+        "_requests",
         "_second_won",
+        "_stores",
         "_vain_seconds",
         "_vcpus",
         "calls",
@@ -112,8 +131,10 @@ class Tally:
         "throttled",
     )  # fmt: skip
 
-    def __init__(self, prices: FunctionPrices | None) -> None:
+    def __init__(self, prices: FunctionPrices | None, stores: Prices | None = None) -> None:
         self._prices = prices
+        self._stores = stores
+        self._requests, self._request_dollars = 0, 0.0
         self.calls = self.continued = self.retries = self.throttled = self.second_calls = 0
         self._second_won = self._cold_starts = self._in_vain = 0
         self._billed_seconds = self._gb_seconds = self._dollars = self._vain_seconds = 0.0
@@ -126,10 +147,26 @@ class Tally:
         self._gb_seconds += answer.billed_seconds * answer.memory_bytes / GB_BYTES
         self._memory_bytes = max(self._memory_bytes, answer.memory_bytes)
         self._vcpus = max(self._vcpus, answer.vcpus)
+        self._count_requests(answer.result.get("requests"))
         if self._prices is not None:
             self._dollars += self._prices.invocation_dollars(
                 seconds=answer.billed_seconds, memory_bytes=answer.memory_bytes, vcpus=answer.vcpus
             )
+
+    def _count_requests(self, requests: object) -> None:
+        """Add what a function says that it asked of stores; what is no such account adds nothing."""
+        for url, counts in requests.items() if isinstance(requests, Mapping) else ():
+            for operation, count in counts.items() if isinstance(counts, Mapping) else ():
+                if operation in _OPERATIONS and type(count) is int and count > 0:
+                    self._requests += count
+                    self._request_dollars += count * self._dollars_of(str(url), Operation(operation))
+
+    def _dollars_of(self, url: str, operation: Operation) -> float:
+        if self._stores is None:
+            return 0.0
+        with suppress(ConfigError):  # of a store that the price list does not know
+            return self._stores.store(url).request_dollars(operation)
+        return 0.0
 
     def in_vain(self, seconds: float) -> None:
         """A call ended after so long, or was given up, and what it is charged is not known."""
@@ -159,6 +196,8 @@ class Tally:
             billed_seconds=self._billed_seconds,
             gb_seconds=self._gb_seconds,
             dollars=self._total_dollars(),
+            requests=self._requests,
+            request_dollars=self._request_dollars,
             samples=_summed(written, "samples"),
             objects=_summed(written, "objects"),
             size_bytes=_summed(written, "size_bytes"),

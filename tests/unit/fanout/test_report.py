@@ -61,8 +61,32 @@ def test_the_lines_tell_what_happened_and_leave_out_what_did_not() -> None:
     assert lines == (
         "1 task in 5 calls, in 9.0 s (throttled 2, cold starts 1)",
         "1,200 samples in 2 super-samples, 1.00 MiB",
-        "3.0 s of functions, 3.00 GB-s, $0.000050 for functions (the bucket's requests apart)",
+        "3.0 s of functions, 3.00 GB-s, $0.000050 for functions",
     )
+
+
+def test_requests_that_functions_tell_of_are_counted_and_priced_by_their_store() -> None:
+    prices = Prices.load()
+    tally = Tally(LAMBDA, prices)
+    requests = {"s3://bucket/train": {"GET": 1000, "PUT": 100}, "/a/folder": {"GET": 7}}
+    tally.answered(Answer(result={"requests": requests}, billed_seconds=1.0, memory_bytes=GB_BYTES, is_cold=False))
+    tally.answered(
+        Answer(result={"requests": {"s3://b": {"GET": 1}}}, billed_seconds=1.0, memory_bytes=1, is_cold=False)
+    )
+    report = tally.report([], 0, 1.0)
+    assert report.requests == 1108
+    assert report.request_dollars == pytest.approx(1001 * 0.0000004 + 100 * 0.000005)
+    assert report.lines()[-1] == "1,108 requests to stores, $0.000900"
+
+
+@pytest.mark.parametrize(
+    "nonsense", [None, 3, [1], {"s3://b": 3}, {"s3://b": {"GET": "x", "EAT": 3, "PUT": -1}}, {3: 4}]
+)
+def test_an_account_of_requests_that_is_none_adds_nothing(nonsense: object) -> None:
+    tally = Tally(LAMBDA, Prices.load())
+    answer = Answer(result={"requests": nonsense}, billed_seconds=1.0, memory_bytes=GB_BYTES, is_cold=False)
+    tally.answered(answer)
+    assert tally.report([], 0, 1.0).requests == 0
 
 
 def test_large_bills_are_told_in_cents() -> None:
