@@ -200,8 +200,8 @@ def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[Pack
 
     Of runs that had come to their end and were to create the data set, at most one can: with several, or with one
     beside a data set that is there already, none is taken, since the packer would have been refused too. Those that
-    another than their packer commits are left to it, and those that it has committed and ``base`` lacks, though it is
-    no older, had their place taken.
+    another than their packer commits are left to it, and those that were committed and ``base`` lacks, though it is no
+    older, had their place taken.
     """
     has = set() if base is None else {run.run for run in base.runs}
     version = 0 if base is None else base.version
@@ -209,7 +209,7 @@ def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[Pack
         record
         for record in records
         if record.state != "packing" and record.run not in has
-        if record.mode != "deferred" or record.version > version
+        if (record.version > version if record.is_committed else record.mode != "deferred")
     ]
     taken = sorted((record for record in finished if record.is_committed), key=lambda record: record.version)
     founders = [record for record in finished if not record.is_committed and record.mode == "create"]

@@ -169,7 +169,7 @@ async def _settled(
     gone = {
         record.run
         for record in records
-        if record.is_committed and record.mode == "deferred" and record.run not in has and base is not None
+        if record.is_committed and record.run not in has and base is not None
         if not record.job  # whose records say that they are done, should the same job come again
         if record.version <= base.version
     }
@@ -185,10 +185,11 @@ def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: f
 
 
 def _waiting(records: Sequence[PackRecord], base: Manifest | None, known: Known) -> tuple[list[PackRecord], list[str]]:
-    """Return the finished runs that belong to no job, by run, and those that nobody will ever need.
+    """Return the finished runs that belong to no job, and those that nobody will ever need.
 
-    These are compactions of what was compacted by another, and runs that were never finished because their raw objects
-    came again in other groups.
+    The former come largest first: of two with the same raw objects the smaller is written again, and a run comes before
+    what a merge that died has left of it. The latter are compactions of what was compacted by another, and runs that
+    were never finished because their raw objects came again in other groups.
     """
     waiting: list[PackRecord] = []
     lapsed: list[str] = []
@@ -207,7 +208,7 @@ def _waiting(records: Sequence[PackRecord], base: Manifest | None, known: Known)
         elif not is_unfinished:
             waiting.append(record)
             left = left.without(record.replaces)
-    return waiting, lapsed
+    return sorted(waiting, key=lambda record: -record.samples), lapsed
 
 
 def _has_all(base: Manifest, record: PackRecord) -> bool:
