@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_COLUMNS = 1024
+_SCHEMAS_KEPT = 8  # a data set has one, which each of its objects and records repeats; with its classes it may be large
 MAX_DIMENSIONS = 31  # with that of the samples, what numpy 1 can hold
 MAX_ROW_BYTES = (1 << 31) - 1  # the largest element that numpy can copy as one
 
@@ -379,27 +381,32 @@ class Schema(Mapping[str, Column]):
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """Return the schema that :meth:`to_json` wrote.
+        """Return the schema that :meth:`to_json` wrote; of the same text mostly the same object.
 
         Raises:
             SchemaError: the text, which may come from anywhere, is not a schema.
         """
-        try:
-            items = json.loads(text)
-        except (ValueError, RecursionError):
-            raise SchemaError("the schema is not valid JSON") from None
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise SchemaError("the schema is not a list of columns")
-        columns: dict[str, Column] = {}
-        for item in items:
-            name = item.pop("name", None)
-            if not isinstance(name, str) or name in columns:
-                raise SchemaError(f"the schema has a bad or repeated column name {_shown(name)}")
-            columns[name] = _column_from_json(item)
-        schema = cls(columns)
-        if schema.to_json() != text:  # repeated keys too: another reader might believe the first
-            raise SchemaError("the schema is not spelled as the format says")
-        return schema
+        return _parsed(text)
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def _parsed(text: str) -> Schema:
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        raise SchemaError("the schema is not valid JSON") from None
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise SchemaError("the schema is not a list of columns")
+    columns: dict[str, Column] = {}
+    for item in items:
+        name = item.pop("name", None)
+        if not isinstance(name, str) or name in columns:
+            raise SchemaError(f"the schema has a bad or repeated column name {_shown(name)}")
+        columns[name] = _column_from_json(item)
+    schema = Schema(columns)
+    if schema.to_json() != text:  # repeated keys too: another reader might believe the first
+        raise SchemaError("the schema is not spelled as the format says")
+    return schema
 
 
 def _column_from_json(item: dict[str, Any]) -> Column:

@@ -8,6 +8,7 @@ it loses is restored from the bucket.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from stoker.bounded import for_each
@@ -46,7 +47,7 @@ class Catalog(Protocol):
         ...
 
     async def records(self) -> list[PackRecord]:
-        """Return every record that can be read, by run."""
+        """Return every record that can be read, by run; of runs that are committed without what the manifest has."""
         ...
 
     async def save(self, records: Iterable[PackRecord]) -> None:
@@ -78,13 +79,21 @@ class BucketCatalog:
         return Journal(self._store, None if found is None else found.tag, None if found is None else found.record)
 
     async def records(self) -> list[PackRecord]:
-        """Return every record that can be read, by run: a LIST, and a GET for each that was not committed before."""
-        logged = await list_records(self._store, known=self._committed)
-        found = [each for each in logged if each.record is not None]
-        self._committed = {
-            each.key: (each.tag, each.record) for each in found if each.record is not None and each.record.is_committed
-        }
-        return [each.record for each in found if each.record is not None]
+        """Return every record that can be read, by run: a LIST, and a GET for each that was not committed before.
+
+        Those of runs that are committed have no prefix: the manifest has it, and there may be very many of them.
+        """
+        found: list[PackRecord] = []
+        committed: dict[str, tuple[str, PackRecord]] = {}
+        for each in await list_records(self._store, known=self._committed):
+            record = each.record
+            if record is not None and record.is_committed:
+                record = record if record.prefix is None else replace(record, prefix=None)
+                committed[each.key] = each.tag, record
+            if record is not None:
+                found.append(record)
+        self._committed = committed
+        return found
 
     async def save(self, records: Iterable[PackRecord]) -> None:
         """Record that runs are committed: a GET and a PUT each."""

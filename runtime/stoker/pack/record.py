@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,7 @@ class PackRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> PackRecord:
-        """Return the record whose file is ``data``; the prefix's arrays are views of it.
+        """Return the record whose file is ``data``, of which it keeps nothing: records are many, and each has a schema.
 
         Raises:
             FormatError: the bytes are not a pack record.
@@ -172,9 +172,9 @@ class PackRecord:
                 mode=metadata["mode"],
                 state=metadata["state"],
                 version=int(_matched(_VERSION, metadata["version"])),
-                prefix=Manifest.from_bytes(content[:prefix_bytes]) if prefix_bytes else None,
+                prefix=_copied(Manifest.from_bytes(content[:prefix_bytes])) if prefix_bytes else None,
                 job=_matched(_JOB, metadata.get("job", "")),
-                sources=np.frombuffer(content[prefix_bytes:], np.uint8).reshape(sources, SOURCE_BYTES),
+                sources=np.frombuffer(content[prefix_bytes:], np.uint8).reshape(sources, SOURCE_BYTES).copy(),
                 replaces=_parsed_replaces(metadata.get("replaces", "[]")),
                 committed_seconds=int(_matched(_SECONDS, metadata.get("committed_seconds", "0"))),
             )
@@ -191,6 +191,10 @@ class PackRecord:
             raise FormatError("the pack record's prefix is not that of its run")
         if self.state != "packing" and not self.replaces and len(self.sources) not in (0, 1, self.samples):
             raise FormatError("the pack record does not name the raw object of every sample")
+
+
+def _copied(prefix: Manifest) -> Manifest:
+    return replace(prefix, rows=prefix.rows.kept(np.ones(len(prefix), np.bool_)))
 
 
 def _tensors(prefix_bytes: int, sources: int) -> tuple[tensorfile.Tensor, ...]:

@@ -176,7 +176,7 @@ TEXTS = {
         seeds=_schemas,
         mutate=mutated_json,
         errors=(SchemaError,),
-        refusing=(Schema.from_json, schema_module._column_from_json),
+        refusing=(schema_module._parsed.__wrapped__, schema_module._column_from_json),
     ),
     "loader state": Reader(
         read=_read_state,

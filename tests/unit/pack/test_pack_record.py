@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stoker.errors import ChecksumError, StokerError
+from stoker.manifest import Manifest, PackRun, Rows
+from stoker.pack.cutter import Cutter
 from stoker.pack.record import PackRecord
+from stoker.schema import Array, Schema
 from support.packing import WatchedStore, fresh_store, interrupted, numbered, pack, puts, stored
 
 
@@ -68,3 +72,25 @@ def test_the_records_bytes_stay_proportional_to_the_manifest() -> None:
         assert len(puts(store, "packs/")) < 100
 
     asyncio.run(main())
+
+
+def test_records_of_one_data_set_do_not_keep_its_schema_each() -> None:
+    schema = Schema({"label": Array("int64", classes=tuple(f"class {n}" for n in range(5000)))})
+    cutter = Cutter(schema, 1000, dataset="d", run="a" * 16)
+    cutter.add({"label": 1})
+    cut = cutter.finish()
+    assert cut is not None
+    prefix = Manifest(
+        dataset="d", version=1, schema=schema, rows=Rows.of([cut.packed]), runs=(PackRun("a" * 16, 0, 1),)
+    )
+    data = PackRecord(run="a" * 16, identity="0" * 64, source="s", mode="deferred", prefix=prefix).to_bytes()
+    assert len(data) > 50_000
+    PackRecord.from_bytes(data)
+    tracemalloc.start()
+    try:
+        records = [PackRecord.from_bytes(bytes(data)) for _ in range(20)]
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 20 * 8000
+    assert all(record.to_bytes() == data for record in records)
