@@ -13,6 +13,7 @@ NAMES = (
     "virtual_clock",
     "shuffle_quality",
     "throughput",
+    "materialized",
     "functions",
     "compare",
     "targets",
