@@ -50,12 +50,14 @@ class Story:
 
     async def _step(self, objects: list[ObjectInfo], undelivered: list[ObjectInfo]) -> None:
         is_doomed = self.random.random() < 0.4
-        what = self.random.choices(["deliver", "commit", "compact"], [6, 3, 1])[0]
+        what = self.random.choices(["deliver", "commit", "compact", "maintain"], [6, 3, 1, 1])[0]
         if what == "deliver":
             group = self.random.sample(objects, self.random.randint(1, 12))
             await self._deliver(group, undelivered, is_doomed=is_doomed)
         elif what == "commit":
             await self._commit(is_doomed=is_doomed)
+        elif what == "maintain":
+            await self._maintain(is_doomed=is_doomed)
         else:
             await self._compact(is_doomed=is_doomed)
 
@@ -97,6 +99,19 @@ class Story:
             return
         self.happened["compacted"] += bool(result["objects_before"])
 
+    async def _maintain(self, *, is_doomed: bool) -> None:
+        """Collect garbage, or rebuild a manifest that is whole, while all else goes on."""
+        store = self._deployment(is_doomed).dataset(self.place.dataset)
+        try:
+            if self.random.random() < 0.7:
+                await gc(store, delete=True, keep_versions=self.random.choice([None, 1, 3]))
+                self.happened["collected"] += 1
+            else:
+                await rebuild_manifest(store, adopt=self.random.random() < 0.5)
+                self.happened["rebuilt"] += 1
+        except StokerError:
+            self.happened["maintenance died"] += 1
+
     async def _check_recovery(self) -> None:
         """Collecting garbage loses nothing, and without its manifests the data set is rebuilt from the rest."""
         store = open_store(self.place.dataset)
@@ -119,5 +134,15 @@ def test_whatever_dies_and_however_often_it_is_announced_every_object_is_there_e
             error.add_note(f"seed {seed}")
             raise
         happened += story.happened
-    for what in ("delivered", "delivery died", "committed", "commit died", "repeated", "compacted", "compaction died"):
+    for what in (
+        "delivered",
+        "delivery died",
+        "committed",
+        "commit died",
+        "repeated",
+        "compacted",
+        "compaction died",
+        "collected",
+        "rebuilt",
+    ):
         assert happened[what], f"{what}: never"

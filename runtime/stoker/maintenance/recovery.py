@@ -75,7 +75,8 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
 
     Args:
         store: where the data set is.
-        adopt: take in every other intact super-sample of the data set too, after reading it whole.
+        adopt: take in every other intact super-sample of the data set too, after reading it whole; but none where
+            functions take in raw objects, or where it was compacted: what lies there may be in the data set already.
 
     Raises:
         NotFoundError: there is nothing to make a manifest of.
@@ -91,7 +92,10 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
     orphans = sorted(await _orphans(reader, survey, claimed))
     adopted: dict[Place, Packed] = {}
     refused: list[BadObject] = []
-    if adopt:
+    if adopt and any(len(record.sources) for record in survey.records):
+        reason = "belongs to no run; functions add to this data set, so its samples may be there already"
+        refused = [BadObject(object_key(*place), f"{object_key(*place)} {reason}") for place in orphans]
+    elif adopt:
         dataset, adopted, refused = await _adopt(reader, orphans, dataset)
     if dataset is None or not (found or adopted):
         raise NotFoundError(f"there is no super-sample at {store.url} that a manifest could be made of")

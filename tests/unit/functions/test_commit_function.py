@@ -335,6 +335,22 @@ def test_a_job_whose_commit_dies_at_any_operation_is_there_whole_or_not_at_all(l
     run_virtual(main())
 
 
+def test_what_came_twice_and_was_left_out_is_not_adopted() -> None:
+    async def main() -> None:
+        place = Place()
+        raw = await place.put(range(20))
+        await packed(place, raw[:15])
+        twice = await packed(place, raw[5:15])
+        await commit_all(place)
+        report = await rebuild_manifest(open_store(place.dataset), adopt=True)
+        assert report.adopted == ()
+        assert {bad.key.split("/")[1] for bad in report.refused} == {twice.run}
+        assert all("may be there already" in bad.problem for bad in report.refused)
+        assert await place.numbers() == list(range(15))
+
+    asyncio.run(main())
+
+
 def killed(stores: list[DyingStore], lives: int, late: bool) -> Callable[[Store], Store]:
     """Return what makes stores of an instance that dies, and notes them."""
 
