@@ -99,6 +99,8 @@ class Settings:
             raise ConfigError(
                 f"STOKER_INGEST names the data set {self.ingest.dataset!r}, which STOKER_DATASETS has not"
             )
+        if self.ingest is not None:
+            _check_apart(self.datasets.values(), self.sources)
         if self.catalog != "bucket" and not self.catalog.startswith(("redis://", "rediss://")):
             raise ConfigError("STOKER_CATALOG is neither 'bucket' nor a redis:// or rediss:// URL")
         if set(self.catalog) & set("@?#"):
@@ -163,6 +165,17 @@ def _check_urls(variable: str, urls: Iterable[str]) -> None:
             parse_url(url)
         except ConfigError as error:
             raise ConfigError(f"{variable} is not valid: {error}") from None
+
+
+def _check_apart(datasets: Iterable[str], sources: Iterable[str]) -> None:
+    """Raise ConfigError if a data set lies in a source: each object of it would be announced, taken in, and so on."""
+    for source in sources:
+        for dataset in datasets:
+            if parse_url(dataset).place.startswith(parse_url(source).place):
+                raise ConfigError(
+                    f"STOKER_SOURCES has {source}, which holds the data set {dataset}: what is taken in would be "
+                    "announced and taken in again, without end; keep raw samples in another bucket or folder"
+                )
 
 
 def _memory_bytes(environ: Mapping[str, str]) -> int:

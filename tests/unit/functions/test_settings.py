@@ -115,6 +115,16 @@ def test_a_secret_in_the_wrong_place_is_refused_without_repeating_it(name: str, 
     assert SECRET not in f"{caught.value!r} {caught.value} {caught.value.__cause__}"
 
 
+@pytest.mark.parametrize("source", ["s3://b", "s3://b/", "s3://b/data", "s3://b/data/train"])
+def test_where_raw_objects_are_taken_in_no_data_set_lies_among_them(source: str) -> None:
+    environ = {"STOKER_DATASETS": "o=s3://other train=s3://b/data/train", "STOKER_SOURCES": f"s3://raw {source}"}
+    assert Settings.from_environment(environ).sources == ("s3://raw", source)
+    with pytest.raises(ConfigError, match="without end"):
+        Settings.from_environment({**environ, "STOKER_INGEST": '{"dataset": "o"}'})
+    apart = {**environ, "STOKER_SOURCES": "s3://b/raw s3://b/data/training", "STOKER_INGEST": '{"dataset": "o"}'}
+    assert Settings.from_environment(apart).ingest is not None
+
+
 def test_secrets_do_not_show() -> None:
     found = Settings(catalog="redis://cache", catalog_password=SECRET, token_keys=f"k:{SECRET}")
     assert SECRET not in f"{found} {found!r} {[found]}"
