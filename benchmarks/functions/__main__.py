@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import sys
+from argparse import ArgumentParser
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -17,9 +18,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "functions.md"
 SECTIONS = ("packing", "latency", "scaling")
 
 
-def measure(section: str) -> str:
+def measure(section: str, patience: Patience) -> str:
     """Measure a section and return its text: how, where, beside what, and the table."""
-    patience, before = Patience(), os.getloadavg()[0]
+    before = os.getloadavg()[0]
     figures: str = asyncio.run(getattr(import_module(f"benchmarks.functions.{section}"), section)(patience))
     foreign = patience.foreign_processors
     machine = f"Python {platform.python_version()} on {os.cpu_count()} cores"
@@ -28,16 +29,24 @@ def measure(section: str) -> str:
     return f"`python -m benchmarks.functions {section}`: {machine}; {others}; {load}.\n\n{figures}"
 
 
-def main(names: list[str]) -> int:
-    if unknown := sorted(set(names) - set(SECTIONS)):
-        print(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}", file=sys.stderr)
-        return 2
-    for name in names or SECTIONS:
-        found = measure(name)
+def main(arguments: list[str]) -> None:
+    parser = ArgumentParser(prog="python -m benchmarks.functions", description=__doc__)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=Patience().seconds,
+        metavar="SECONDS",
+        help="for each section, to wait for quiet moments and to repeat what was disturbed (default: %(default).0f)",
+    )
+    args = parser.parse_args(arguments)
+    if unknown := sorted(set(args.sections) - set(SECTIONS)):
+        parser.error(f"there is no section {', '.join(unknown)}")
+    for name in args.sections or SECTIONS:
+        found = measure(name, Patience(args.patience))
         print(f"\n{found}\n", flush=True)
         replace_between(DOCUMENT, f"functions-{name}", found)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

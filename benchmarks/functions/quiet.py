@@ -56,11 +56,11 @@ class Patience:
     """Waits for quiet moments, and measures again what was disturbed, as long as it lasts.
 
     Attributes:
-        seconds: that are left for waiting.
+        seconds: that are left for waiting, and for measuring again.
         foreign_processors: that were used meanwhile, of all measurements that were kept.
     """
 
-    seconds: float = 300.0
+    seconds: float = 200.0
     foreign_processors: list[float] = field(default_factory=list)
 
     async def measure(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -68,8 +68,10 @@ class Patience:
         kept: list[Measured[T]] = []
         while not kept or (len(kept) < _TRIES and self.seconds > 0):
             await self._quiet()
+            started = time.perf_counter()
             with Watch() as watch:
                 figure = await work()
+            self.seconds -= time.perf_counter() - started if kept else 0.0
             kept.append(Measured(figure, watch.foreign_processors))
             if watch.foreign_processors <= _BEARABLE_PROCESSORS:
                 break

@@ -133,5 +133,6 @@ def test_the_page_has_a_place_for_every_section() -> None:
 
 
 def test_a_section_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(["packing", "speed"]) == 2
-    assert "no section speed" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        program.main(["packing", "speed"])
+    assert "there is no section speed" in capsys.readouterr().err
