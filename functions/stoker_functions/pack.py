@@ -90,14 +90,11 @@ async def pack_part(part: Part, deployment: Deployment, deadline: Deadline) -> P
                     if cut := run.cutter.add(sample, where):
                         await uploads.submit(cut)
             await uploads.complete()
-    except TimeoutError:
-        if not limit.expired():
+    except Exception as error:
+        await _keep(uploads, deadline)
+        if not isinstance(error, TimeoutError) or not limit.expired():
             raise
-        await _keep(uploads, deadline)
         _log.info("stopping run %s before the deadline, at %d samples", part.run, uploads.progress.samples)
-    except Exception:
-        await _keep(uploads, deadline)
-        raise
     finally:
         await uploads.cancel()
     if not uploads.packed and not limit.expired():

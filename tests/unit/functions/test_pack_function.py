@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from stoker.clock import run_virtual
-from stoker.errors import ConfigError, EventError, ObjectChangedError, PackError, SchemaError, StoreError
+from stoker.errors import (
+    ConfigError,
+    DeadlineError,
+    EventError,
+    ObjectChangedError,
+    PackError,
+    SchemaError,
+    ServerError,
+    StoreError,
+)
 from stoker.pack.record import PackRecord, record_key
 from stoker.store import open_store
 from stoker_functions.deadline import Deadline
@@ -97,6 +106,25 @@ def test_an_invocation_that_comes_to_nothing_says_so_instead_of_going_round_for_
         event = place.part(await place.put(range(20))).to_json()
         with pytest.raises(PackError, match=r"not come to a single super-sample of 1\.95 KiB in 4 s"):
             await pack(event, place.deployment(lambda store: TardyStore(store, 1.5)), Deadline.after(4.0))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("error", [ServerError, DeadlineError, ObjectChangedError])
+def test_what_is_durable_when_a_raw_object_cannot_be_read_is_recorded(error: type[StoreError]) -> None:
+    async def main() -> None:
+        place = Place()
+        event = place.part(await place.put(range(40))).to_json()
+
+        class Failing(WatchedStore):
+            async def before(self, number: int, operation: str, key: str) -> None:
+                if key == "00030.bin":
+                    raise error("it cannot be read")
+
+        with pytest.raises(error, match="cannot be read"):
+            await pack(event, place.deployment(Failing), plenty())
+        (record,) = await place.deployment().catalog(place.dataset).records()
+        assert (record.state, len(record)) == ("packing", 5)
 
     run_virtual(main())
 
