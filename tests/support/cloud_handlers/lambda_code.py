@@ -79,7 +79,9 @@ def open_files(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 def fill_tmp(event: dict[str, Any], context: Any) -> dict[str, Any]:
     folder = Path(tempfile.gettempdir())
-    before = sorted(path.name for path in folder.iterdir())
+    before = sorted(
+        path.name for path in folder.iterdir() if path.is_file()
+    )  # code below /tmp stays visible as a folder
     written = 0
     try:
         with (folder / "filler").open("wb") as file:
