@@ -19,21 +19,22 @@ from stoker.errors import FormatError, SampleError
 from stoker_torch.sample_codec import MAX_DEPTH, decode_sample, encode_sample
 from support.same import same
 
+RANDOM = torch.Generator().manual_seed(3)  # test names hold the values: they are the same in every process
 TENSORS = [
     torch.tensor(3),
     torch.arange(6).reshape(2, 3),
-    torch.rand(2, 0, 3),
-    torch.rand(4, 4).t(),
-    torch.rand(8)[::2],
-    torch.as_strided(torch.rand(3), (1,), (0,)),
+    torch.rand(2, 0, 3, generator=RANDOM),
+    torch.rand(4, 4, generator=RANDOM).t(),
+    torch.rand(8, generator=RANDOM)[::2],
+    torch.as_strided(torch.rand(3, generator=RANDOM), (1,), (0,)),
     torch.from_numpy(np.zeros(0, np.int64)),
     torch.tensor([True, False]),
-    torch.rand(3).to(torch.bfloat16),
-    torch.rand(3).to(torch.float8_e4m3fn),
-    torch.rand(3).to(torch.float8_e5m2),
+    torch.rand(3, generator=RANDOM).to(torch.bfloat16),
+    torch.rand(3, generator=RANDOM).to(torch.float8_e4m3fn),
+    torch.rand(3, generator=RANDOM).to(torch.float8_e5m2),
     torch.tensor([1, 2], dtype=torch.uint16),
-    torch.view_as_complex(torch.rand(3, 2)).conj(),
-    torch.view_as_complex(torch.rand(3, 2)).conj().imag,
+    torch.view_as_complex(torch.rand(3, 2, generator=RANDOM)).conj(),
+    torch.view_as_complex(torch.rand(3, 2, generator=RANDOM)).conj().imag,
     torch.tensor([math.nan, math.inf, -0.0]),
 ]
 ARRAYS = [
