@@ -89,12 +89,14 @@ def test_ctrl_c_ends_the_demo_and_its_functions(empty_folder: Path) -> None:
     ("arguments", "message"),
     [
         (("--images", "9"), "--images goes with --functions only"),
-        (("--functions", "--epochs", "2", "--workers", "3"), "--epochs and --workers cannot go with --functions"),
+        (("--functions", "--epochs", "2"), "--epochs and --workers are of the trainings"),
+        (("--functions", "--seed", "-1"), "--seed -1 is negative"),
     ],
 )
-def test_an_option_of_the_other_demo_is_refused(empty_folder: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_options_that_cannot_be_are_refused(empty_folder: Path, arguments: tuple[str, ...], message: str) -> None:
     with demo(*arguments, folder=empty_folder) as process:
         output, errors = process.communicate(timeout=60)
-    assert process.returncode != 0
+    assert process.returncode == 2
+    assert errors.startswith("stoker: ")
     assert message in errors
     assert output == ""

@@ -28,20 +28,24 @@ def _configure(parser: ArgumentParser) -> None:
     functions.add_argument("--images", type=positive, metavar="N", help=f"that arrive (default: {_IMAGES:,})")
 
 
+def _check(args: Namespace) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if args.functions and (args.epochs is not None or args.workers is not None):
+        raise ConfigError("--epochs and --workers are of the trainings; they cannot go with --functions")
+    if args.images is not None and not args.functions:
+        raise ConfigError("--images goes with --functions only")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed} is negative")
+
+
 def _run(args: Namespace) -> int:
     """Run one of the demos.
 
     Raises:
-        ConfigError: an option belongs to the other one.
+        ConfigError: options do not go together.
         MissingExtraError: what the demo needs is not installed.
     """
-    strange = ("epochs", "workers") if args.functions else ("images",)
-    if given := [f"--{name}" for name in strange if getattr(args, name) is not None]:
-        raise ConfigError(
-            f"{' and '.join(given)} cannot go with --functions"
-            if args.functions
-            else "--images goes with --functions only"
-        )
+    _check(args)
     with Screen(sys.stdout) as screen:
         if args.functions:
             screen.line("Raw images become training data, in functions that may die at any moment.")

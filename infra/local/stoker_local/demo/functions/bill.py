@@ -60,16 +60,6 @@ class Bill:
         """All of it."""
         return self.function_dollars + self.bucket_dollars
 
-    def since(self, before: Bill) -> Bill:
-        """Return the part of it that came after an earlier one."""
-        return Bill(
-            invocations=self.invocations - before.invocations,
-            gb_seconds=self.gb_seconds - before.gb_seconds,
-            function_dollars=self.function_dollars - before.function_dollars,
-            requests={name: count - before.requests[name] for name, count in self.requests.items()},
-            bucket_dollars=self.bucket_dollars - before.bucket_dollars,
-        )
-
 
 def one_by_one(samples: int, prices: Prices, *operations: Operation) -> float:
     """Return what the bucket asks for one request of each operation for every sample, in dollars."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker.bounded import for_each
+from stoker.errors import ConfigError
 from stoker.store import open_store
 from stoker_local.demo.digits import Digits
 from stoker_local.demo.functions.config import DATASET, RAW
@@ -30,12 +31,16 @@ class RawImages:
         contents: of every object, by key.
         begun: how many were given to the bucket.
         put: how many it has confirmed.
+
+    Raises:
+        ConfigError: there are not so many.
     """
 
     def __init__(self, digits: Digits, count: int) -> None:
         rounds = -(-count // len(digits))
         if rounds > len(_SHIFTS):
-            raise ValueError(f"{count} images are more than {len(_SHIFTS)} rounds of {len(digits)} digits")
+            most = len(_SHIFTS) * len(digits)
+            raise ConfigError(f"{count:,} images are too many: the digits, moved by a pixel at most, make {most:,}")
         moved = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
         every = Digits(images=np.concatenate(moved), labels=np.tile(digits.labels, rounds))
         self.contents = {f"{every.labels[n]}/{n:05}.png": every.png(n) for n in range(count)}
@@ -69,10 +74,14 @@ class Epoch:
     Attributes:
         times: how often each image came, by key.
         changed: keys of those whose bytes or label are not what was put.
+        gets: that the loader sent.
+        dollars: for these, at list prices.
     """
 
     times: Counter[str] = field(default_factory=Counter)
     changed: set[str] = field(default_factory=set)
+    gets: int = 0
+    dollars: float = 0.0
 
     def note(self, images: RawImages, key: str, content: bytes, label: int) -> None:
         """Note an image that was delivered."""
@@ -97,4 +106,6 @@ def read_epoch(images: RawImages, seed: int, *, stopped: threading.Event) -> Epo
                 epoch.note(images, key, bytes(content), label)
             if stopped.is_set():
                 break
+        spent = loader.stats()
+        epoch.gets, epoch.dollars = spent.get_requests, spent.dollars
     return epoch

@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 
+from stoker.errors import MissingExtraError
 from stoker.prices import Prices
 from stoker_local.bucket import LocalBucket
 from stoker_local.demo import digits
@@ -26,7 +28,14 @@ _TELL_SECONDS = 1.0
 
 
 def run(config: FunctionDemoConfig, screen: Screen) -> int:
-    """Run the demo; return 0 if training got every image exactly once, as it was put."""
+    """Run the demo; return 0 if training got every image exactly once, as it was put.
+
+    Raises:
+        ConfigError: there are not so many images.
+        MissingExtraError: Lambda's runtime client, which functions run in, is not installed.
+    """
+    if find_spec("awslambdaric") is None:
+        raise MissingExtraError("the functions need awslambdaric; pip install 'stoker[local]'")
     train_digits, _ = digits.load()
     images = RawImages(train_digits, config.images)
     with quiet_torch():
@@ -37,16 +46,19 @@ async def _demonstrate(config: FunctionDemoConfig, images: RawImages, screen: Sc
     async with LocalBucket(config.bucket()) as bucket:
         with led_to(bucket.environment()):
             async with function_cloud(config.cloud(), bucket=bucket) as cloud:
-                demo = _Demo(config, images, cloud, Observer(bucket, cloud, images, Prices.load()))
+                prices = Prices.load()
+                demo = _Demo(config, images, cloud, Observer(bucket, cloud, images, prices))
                 demo.introduce(screen)
                 try:
-                    async with asyncio.timeout(config.limit_seconds) as limit, _shown(demo.observer, screen):
-                        packing, epoch = await demo.perform()
+                    async with asyncio.timeout(config.limit_seconds) as limit, _shown(demo.observer, screen, prices):
+                        packed, epoch = await demo.perform()
                 except TimeoutError:
                     if not limit.expired():
                         raise
-                    return demo.give_up(screen)
-                return demo.conclude(packing, epoch, screen)
+                    screen.rows(_indented(block(demo.observer.look(), prices)))
+                    screen.item("failed", f"it did not come to its end in {config.limit_seconds:.0f} s")
+                    return 1
+                return demo.conclude(packed, epoch, screen, prices)
 
 
 class _Demo:
@@ -80,9 +92,9 @@ class _Demo:
         await self._everything_visible()
         observer.phase = "small super-samples become large ones"
         await self._compact()
-        before = observer.look()
+        packed = observer.look()
         observer.phase = "training reads an epoch"
-        return before, await self._read()
+        return packed, await self._read()
 
     async def _everything_visible(self) -> None:
         """Wait until a version has all images and no message is left."""
@@ -106,12 +118,11 @@ class _Demo:
             stopped.set()
             await asyncio.wait([reading])
 
-    def conclude(self, packing: Snapshot, epoch: Epoch, screen: Screen) -> int:
+    def conclude(self, packed: Snapshot, epoch: Epoch, screen: Screen, prices: Prices) -> int:
         """Say how it ended."""
-        now, prices = self.observer.look(), Prices.load()
-        screen.rows(_indented(function_table(now.functions)))
+        screen.rows(_indented(function_table(self.observer.look().functions)))
         screen.line()
-        screen.rows(_indented(bill_table(packing.bill, now.bill.since(packing.bill), now, prices)))
+        screen.rows(_indented(bill_table(packed, epoch, prices)))
         screen.line()
         screen.item("counted", how_counted(prices))
         failures = epoch.failures(self._images)
@@ -122,22 +133,16 @@ class _Demo:
             screen.item("checked", f"the epoch had {delivered:,} samples: every image exactly once, as it was put")
         return 1 if failures else 0
 
-    def give_up(self, screen: Screen) -> int:
-        """Say how far it has come in its time."""
-        screen.rows(_indented(block(self.observer.look())))
-        screen.item("failed", f"it did not come to its end in {self._config.limit_seconds:.0f} s")
-        return 1
-
 
 @asynccontextmanager
-async def _shown(observer: Observer, screen: Screen) -> AsyncIterator[None]:
+async def _shown(observer: Observer, screen: Screen, prices: Prices) -> AsyncIterator[None]:
     """Show what is going on until the block is left."""
 
     async def show() -> None:
         while True:
             await asyncio.sleep(_LOOK_SECONDS if screen.is_terminal else _TELL_SECONDS)
             now = observer.look()
-            screen.draw(*block(now))
+            screen.draw(*block(now, prices))
             screen.milestone(line(now))
 
     async with background() as tasks:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stoker.prices import Operation, Prices
-from stoker_local.demo.functions.bill import Bill, one_by_one
+from stoker_local.demo.functions.bill import one_by_one
 from stoker_local.demo.functions.config import DATASET, MEMORY_MB
+from stoker_local.demo.functions.images import Epoch
 from stoker_local.demo.functions.snapshot import Snapshot
 from stoker_local.demo.screen import bar
 from stoker_local.functions import FunctionStatistics, Happening, total
@@ -26,10 +27,10 @@ _WORDS = {
 }
 
 
-def block(now: Snapshot) -> list[str]:
+def block(now: Snapshot, prices: Prices) -> list[str]:
     """Return the lines of a block that is redrawn: nowhere wider than 78 columns."""
     bill = now.bill
-    put_one_by_one = one_by_one(now.visible, Prices.load(), Operation.GET, Operation.PUT)
+    put_one_by_one = one_by_one(now.visible, prices, Operation.GET, Operation.PUT)
     return [
         f"{now.seconds:5.1f} s  {now.phase}",
         "",
@@ -82,26 +83,25 @@ def _news(happenings: Sequence[Happening]) -> list[str]:
     return lines + [""] * (_HAPPENINGS - len(lines))
 
 
-def bill_table(packing: Bill, epoch: Bill, now: Snapshot, prices: Prices) -> list[str]:
+def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
     """Return a table of what both ways cost.
 
     Args:
-        packing: what it took until everything was packed.
-        epoch: what reading an epoch took.
-        now: the moment after that.
+        packed: the moment when everything was packed.
+        epoch: that was read then.
         prices: to use.
     """
-    samples, gets, puts = now.images, Operation.GET, Operation.PUT
-    packed = one_by_one(samples, prices, gets, puts)
+    samples, bill, gets, puts = packed.images, packed.bill, Operation.GET, Operation.PUT
+    each = one_by_one(samples, prices, gets, puts)
     rows = [
         ["", "packed by functions", "an object a sample"],
-        ["objects to train from", f"{now.visible_super_samples:,}", f"{samples:,}"],
-        ["GETs until they are there", f"{packing.requests[gets]:,}", f"{samples:,}"],
-        ["PUTs and LISTs", f"{packing.requests[puts] + packing.requests[Operation.LIST]:,}", f"{samples:,}"],
-        ["dollars for requests", f"${packing.bucket_dollars:.6f}", f"${packed:.6f}"],
-        [f"dollars for {packing.gb_seconds:.1f} GB-s", f"${packing.function_dollars:.6f}", "not counted"],
-        ["GETs of an epoch", f"{epoch.requests[gets]:,}", f"{samples:,}"],
-        ["dollars of an epoch", f"${epoch.bucket_dollars:.6f}", f"${one_by_one(samples, prices, gets):.6f}"],
+        ["objects to train from", f"{packed.visible_super_samples:,}", f"{samples:,}"],
+        ["GETs until they are there", f"{bill.requests[gets]:,}", f"{samples:,}"],
+        ["PUTs and LISTs", f"{bill.requests[puts] + bill.requests[Operation.LIST]:,}", f"{samples:,}"],
+        ["dollars for requests", f"${bill.bucket_dollars:.6f}", f"${each:.6f}"],
+        [f"dollars for {bill.gb_seconds:.1f} GB-s", f"${bill.function_dollars:.6f}", "not counted"],
+        ["GETs of an epoch", f"{epoch.gets:,}", f"{samples:,}"],
+        ["dollars of an epoch", f"${epoch.dollars:.6f}", f"${one_by_one(samples, prices, gets):.6f}"],
     ]
     return _aligned(rows)
 
@@ -110,9 +110,10 @@ def how_counted(prices: Prices) -> str:
     """Return where the figures of the tables come from."""
     store, function = prices.store(DATASET), prices.functions["lambda"]
     return (
-        "requests by the bucket, but for those that brought the raw images, which are the same either way; seconds of "
-        f"{MEMORY_MB:,} MB by the function cloud, start-ups included, as many as it took on this machine, which runs "
-        f"all the rest as well. List prices of {store.name} and {function.name}, {store.region}, {prices.date}."
+        "requests by the bucket, but for those that brought the raw images, which are the same either way, and an "
+        f"epoch's by the loader; seconds of {MEMORY_MB:,} MB by the function cloud, start-ups included, as many as it "
+        f"took on this machine, which runs all the rest as well. List prices of {store.name} and {function.name}, "
+        f"{store.region}, {prices.date}."
     )
 
 
