@@ -26,7 +26,7 @@ from stoker_local.objects import ObjectCreated
 
 __all__ = ["latency"]
 
-ROUNDS = 5
+ROUNDS = 3
 WARM_CALLS = 3  # a round
 SHAPES = {"none": "at once", "cloud": "20 ms"}
 SMALL_BYTES, LARGE_BYTES = 3_000, 110_000

@@ -20,7 +20,6 @@ __all__ = ["scaling"]
 
 ROUNDS = 3
 FUNCTIONS = (1, 2, 4, 8)
-PARTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +28,22 @@ class Setting:
 
     Attributes:
         first_byte_seconds: of the bucket, which sends 90 MB/s a connection.
+        parts: that there are.
         samples: of each part.
         size_bytes: of each sample.
     """
 
     title: str
     first_byte_seconds: float
+    parts: int
     samples: int
     size_bytes: int
 
 
 SETTINGS = (
-    Setting(title="3 KB, 20 ms", first_byte_seconds=0.02, samples=1000, size_bytes=3_000),
-    Setting(title="110 KB, 20 ms", first_byte_seconds=0.02, samples=200, size_bytes=110_000),
-    Setting(title="3 KB, 200 ms", first_byte_seconds=0.2, samples=400, size_bytes=3_000),
+    Setting(title="3 KB, 20 ms", first_byte_seconds=0.02, parts=16, samples=1000, size_bytes=3_000),
+    Setting(title="110 KB, 20 ms", first_byte_seconds=0.02, parts=16, samples=200, size_bytes=110_000),
+    Setting(title="3 KB, 200 ms", first_byte_seconds=0.2, parts=8, samples=640, size_bytes=3_000),
 )
 
 
@@ -84,7 +85,7 @@ async def scaling(patience: Patience) -> str:
 
 def _events(place: Stage, setting: Setting) -> list[dict[str, Any]]:
     """Return a small event for each function to warm up with, and the parts."""
-    objects = place.put_raw("raw", PARTS * setting.samples, setting.size_bytes)
+    objects = place.put_raw("raw", setting.parts * setting.samples, setting.size_bytes)
     warming = [pack_event("raw", objects[first : first + 5], "warming") for first in range(max(FUNCTIONS))]
     starts = range(0, len(objects), setting.samples)
     return warming + [pack_event("raw", objects[start : start + setting.samples], "packed") for start in starts]
@@ -105,7 +106,7 @@ async def measured(place: Stage, setting: Setting, events: Sequence[Any], functi
         async with asyncio.TaskGroup() as group:
             for _ in range(functions):
                 group.create_task(work())
-    samples = PARTS * setting.samples
+    samples = setting.parts * setting.samples
     return Figure(
         seconds=usage.seconds,
         samples_per_second=samples / usage.seconds,

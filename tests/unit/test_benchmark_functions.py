@@ -20,13 +20,13 @@ KIND = packing.Kind(name="3 KB", samples=1000, size_bytes=3000)
 
 
 def packed(seconds: float = 2.0, billed_gb_seconds: float = 4.0, **requests: int) -> packing.Figure:
-    usage = Usage(function_cpu_seconds=1.0, requests=Counter(requests))
+    usage = Usage(function_cpu_seconds=1.0, other_cpu_seconds=0.4, requests=Counter(requests))
     return packing.figure(KIND, usage, seconds, billed_gb_seconds)
 
 
 def test_rates_are_of_the_invocation_and_of_what_is_billed() -> None:
     figure = packed(seconds=2.0, billed_gb_seconds=4.0)
-    assert (figure.samples_per_second, figure.mb_per_second, figure.busy) == (500.0, 1.5, 0.5)
+    assert (figure.samples_per_second, figure.mb_per_second) == (500.0, 1.5)
     assert (figure.samples_per_gb_second, figure.mb_per_gb_second) == (250.0, 0.75)
 
 
@@ -44,7 +44,7 @@ def test_the_table_of_packing_has_medians() -> None:
     figures = [packed(seconds=seconds, GetObject=1000) for seconds in (1.0, 2.0, 8.0)]
     rows = packing.text({("3 KB", "pack"): figures}).splitlines()
     assert len(rows) == 3
-    assert rows[2].startswith("| 3 KB, `pack` | 500 | 1.5 | 50% | 250 | 0.8 | 1,000 | 0 | 0.067 | 0.400 | 0.47 |")
+    assert rows[2].startswith("| 3 KB, `pack` | 500 | 1.5 | 50%, 20% | 250 | 0.8 | 1,000 | 0 | 0.067 | 0.400 | 0.47 |")
 
 
 def test_the_table_of_latencies_has_cold_and_warm_of_both_buckets() -> None:
