@@ -61,6 +61,23 @@ def test_a_full_batch_does_not_wait() -> None:
     run_virtual(main())
 
 
+def test_a_batch_that_is_full_just_as_its_time_is_up_leaves_the_next_one_its_own_time() -> None:
+    async def main() -> None:
+        work = Work()
+        batcher = Batcher(work, most_items=2, wait_seconds=1.0)
+        start = asyncio.get_running_loop().time()
+
+        async def add_late(item: int) -> None:
+            await asyncio.sleep(1.0)
+            await batcher.add(item)
+
+        await asyncio.gather(add_late(2), add_late(4), batcher.add(0))
+        assert work.batches == [[0, 2], [4]]
+        assert [began - start for began in work.began] == pytest.approx([1.0, 2.0])
+
+    run_virtual(main())
+
+
 def test_each_request_ends_as_its_item_does() -> None:
     async def main() -> None:
         ends = await added(Batcher(Work(), most_items=10, wait_seconds=1.0), [0, 1, 2, 3])

@@ -122,21 +122,22 @@ def test_two_commits_at_the_same_time_make_one_version_of_each_run() -> None:
     run_virtual(main())
 
 
-def test_a_commit_that_lost_a_race_counts_what_it_left_out_once() -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_a_commit_that_lost_a_race_counts_what_it_left_out_once(seed: int) -> None:
     async def main() -> None:
         place = Place()
         raw = await place.put(range(15))
         await packed(place, raw[:10])
         await commit_all(place)
-        await packed(place, raw[5:])
-        other: list[asyncio.Task[Any]] = []
+        await packed(place, raw[5:], super_sample_bytes=2000 + seed)  # the runs come in another order each time
+        other: list[str] = []
 
         class Overtaken(WatchedStore):
             async def before(self, number: int, operation: str, key: str) -> None:
                 if operation == "put" and key == "manifests/00000002.safetensors" and not other:
-                    other.append(asyncio.ensure_future(packed(place, range(20, 25))))
-                    await other[0]
-                    await merge_now(place, keep=[other[0].result().run])
+                    other.append("")
+                    other[:] = [(await packed(place, range(20, 25))).run]
+                    await merge_now(place, keep=other)
 
         result = await commit({"dataset": place.dataset}, place.deployment(Overtaken), plenty())
         assert (result["version"], result["samples"], result["repeated_samples"]) == (3, 20, 5)
@@ -429,6 +430,22 @@ def test_what_the_packer_appends_and_what_functions_take_in_are_both_there() -> 
         assert sorted(await place.numbers()) == list(range(40))
         newest = await versions.read_manifest(open_store(place.dataset))
         assert newest.version == 4
+
+    asyncio.run(main())
+
+
+def test_rebuilding_the_manifest_adopts_nothing_of_a_job_that_waits_for_its_commit() -> None:
+    async def main() -> None:
+        place = Place()
+        raw = await place.put(range(30))
+        await packed(place, raw[:10], is_remembered=False)
+        await commit_all(place)
+        parts = [await packed(place, raw[n : n + 10], is_remembered=False, job=JOB) for n in (10, 20)]
+        report = await rebuild_manifest(open_store(place.dataset), adopt=True)
+        assert (report.adopted, report.refused, report.orphans) == ((), (), ())
+        event = job_event(place, [part.run for part in parts], "append")
+        assert (await commit(event, place.deployment(), plenty()))["samples"] == 30
+        assert await place.numbers() == list(range(30))
 
     asyncio.run(main())
 

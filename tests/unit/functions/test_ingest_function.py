@@ -390,6 +390,18 @@ def test_what_does_not_come_to_its_end_in_time_is_kept_by_the_queue_and_the_rest
     run_virtual(main())
 
 
+def test_without_time_nothing_is_begun() -> None:
+    async def main() -> None:
+        place = S3Place()
+        objects = await place.put(range(10))
+        result = await ingest_queue(one_each(objects), place.deployment(), Deadline.after(0))
+        assert len(result["batchItemFailures"]) == 10
+        await open_store(place.dataset).put("something", b"")
+        assert await place.keys() == ["something"]
+
+    run_virtual(main())
+
+
 def test_a_store_that_fails_keeps_every_message() -> None:
     async def main() -> None:
         place = S3Place()
