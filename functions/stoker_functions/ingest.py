@@ -8,7 +8,6 @@ announcement counts. One that cannot be packed fails alone, whatever came with i
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from stoker.errors import (
     StokerError,
     TransientError,
 )
-from stoker.pack.part import Part
+from stoker.pack.part import Part, provisional_dataset
 from stoker.schema import Array, Schema
 from stoker.sources.folders import belongs, files_schema, images_schema
 from stoker.sources.listing import Listing, is_wanted
@@ -133,8 +132,7 @@ async def _target(deployment: Deployment) -> _Target:
             deployment.known_datasets[url] = known = (base.dataset, base.schema)
     if known is not None:
         return _Target(url, known[0], known[1], ingest)
-    dataset_id = hashlib.sha256(f"ingest {url}".encode()).hexdigest()[:16]
-    return _Target(url, dataset_id, _schema(ingest), ingest)
+    return _Target(url, provisional_dataset(deployment.dataset(url).url), _schema(ingest), ingest)
 
 
 def _schema(ingest: Ingest) -> Schema | None:

@@ -23,6 +23,7 @@ from stoker.errors import DatasetExistsError, PackError
 from stoker.manifest import Manifest, Rows
 from stoker.pack.catalog import Catalog
 from stoker.pack.known import Known, remembered
+from stoker.pack.part import provisional_dataset
 from stoker.pack.record import PackRecord, run_name
 from stoker.pack.rewriting import rewrite
 from stoker.pack.run import PackRunner, RunConfig
@@ -98,7 +99,7 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
         known = Known(remembered((record for record in records if record.is_committed), now_seconds))
         waiting, lapsed = _of_job(job, records, base, known, store.url) if job else _waiting(records, base, known)
         taken, refused = _fitting(waiting, base, job, store.url)
-        fresh = _Fresh(store, catalog, known)
+        fresh = _Fresh(store, catalog, known, base or next((record.prefix for record in taken), None))
         added = [kept for record in taken if (kept := await fresh.only(record)) is not None]
         if not added:
             if not (lapsed and await _has_moved(store, base)):
@@ -238,12 +239,13 @@ def _of_job(
 def _fitting(
     waiting: Sequence[PackRecord], base: Manifest | None, job: Job | None, url: str
 ) -> tuple[list[PackRecord], tuple[str, ...]]:
-    """Return the runs that have the data set's id and columns, and the ids of the others."""
+    """Return the runs that have the data set's columns and its id, or its provisional one, and the ids of the others."""
     first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
     fitting, refused = [], []
     for record in waiting:
         prefix = record.prefix
-        if first and prefix and (prefix.dataset, prefix.schema) == (first.dataset, first.schema):
+        ids = (provisional_dataset(url), first.dataset) if first else ()
+        if first and prefix and prefix.dataset in ids and prefix.schema == first.schema:
             fitting.append(record)
         else:
             refused.append(record.run)
@@ -257,25 +259,32 @@ def _fitting(
 class _Fresh:
     """Leaves out what the data set has already: in records that are committed, or were taken before.
 
+    Args:
+        store: where the data set is.
+        catalog: where its pack records are.
+        known: what it has.
+        first: a manifest that has its id.
+
     Attributes:
         repeated_samples: how many were left out.
         dropped: runs of which something was, and whose records are no longer needed.
     """
 
-    def __init__(self, store: RetryingStore, catalog: Catalog, known: Known) -> None:
+    def __init__(self, store: RetryingStore, catalog: Catalog, known: Known, first: Manifest | None) -> None:
         self._store, self._catalog, self._known = store, catalog, known
+        self._dataset = "" if first is None else first.dataset
         self._rests: set[str] = set()
         self.repeated_samples = 0
         self.dropped: list[str] = []
 
     async def only(self, record: PackRecord) -> PackRecord | None:
-        """Return the run, or one of what is left of it; None if nothing is."""
+        """Return the run, or one of what is left of it, with the id of the data set; None if nothing is."""
         if record.run in self._rests:  # a merge that died had written it, and it was taken for the run it is left of
             return None
         if record.replaces:
             return record
         wanted = self._known.take(record.names)
-        if all(wanted):
+        if all(wanted) and record.prefix is not None and record.prefix.dataset == self._dataset:
             return record
         self.repeated_samples += wanted.count(False) if any(wanted) else record.samples
         self.dropped.append(record.run)
@@ -286,8 +295,9 @@ class _Fresh:
         prefix = record.prefix
         if prefix is None:
             raise PackError(f"run {record.run} is finished and has no super-sample")
-        sources = record.sources[np.array(wanted)]
-        identity = hashlib.sha256(f"rest of {record.run}".encode() + sources.tobytes()).hexdigest()
+        sources = record.sources[np.array(wanted)] if len(record.sources) else record.sources
+        what = f"rest of {record.run} in {self._dataset}".encode()
+        identity = hashlib.sha256(what + sources.tobytes()).hexdigest()
         rest = replace(
             record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
         )
@@ -296,12 +306,13 @@ class _Fresh:
         if journal.recorded is not None and journal.recorded.state != "packing":
             return journal.recorded
         limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
-        config = RunConfig(dataset=prefix.dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
+        config = RunConfig(dataset=self._dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
         run = PackRunner(config, journal.recorded or rest, journal)
         await run.save([], "packing")
         uploads = Uploads(self._store, run, concurrency=_UPLOADS)
         try:
-            await rewrite(self._store, map(prefix.ref, range(len(prefix))), run, uploads, wanted.__getitem__)
+            is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
+            await rewrite(self._store, map(prefix.ref, range(len(prefix))), run, uploads, is_wanted)
         finally:
             await uploads.cancel()
         return journal.recorded or rest

@@ -23,7 +23,7 @@ from stoker.store.location import check_key
 from stoker.store.protocol import ObjectInfo
 from stoker.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["PART_KINDS", "KeySlice", "Part", "source_hashes"]
+__all__ = ["PART_KINDS", "KeySlice", "Part", "provisional_dataset", "source_hashes"]
 
 PART_KINDS = ("files", "image-folder", "npy", "npz", "webdataset")
 _ID = "[0-9a-f]{16}"
@@ -167,6 +167,14 @@ class Part:
             raise EventError("the pack event has 'rows', which only one npy object has")
         if self.kind in ("npy", "npz") and len(self.objects) != 1:
             raise EventError(f"the pack event has {len(self.objects)} objects of kind {self.kind}; give one")
+
+
+def provisional_dataset(url: str) -> str:
+    """Return the id that the data set at a store's URL has for functions which take in raw objects before there is one.
+
+    It keeps the id if it begins with what they took in; if somebody else creates it, their runs are written again.
+    """
+    return hashlib.sha256(f"ingest {url}".encode()).hexdigest()[:16]
 
 
 def source_hashes(source: str, objects: Iterable[ObjectInfo]) -> NDArray[np.uint8]:

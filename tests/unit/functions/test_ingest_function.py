@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
+from stoker import versions
 from stoker.clock import run_virtual
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
 from stoker.maintenance.garbage import gc
+from stoker.maintenance.inspection import verify
 from stoker.pack.catalog import BucketCatalog
+from stoker.pack.packer import AsyncPacker
+from stoker.pack.plan import PackConfig
+from stoker.schema import Array, Schema, Text
+from stoker.sources.folders import files_schema
 from stoker.store import open_store
 from stoker.store.protocol import ObjectInfo, Store
 from stoker.supersample import SuperSample
@@ -345,6 +351,32 @@ def test_of_tars_each_is_a_run_and_a_bad_one_fails_alone() -> None:
         assert await ingested(place, one_each([objects[2]]), ingest=tars) == []  # under its number, a third time
         assert (await commit({"dataset": place.dataset}, place.deployment(), plenty()))["samples"] == 50
         assert sorted(int(sample["cls"]) for sample in await samples(place)) == list(range(50))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["files", "webdataset"])
+def test_what_was_taken_in_before_somebody_else_created_the_data_set_is_in_it(kind: str) -> None:
+    async def main() -> None:
+        place = S3Place()
+        store, data = open_store(place.raw), open_store(place.dataset)
+        if kind == "files":
+            objects, schema, count = await place.put(range(10)), files_schema(), 10
+        else:
+            objects, count = [await store.put("a.tar", tar_of(range(30)))], 30
+            schema = Schema({"key": Text(), "cls": Array("int64")})
+        taken = Ingest(dataset="train", kind=kind, super_sample_bytes=2000)
+        assert await ingested(place, one_each(objects), ingest=taken) == []
+        config = PackConfig(schema=schema, super_sample_bytes=2000, source="laptop")
+        async with AsyncPacker(data, config) as packer:
+            values = {"data": b"x", "path": "x", "key": "x", "cls": 7}
+            await packer.write({name: values[name] for name in schema})
+        result = await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        assert (result["refused"], result["added_samples"], result["repeated_samples"]) == ([], count, 0)
+        assert await verify(data, await versions.read_manifest(data)) == []
+        assert await ingested(place, one_each(objects), ingest=taken) == []
+        result = await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        assert (result["samples"], result["added_samples"]) == (1 + count, 0)
 
     asyncio.run(main())
 
