@@ -239,7 +239,7 @@ def _of_job(
 def _fitting(
     waiting: Sequence[PackRecord], base: Manifest | None, job: Job | None, url: str
 ) -> tuple[list[PackRecord], tuple[str, ...]]:
-    """Return the runs that have the data set's columns and its id, or its provisional one, and the ids of the others."""
+    """Return the runs that have the data set's columns and its id, or its provisional one, and the ids of others."""
     first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
     fitting, refused = [], []
     for record in waiting:
