@@ -32,13 +32,14 @@ TARGET_BYTES = 20_000
 async def trickled(
     place: Place, groups: Sequence[int], *, raw: Sequence[ObjectInfo] = (), first: int = 0, value_bytes: int = 300
 ) -> list[ObjectInfo]:
-    """Let raw objects come in groups, each a run and a version of its own, and return them."""
+    """Let raw objects come in groups, each a run of its own, committed at every tenth, and return them."""
     objects = list(raw) or await place.put(range(first, first + sum(groups)), value_bytes)
     begin = 0
-    for size in groups:
+    for number, size in enumerate(groups, 1):
         part = place.part(objects[begin : begin + size], is_remembered=True, super_sample_bytes=TARGET_BYTES)
         await pack(part.to_json(), place.deployment(), plenty())
-        await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        if number % 10 == 0 or number == len(groups):
+            await commit({"dataset": place.dataset}, place.deployment(), plenty())
         begin += size
     return objects
 
@@ -59,7 +60,7 @@ def test_small_super_samples_become_large_ones_with_the_same_samples_in_their_or
         await trickled(place, [3] * 40)
         before = await contents(open_store(place.dataset))
         result = await compact(event(place), place.deployment(), plenty())
-        assert (result["version"], result["objects_before"], result["state"]) == (41, 40, "complete")
+        assert (result["version"], result["objects_before"], result["state"]) == (5, 40, "complete")
         assert result["objects_after"] == len(await sizes(place)) < 5
         assert await contents(open_store(place.dataset)) == before
         assert await verify(open_store(place.dataset), await versions.read_manifest(open_store(place.dataset))) == []
@@ -105,7 +106,7 @@ def test_where_there_is_nothing_to_gain_nothing_is_written() -> None:
 def test_what_the_time_does_not_allow_is_left_for_another_invocation() -> None:
     async def main() -> None:
         place = Place()
-        await trickled(place, [3] * 120)
+        await trickled(place, [3] * 90)
         states: list[str] = []
         while not states or states[-1] == "packing":
             # 20 MB a second, of which there are far less than a second: room for two super-samples
@@ -113,7 +114,7 @@ def test_what_the_time_does_not_allow_is_left_for_another_invocation() -> None:
             states.append(result["state"])
         assert len(states) > 2
         assert np.median(await sizes(place)) >= TARGET_BYTES / 2
-        assert sorted(await place.numbers()) == list(range(360))
+        assert sorted(await place.numbers()) == list(range(270))
 
     run_virtual(main())
 
@@ -130,7 +131,7 @@ def test_a_compaction_that_is_too_slow_is_a_typed_error_and_changes_nothing_that
         assert after is not None
         assert after.to_bytes() == before.to_bytes()
         await compact(event(place), place.deployment(), plenty())
-        assert await place.numbers() == list(range(90))
+        assert sorted(await place.numbers()) == list(range(90))
 
     run_virtual(main())
 
@@ -142,8 +143,8 @@ def test_two_compactions_at_the_same_time_come_to_the_same() -> None:
         slow = [place.deployment(lambda store: TardyStore(store, 0.01)) for _ in range(3)]
         asked = [event(place), event(place), event(place, super_sample_bytes=15_000)]
         results = await asyncio.gather(*(compact(each, one, plenty()) for each, one in zip(asked, slow, strict=True)))
-        assert {result["version"] for result in results} == {41}
-        assert await place.numbers() == list(range(120))
+        assert {result["version"] for result in results} == {5}
+        assert sorted(await place.numbers()) == list(range(120))
         assert len(await sizes(place)) < 10
 
     run_virtual(main())
@@ -192,12 +193,12 @@ def test_a_compaction_whose_rows_another_has_packed_again_is_forgotten() -> None
 def test_a_compaction_that_dies_at_any_operation_loses_nothing_and_the_next_one_completes_it(late: bool) -> None:
     async def main() -> None:
         whole = Place()
-        raw = await whole.put(range(40))
+        raw = await whole.put(range(24))
         deaths = 0
         for lives in range(200):
             place = Place()
             place.raw = whole.raw
-            await trickled(place, [4] * 10, raw=raw)
+            await trickled(place, [4] * 6, raw=raw)
             dying: list[DyingStore] = []
 
             def wrap(store: Store, lives: int = lives, dying: list[DyingStore] = dying) -> DyingStore:
@@ -208,14 +209,14 @@ def test_a_compaction_that_dies_at_any_operation_loses_nothing_and_the_next_one_
                 await compact(event(place), place.deployment(wrap), plenty())
             except StokerError:
                 deaths += 1
-            assert sorted(await place.numbers()) == list(range(40))
-            await trickled(place, [4] * 3, raw=raw[:12])  # delivered again: the names outlast whatever died
+            assert sorted(await place.numbers()) == list(range(24))
+            await trickled(place, [4] * 2, raw=raw[:8])  # delivered again: the names outlast whatever died
             await compact(event(place), place.deployment(), plenty())
-            assert sorted(await place.numbers()) == list(range(40))
+            assert sorted(await place.numbers()) == list(range(24))
             assert len(await sizes(place)) == 1
             if not any(store.is_dead for store in dying):
                 break
-        assert deaths > 25
+        assert deaths > 20
 
     run_virtual(main())
 
@@ -228,7 +229,7 @@ def test_older_versions_can_be_read_until_the_garbage_is_collected() -> None:
         samples = await contents(store)
         await compact(event(place), place.deployment(), plenty())
         await gc(store, delete=True)
-        assert await contents(store, await versions.read_manifest(store, 30)) == samples
+        assert await contents(store, await versions.read_manifest(store, 3)) == samples
         report = await gc(store, delete=True, keep_versions=1)
         assert len(report.objects) == 30
         assert await contents(store) == samples
@@ -281,7 +282,7 @@ def test_a_manifest_that_is_lost_is_rebuilt_without_what_was_packed_again() -> N
                         await store.delete(key)
                 report = await rebuild_manifest(store, adopt=adopt)
                 assert (report.orphans, report.refused, report.lost) == ((), (), ())
-                assert await place.numbers() == list(range(66))
+                assert sorted(await place.numbers()) == list(range(66))
 
     asyncio.run(main())
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.pack.known import REMEMBERED_SECONDS, Known, remembered
@@ -26,7 +26,8 @@ def test_what_is_known_is_what_a_set_would_have(there: list[list[int]], asked: l
     assert Known(array(there)).has(array(asked)).tolist() == [tuple(name) in whole for name in asked]
 
 
-@given(NAMES, st.lists(NAMES, max_size=4))
+@settings(max_examples=40)
+@given(NAMES, st.lists(NAMES, max_size=3))
 def test_a_name_is_taken_once(there: list[list[int]], groups: list[list[list[int]]]) -> None:
     known, whole = Known(array(there)), {tuple(name) for name in there}
     for group in groups:
