@@ -24,8 +24,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Most tests wait for other processes, so two at a time take little more than half as long; more than four would be noise to
+# each other. The tests of a file stay together.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
