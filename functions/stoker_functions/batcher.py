@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 __all__ = ["Batcher"]
@@ -13,6 +14,8 @@ T = TypeVar("T")
 
 class Batcher(Generic[T]):
     """Collects items until there are enough of them or the first has waited long enough, then works on all at once.
+
+    One batch is worked on at a time, since it has the memory of the whole instance; the next one collects meanwhile.
 
     Args:
         work: gets the items, and returns for each how its request ends: an error, or None if all is well. What it
@@ -33,6 +36,7 @@ class Batcher(Generic[T]):
         self._wait_seconds = wait_seconds
         self._items: list[T] = []
         self._is_full = asyncio.Event()
+        self._at_work = asyncio.Lock()
         self._batch: asyncio.Task[Sequence[Exception | None]] | None = None
 
     async def add(self, item: T) -> None:
@@ -58,10 +62,10 @@ class Batcher(Generic[T]):
         self._batch = None
 
     async def _run(self, items: Sequence[T], is_full: asyncio.Event) -> Sequence[Exception | None]:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._wait_seconds):
                 await is_full.wait()
-        except TimeoutError:
+        async with self._at_work:
             if items is self._items:
                 self._close()
-        return await self._work(items)
+            return await self._work(items)

@@ -51,7 +51,7 @@ class Hosted:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.deployment = Deployment(settings)
-        self._batcher: Batcher[Notified] = Batcher(
+        self._batcher: Batcher[tuple[Notified, Deadline]] = Batcher(
             self._ingest_all, most_items=_MOST_INGESTED, wait_seconds=_INGEST_WAIT_SECONDS
         )
 
@@ -77,7 +77,9 @@ class Hosted:
         Raises:
             StokerError: it cannot be packed, or not in time; the platform announces it again.
         """
-        await self._batcher.add(cloud_storage_object(data))
+        deadline = Deadline.after(self._settings.timeout_seconds)
+        await self._batcher.add((cloud_storage_object(data), deadline))
 
-    async def _ingest_all(self, objects: Sequence[Notified]) -> Sequence[StokerError | None]:
-        return await ingest_objects(objects, self.deployment, Deadline.after(self._settings.timeout_seconds))
+    async def _ingest_all(self, announced: Sequence[tuple[Notified, Deadline]]) -> Sequence[StokerError | None]:
+        first = min((deadline for _, deadline in announced), key=lambda deadline: deadline.at_seconds)
+        return await ingest_objects([found for found, _ in announced], self.deployment, first)

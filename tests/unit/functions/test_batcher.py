@@ -113,13 +113,14 @@ def test_a_request_that_is_cancelled_leaves_its_item_in_the_batch_and_the_others
 def test_while_a_batch_is_worked_on_the_next_one_collects() -> None:
     async def main() -> None:
         work = Work(seconds=10.0)
-        batcher = Batcher(work, most_items=10, wait_seconds=1.0)
-        first = asyncio.create_task(batcher.add(0))
-        await asyncio.sleep(2)
+        batcher = Batcher(work, most_items=4, wait_seconds=1.0)
         start = asyncio.get_running_loop().time()
-        await added(batcher, [2, 4])
-        assert asyncio.get_running_loop().time() - start == pytest.approx(11)
-        await first
-        assert work.batches == [[0], [2, 4]]
+        requests = []
+        for item in range(0, 16, 2):
+            requests.append(asyncio.create_task(batcher.add(item)))
+            await asyncio.sleep(2)
+        await asyncio.gather(*requests)
+        assert work.batches == [[0], [2, 4, 6, 8], [10, 12, 14]]
+        assert [began - start for began in work.began] == pytest.approx([1, 11, 21])
 
     run_virtual(main())

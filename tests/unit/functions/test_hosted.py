@@ -136,6 +136,37 @@ def test_objects_that_are_announced_within_a_second_are_one_run_and_a_bad_one_fa
     run_virtual(main())
 
 
+def test_one_batch_is_packed_at_a_time_and_what_waits_too_long_is_told_in_time() -> None:
+    async def main() -> None:
+        place = Place()
+        instance = hosted(place, sources=("gs://raw-of-a-test",), timeout_seconds=20.0)
+        busy: list[int] = []
+
+        class Slow(TardyStore):
+            async def before(self, number: int, operation: str, key: str) -> None:
+                if key.endswith(".bin"):
+                    busy.append(1)
+                    await super().before(number, operation, key)
+                    busy.append(-1)
+
+        instance.deployment = Deployment(
+            instance.deployment.settings,
+            open_url=lambda url: Slow(open_store(place.raw if url.startswith("gs://") else url), 16.0),
+        )
+        requests = []
+        start = asyncio.get_running_loop().time()
+        for info in await place.put(range(4)):
+            requests.append(asyncio.ensure_future(instance.ingest(announced(info))))
+            await asyncio.sleep(2)
+        ends = await asyncio.gather(*requests, return_exceptions=True)
+        assert ends[0] is None
+        assert [isinstance(end, StokerError) for end in ends[1:]] == [True] * 3
+        assert asyncio.get_running_loop().time() - start < 2 + 20
+        assert busy[:2] == [1, -1]
+
+    run_virtual(main())
+
+
 def test_an_announcement_that_cannot_be_packed_in_time_fails() -> None:
     async def main() -> None:
         place = Place()
