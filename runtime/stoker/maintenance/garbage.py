@@ -57,7 +57,8 @@ async def gc(
         delete: delete what was found.
         keep_versions: how many of the newest versions to keep, at least 1; None keeps all. What only older ones
             cover becomes garbage, so no training must run on them.
-        abandoned: unfinished packs are garbage too. No pack must be running.
+        abandoned: unfinished packs are garbage too, and jobs that were not committed. No pack must be running. What
+            functions have packed and the next commit adds is not.
 
     Raises:
         ConfigError: ``keep_versions`` is less than 1.
@@ -76,7 +77,8 @@ async def gc(
     dropped = [] if keep_versions is None else numbers[:-keep_versions]
     kept = [newest] if newest is not None else []
     kept += [await versions.read_manifest(retrying, version) for version in numbers if version not in dropped]
-    unfinished = [] if abandoned else [_run_of(item) for item in logged if _is_unfinished(item)]
+    is_protected = _waits_for_commit if abandoned else _is_unfinished
+    unfinished = [_run_of(item) for item in logged if is_protected(item)]
     report = replace(_sorted_out(objects, logged, _covered(kept), unfinished), versions=tuple(dropped))
     if delete:
         await _delete(retrying, newest, report)
@@ -130,6 +132,11 @@ def _check_manifest_is_there(url: str, newest: Manifest | None, logged: Sequence
 def _is_unfinished(item: Logged) -> bool:
     # Of a damaged record nobody knows: its run is protected too.
     return item.record is None or not item.record.is_committed
+
+
+def _waits_for_commit(item: Logged) -> bool:
+    record = item.record
+    return record is not None and (record.mode, record.state, record.job) == ("deferred", "complete", "")
 
 
 def _run_of(item: Logged) -> str:

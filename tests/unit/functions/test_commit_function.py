@@ -352,6 +352,25 @@ def test_what_came_twice_and_was_left_out_is_not_adopted() -> None:
     asyncio.run(main())
 
 
+def test_what_waits_for_its_commit_is_not_abandoned_and_jobs_and_unfinished_runs_are() -> None:
+    async def main() -> None:
+        place = Place()
+        raw = await place.put(range(40))
+        await packed(place, raw[:10])
+        await commit_all(place)
+        await packed(place, raw[10:20])
+        job = await packed(place, raw[20:30], job=JOB, is_remembered=False)
+        unfinished = place.part(raw[30:])
+        await (await place.deployment().catalog(place.dataset).journal(unfinished.run)).save(unfinished.record())
+        report = await gc(open_store(place.dataset), delete=True, abandoned=True)
+        assert sorted(report.records) == sorted([record_key(job.run), record_key(unfinished.run)])
+        assert {info.key.split("/")[1] for info in report.objects} == {job.run}
+        assert (await commit_all(place))["samples"] == 20
+        assert await place.numbers() == list(range(20))
+
+    asyncio.run(main())
+
+
 def killed(stores: list[DyingStore], lives: int, late: bool) -> Callable[[Store], Store]:
     """Return what makes stores of an instance that dies, and notes them."""
 
