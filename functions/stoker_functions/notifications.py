@@ -79,7 +79,8 @@ def _s3_objects(body: object) -> list[Notified]:
 
 def _s3_object(record: object) -> Notified | None:
     fields = Fields(record, "S3 notification's record")
-    if not fields.text("eventName").startswith("ObjectCreated:"):
+    # Amazon leaves the "s3:" out, others that speak S3 do not.
+    if not fields.text("eventName").removeprefix("s3:").startswith("ObjectCreated:"):
         return None
     s3 = fields.within("s3")
     bucket, item = s3.within("bucket"), s3.within("object")

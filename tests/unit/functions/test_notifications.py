@@ -101,9 +101,18 @@ def test_a_key_is_decoded_once(sent: str, key: str) -> None:
     assert found.info.key == key
 
 
-@pytest.mark.parametrize("how", ["Put", "Post", "Copy", "CompleteMultipartUpload"])
-def test_every_way_to_create_an_object_counts(how: str) -> None:
-    record = s3_record(eventName=f"ObjectCreated:{how}")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ObjectCreated:Put",
+        "ObjectCreated:Post",
+        "ObjectCreated:Copy",
+        "ObjectCreated:CompleteMultipartUpload",
+        "s3:ObjectCreated:Put",
+    ],
+)
+def test_every_way_to_create_an_object_counts(name: str) -> None:
+    record = s3_record(eventName=name)
     record["s3"]["object"]["eTag"] = f"{ETAG}-17"
     (found,) = objects_of(record)
     assert found.info.tag == f"{ETAG}-17"
