@@ -144,7 +144,7 @@ def test_objects_of_the_local_gcs_reach_the_function_until_it_acknowledges_them(
                 gcs=gcs,
                 tmp="folder",
                 google=(note,),
-                queues=(QueueSpec(name="q", visibility_seconds=1.0),),
+                queues=(QueueSpec(name="q", visibility_seconds=3.0),),
                 finalized=(ObjectFinalized(bucket="stoker", function="note", queue="q", concurrency=1),),
             ) as cloud,
         ):
@@ -152,11 +152,12 @@ def test_objects_of_the_local_gcs_reach_the_function_until_it_acknowledges_them(
                 target = f"{gcs.url}/upload/storage/v1/b/stoker/o?uploadType=media&name={name}"
                 async with page_of(target, "POST", data=b"abc") as answer:
                     assert answer.status == 200
-            await until(lambda: file.exists() and len(file.read_text().splitlines()) == 4)
+            await until(lambda: file.exists() and len(file.read_text().splitlines()) >= 4)
             await cloud.queues["q"].drained()
             events = [json.loads(line) for line in file.read_text().splitlines()]
             names = [event["name"] for event in events]
-            assert sorted(names) == ["bad", "bad", "good", "with blank ü"]
+            assert set(names) == {"bad", "good", "with blank ü"}  # at least once
+            assert names.count("bad") >= 2
             assert events[0]["type"] == "google.cloud.storage.object.v1.finalized"
             assert events[0]["source"] == "//storage.googleapis.com/projects/_/buckets/stoker"
 
