@@ -23,7 +23,7 @@ def measure(section: str, patience: Patience) -> str:
     before = os.getloadavg()[0]
     figures: str = asyncio.run(getattr(import_module(f"benchmarks.functions.{section}"), section)(patience))
     foreign = patience.foreign_processors
-    machine = f"Python {platform.python_version()} on {os.cpu_count()} cores"
+    machine = f"Python {platform.python_version()} on {os.cpu_count()} cores, niceness {os.nice(0)}"
     others = f"other programs used {median(foreign):.2f} of them meanwhile (at most {max(foreign):.2f})"
     load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after"
     return f"`python -m benchmarks.functions {section}`: {machine}; {others}; {load}.\n\n{figures}"
