@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -90,8 +91,11 @@ class Patience:
 
 def functions_cpu_seconds() -> float:
     """Return the processor time that the instances which run now have used."""
-    instances = psutil.Process(os.getpid()).children(recursive=True)
-    return sum(sum(instance.cpu_times()[:2]) for instance in instances)
+    seconds = 0.0
+    for instance in psutil.Process(os.getpid()).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended since they were listed
+            seconds += sum(instance.cpu_times()[:2])
+    return seconds
 
 
 def _foreign_cpu_seconds() -> float:

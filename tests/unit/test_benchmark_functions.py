@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -125,6 +127,13 @@ def test_what_this_process_computes_is_no_disturbance_by_others() -> None:
             pass
     foreign_seconds = watch.foreign_processors * (time.perf_counter() - started)
     assert busy_seconds() - before - foreign_seconds > 0.4
+
+
+def test_an_instance_that_ends_while_it_is_looked_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        seen = psutil.Process(process.pid)
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [seen])
+    assert quiet.functions_cpu_seconds() == 0.0
 
 
 def test_the_page_has_a_place_for_every_section() -> None:
