@@ -15,7 +15,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from stoker.schema import Schema
 from stoker.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
 from stoker.tier import ObjectRef
 
-__all__ = ["POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "version_key"]
+__all__ = ["POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "pack_runs", "version_key"]
 
 POINTER_KEY = "manifest.safetensors"
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -60,6 +60,14 @@ class PackRun:
     run: str
     first_number: int
     rows: int
+
+
+def pack_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
+    """Return places, each a run and a number within it, as intervals of runs, in order."""
+    # Numbers of one run that follow each other have a constant difference to their position.
+    groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
+    intervals = ([place for _, place in group] for _, group in groups)
+    return tuple(PackRun(*interval[0], len(interval)) for interval in intervals)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,13 +188,17 @@ class Manifest:
         """Size of the largest super-sample."""
         return int(self.rows.size_bytes.max())
 
-    def key(self, row: int) -> str:
-        """Return the object key of a row."""
+    def place(self, row: int) -> tuple[str, int]:
+        """Return the pack run of a row, and its number within that."""
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of a manifest with {len(self)}")
         index = bisect_right(self._run_ends, row)
         run = self.runs[index]
-        return object_key(run.run, run.first_number + row - (self._run_ends[index] - run.rows))
+        return run.run, run.first_number + row - (self._run_ends[index] - run.rows)
+
+    def key(self, row: int) -> str:
+        """Return the object key of a row."""
+        return object_key(*self.place(row))
 
     def ref(self, row: int) -> ObjectRef:
         """Return what pins the object of a row: key, size, checksum and tag."""

@@ -11,26 +11,23 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
 from stoker import versions
 from stoker.errors import NotFoundError
-from stoker.manifest import Manifest, PackRun
+from stoker.manifest import Manifest, PackRun, pack_runs
 from stoker.pack.catalog import Catalog
 from stoker.pack.known import remembered
 from stoker.pack.merge import merge
 from stoker.pack.record import PackRecord
-from stoker.pack.rewriting import rewrite
-from stoker.pack.run import PackRunner, RunConfig
-from stoker.pack.uploads import Uploads
+from stoker.pack.rewriting import pack_again
+from stoker.pack.run import RunConfig
 from stoker.retry import RetryingStore
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
 __all__ = ["Compacted", "compact"]
 
-_UPLOADS = 4
 _LEAST_OBJECTS = 2
 
 
@@ -83,7 +80,7 @@ async def compact(
     rows = _first(base, small, limit_bytes)
     if len(rows) < _LEAST_OBJECTS or _would_remain(base, rows, super_sample_bytes):
         return Compacted(manifest=base, left_objects=len(small) if len(rows) < len(small) else 0)
-    replaced = _runs_of(base, rows)
+    replaced = pack_runs(map(base.place, rows))
     names = remembered(_forgotten_with(base, replaced, await catalog.records()), now_seconds)
     identity = hashlib.sha256(json.dumps([base.dataset, super_sample_bytes, *map(_named, replaced)]).encode())
     record = PackRecord(
@@ -94,38 +91,17 @@ async def compact(
         replaces=replaced,
         sources=names,
     )
-    objects = await _packed(store, catalog, base, rows, record, super_sample_bytes)
+    target_bytes = min(super_sample_bytes, MAX_SUPER_SAMPLE_BYTES)
+    config = RunConfig(dataset=base.dataset, schema=base.schema, super_sample_bytes=target_bytes)
+    journal = await catalog.journal(record.run)
+    packed = await pack_again(store, map(base.ref, rows), record, journal, config)
     merged = await merge(store, catalog, now_seconds=now_seconds)
     return Compacted(
         manifest=merged.manifest or base,
         objects_before=len(rows),
-        objects_after=objects,
+        objects_after=len(packed),
         left_objects=len(small) - len(rows),
     )
-
-
-async def _packed(
-    store: RetryingStore,
-    catalog: Catalog,
-    base: Manifest,
-    rows: Sequence[int],
-    record: PackRecord,
-    super_sample_bytes: int,
-) -> int:
-    """Pack the samples of some rows again, as the run of a record; return how many super-samples they became."""
-    journal = await catalog.journal(record.run)
-    if journal.recorded is not None and journal.recorded.state != "packing":
-        return len(journal.recorded)
-    limit_bytes = min(super_sample_bytes, MAX_SUPER_SAMPLE_BYTES)
-    config = RunConfig(dataset=base.dataset, schema=base.schema, super_sample_bytes=limit_bytes)
-    run = PackRunner(config, journal.recorded or record, journal)
-    await run.save([], "packing")
-    uploads = Uploads(store, run, concurrency=_UPLOADS)
-    try:
-        await rewrite(store, map(base.ref, rows), run, uploads)
-    finally:
-        await uploads.cancel()
-    return len(uploads.packed)
 
 
 def _first(base: Manifest, rows: Sequence[int], limit_bytes: int | None) -> list[int]:
@@ -142,17 +118,6 @@ def _would_remain(base: Manifest, rows: Sequence[int], super_sample_bytes: int) 
     return len(rows) <= -(-total_bytes // super_sample_bytes)
 
 
-def _runs_of(base: Manifest, rows: Sequence[int]) -> tuple[PackRun, ...]:
-    """Return rows as intervals of pack runs, in order."""
-    places = []
-    for row in rows:
-        run, number = base.key(row).split("/")[1:]
-        places.append((run, int(number)))
-    # Rows of one run with numbers that follow each other have a constant difference to their position.
-    groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
-    return tuple(_interval([place for _, place in group]) for _, group in groups)
-
-
 def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterable[PackRecord]) -> Iterable[PackRecord]:
     """Return the records whose names are lost with the rows that are replaced.
 
@@ -162,11 +127,6 @@ def _forgotten_with(base: Manifest, replaced: Sequence[PackRun], records: Iterab
     runs = {run.run for run in replaced}
     left = {run.run for run in base.without(replaced).runs}
     return (record for record in records if record.run in runs and not (record.replaces and record.run in left))
-
-
-def _interval(places: Sequence[tuple[str, int]]) -> PackRun:
-    run, first = places[0]
-    return PackRun(run, first, len(places))
 
 
 def _named(run: PackRun) -> list[object]:

@@ -155,8 +155,8 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
     head = opened.sample.head
     if (found := crc32c(opened.data)) != ref.crc32c:
         raise ChecksumError(f"{ref.key} has crc32c {found:08x}, the manifest says {ref.crc32c:08x}")
-    run, number = ref.key.split("/")[1:]
-    if head.origin != Origin(dataset=manifest.dataset, run=run, ordinal=int(number)):
+    run, number = manifest.place(row)
+    if head.origin != Origin(dataset=manifest.dataset, run=run, ordinal=number):
         raise FormatError(f"{ref.key} says that it is {head.origin}")
     if head.schema != manifest.schema:
         raise FormatError(f"{ref.key} has another schema than the manifest")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from stoker import versions
 from stoker.bounded import for_each
@@ -23,7 +22,7 @@ from stoker.errors import (
     PreconditionFailedError,
 )
 from stoker.maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
-from stoker.manifest import Manifest, PackRun, Rows, object_key
+from stoker.manifest import Manifest, Rows, object_key, pack_runs
 from stoker.pack.log import list_records
 from stoker.pack.record import PackRecord
 from stoker.retry import RetryingReader
@@ -311,17 +310,10 @@ async def _opened(reader: RetryingReader[Readable], place: Place) -> tuple[_Data
 
 
 def _manifest(dataset: _Dataset, version: int, rows: dict[Place, Packed]) -> Manifest:
-    places = list(rows)
-    # Rows of one run with numbers that follow each other have a constant difference to their position.
-    groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
-    runs = []
-    for (run, _), group in groups:
-        numbers = [place[1] for _, place in group]
-        runs.append(PackRun(run, numbers[0], len(numbers)))
     return Manifest(
         dataset=dataset.id,
         version=version,
         schema=dataset.schema,
         rows=Rows.of(list(rows.values())),
-        runs=tuple(runs),
+        runs=pack_runs(rows),
     )

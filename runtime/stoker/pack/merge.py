@@ -25,16 +25,14 @@ from stoker.pack.catalog import Catalog
 from stoker.pack.known import Known, remembered
 from stoker.pack.part import provisional_dataset
 from stoker.pack.record import PackRecord, run_name
-from stoker.pack.rewriting import rewrite
-from stoker.pack.run import PackRunner, RunConfig
-from stoker.pack.uploads import Uploads
+from stoker.pack.rewriting import pack_again
+from stoker.pack.run import RunConfig
 from stoker.retry import RetryingStore
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
 __all__ = ["Job", "Merged", "merge"]
 
 _log = logging.getLogger(__name__)
-_UPLOADS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +119,15 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
 
 
 def _tell_of_newer(records: Iterable[PackRecord], base: Manifest | None) -> bool:
-    known = 0 if base is None else base.version
-    return any(record.version > known for record in records)
+    return any(record.version > _version(base) for record in records)
 
 
 async def _has_moved(store: RetryingStore, base: Manifest | None) -> bool:
-    newest = await versions.newest_manifest(store)
-    return (None if newest is None else newest.version) != (None if base is None else base.version)
+    return _version(await versions.newest_manifest(store)) != _version(base)
+
+
+def _version(manifest: Manifest | None) -> int:
+    return 0 if manifest is None else manifest.version
 
 
 class _MovedError(Exception):
@@ -142,8 +142,7 @@ class _Successor:
         self._added = added
 
     def __call__(self, newest: Manifest | None) -> Manifest:
-        base = self._base
-        if (None if newest is None else newest.version) != (None if base is None else base.version):
+        if _version(newest) != _version(self._base):
             raise _MovedError
         prefixes = [record.prefix for record in self._added if record.prefix is not None]
         packed = [prefix.rows.packed(row, row) for prefix in prefixes for row in range(len(prefix))]
@@ -302,17 +301,8 @@ class _Fresh:
             record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
         )
         self._rests.add(rest.run)
-        journal = await self._catalog.journal(rest.run)
-        if journal.recorded is not None and journal.recorded.state != "packing":
-            return journal.recorded
         limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
         config = RunConfig(dataset=self._dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
-        run = PackRunner(config, journal.recorded or rest, journal)
-        await run.save([], "packing")
-        uploads = Uploads(self._store, run, concurrency=_UPLOADS)
-        try:
-            is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
-            await rewrite(self._store, map(prefix.ref, range(len(prefix))), run, uploads, is_wanted)
-        finally:
-            await uploads.cancel()
-        return journal.recorded or rest
+        journal = await self._catalog.journal(rest.run)
+        is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
+        return await pack_again(self._store, map(prefix.ref, range(len(prefix))), rest, journal, config, is_wanted)

@@ -7,38 +7,66 @@ from contextlib import aclosing
 
 from stoker.checksum import crc32c
 from stoker.errors import ChecksumError
-from stoker.pack.run import PackRunner
+from stoker.pack.catalog import RunJournal
+from stoker.pack.record import PackRecord
+from stoker.pack.run import PackRunner, RunConfig
 from stoker.pack.uploads import Uploads
+from stoker.retry import RetryingStore
 from stoker.sources.reading import in_order
 from stoker.store.protocol import Readable
 from stoker.supersample import SuperSample
 from stoker.tier import ObjectRef
 
-__all__ = ["rewrite"]
+__all__ = ["pack_again"]
+
+_UPLOADS = 4
 
 
-async def rewrite(
-    store: Readable,
+async def pack_again(
+    store: RetryingStore,
     refs: Iterable[ObjectRef],
-    run: PackRunner,
-    uploads: Uploads,
+    record: PackRecord,
+    journal: RunJournal,
+    config: RunConfig,
     is_wanted: Callable[[int], bool] = lambda sample: True,
-) -> None:
-    """Pack the samples of super-samples into a run, in order, and complete it.
+) -> PackRecord:
+    """Pack the samples of super-samples as a run of their own, in order, and return its finished record.
 
-    A run that is resumed begins behind what is durable; its super-samples are read again.
+    One that is finished already stays as it is. A run that is resumed begins behind what is durable; its super-samples
+    are read again.
 
     Args:
-        store: where the super-samples are.
+        store: where the super-samples are, and where the run's go.
         refs: what pins them.
-        run: that the samples go to.
-        uploads: of that run.
+        record: with which the run begins.
+        journal: of the run.
+        config: what it makes of samples.
         is_wanted: tells, by its number among all, whether a sample is taken.
 
     Raises:
         ChecksumError: a super-sample is not the one that was packed.
         StoreError: one could not be read, or written.
     """
+    begun = journal.recorded or record
+    if begun.state != "packing":
+        return begun
+    run = PackRunner(config, begun, journal)
+    await run.save([], "packing")
+    uploads = Uploads(store, run, concurrency=_UPLOADS)
+    try:
+        await _rewrite(store, refs, run, uploads, is_wanted)
+    finally:
+        await uploads.cancel()
+    return journal.recorded or begun
+
+
+async def _rewrite(
+    store: Readable,
+    refs: Iterable[ObjectRef],
+    run: PackRunner,
+    uploads: Uploads,
+    is_wanted: Callable[[int], bool],
+) -> None:
     number = 0
     async with aclosing(_read(store, refs)) as found:
         async for sample in found:
