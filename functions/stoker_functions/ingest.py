@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from stoker.pack.part import Part, provisional_dataset
 from stoker.schema import Array, Schema
 from stoker.sources.folders import belongs, files_schema, images_schema
 from stoker.sources.listing import Listing, is_wanted
+from stoker.sources.parts import grouped
 from stoker.sources.webdataset import open_webdataset
 from stoker.store.location import check_key, parse_url
 from stoker.store.protocol import ObjectInfo
@@ -111,7 +112,9 @@ async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline:
             failed[message.id] = error
     for source, raws in found.items():
         packing = _Packing(source, target, deployment, deadline)
-        for group in _groups(raws, target.ingest.kind):
+        most_items = 1 if target.ingest.kind == "webdataset" else len(raws)
+        # So that a deadline costs one run and not all.
+        for group in grouped(raws, lambda raw: raw.info.size_bytes, most_bytes=_RUN_BYTES, most_items=most_items):
             await packing.take(group)
         await packing.give_up()
         failed.update(packing.failed)
@@ -169,20 +172,6 @@ def _raw(notified: Notified, message: str, deployment: Deployment, target: _Targ
     if kind == "image-folder" and isinstance(label, Array) and info.key.partition("/")[0] not in (label.classes or ()):
         raise EventError(f"{full} is of a class that the data set does not have; STOKER_INGEST names them")
     return _Raw(source, info, message)
-
-
-def _groups(raws: Sequence[_Raw], kind: str) -> Iterator[list[_Raw]]:
-    """Yield what becomes a run each, so that a deadline costs one of them and not all."""
-    group: list[_Raw] = []
-    size_bytes = 0
-    for raw in raws:
-        if group and (kind == "webdataset" or size_bytes + raw.info.size_bytes > _RUN_BYTES):
-            yield group
-            group, size_bytes = [], 0
-        group.append(raw)
-        size_bytes += raw.info.size_bytes
-    if group:
-        yield group
 
 
 class _Packing:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stoker.access_token import DATASET_NAME
 from stoker.errors import ConfigError, EventError
 from stoker.fields import Fields
 from stoker.store.location import parse_url
@@ -21,7 +21,6 @@ _DEFAULT_MEMORY_BYTES = 512 << 20
 _DEFAULT_TIMEOUT_SECONDS = 60.0
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _MAX_CLASSES = 100_000
-_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class Ingest:
             if not all(isinstance(name, str) for name in classes) or len(set(classes)) != len(classes):
                 raise EventError("the classes in STOKER_INGEST are not different texts")
             ingest = cls(
-                dataset=fields.text("dataset", pattern=_NAME),
+                dataset=fields.text("dataset", pattern=DATASET_NAME.pattern),
                 kind=fields.choice("kind", INGEST_KINDS, default="files"),
                 classes=tuple(classes),
                 super_sample_bytes=fields.integer(
@@ -149,7 +148,7 @@ def _named_urls(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in text.split():
         name, equals, url = pair.partition("=")
-        if not equals or name in found or not re.fullmatch(_NAME, name, re.ASCII):
+        if not equals or name in found or not DATASET_NAME.fullmatch(name):
             # What stands there may be a URL with a secret, so it is not repeated.
             raise ConfigError(
                 f"STOKER_DATASETS is wrong behind {len(found)} data sets; write name=url, separated by blanks, each "

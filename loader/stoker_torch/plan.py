@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stoker.errors import BudgetError
 from stoker.feed import BatchSource
 from stoker.prices import Operation, Prices
-from stoker.sizes import format_bytes
+from stoker.sizes import counted, format_bytes
 
 __all__ = ["LoaderPlan"]
 
@@ -94,13 +94,9 @@ class LoaderPlan:
 
     def __str__(self) -> str:
         return (
-            f"{_counted(self.samples, 'sample')} in {_counted(self.super_samples, 'super-sample')}, "
-            f"{_counted(self.steps, 'step')} an epoch; "
+            f"{counted(self.samples, 'sample')} in {counted(self.super_samples, 'super-sample')}, "
+            f"{counted(self.steps, 'step')} an epoch; "
             f"shuffle {self.shuffle}, window {self.window}, lanes {self.lanes_read} of {self.lanes}; "
-            f"{_counted(self.get_requests, 'GET')}, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
+            f"{counted(self.get_requests, 'GET')}, {format_bytes(self.read_bytes)}, ${self.dollars:.6f} an epoch; "
             f"memory {format_bytes(self.memory_bytes)} ({self.slots} slots{' of groups' if self.by_groups else ''})"
         )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

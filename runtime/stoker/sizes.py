@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write and read them: ``"8MiB"``, ``"512 MB"``, ``"16_777_216"``."""
+"""Numbers as people write and read them: of bytes (``"8MiB"``, ``"512 MB"``, ``"16_777_216"``), and of things."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from stoker.errors import ConfigError
 
-__all__ = ["format_bytes", "parse_bytes"]
+__all__ = ["counted", "format_bytes", "parse_bytes"]
 
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -49,3 +49,8 @@ def format_bytes(size_bytes: float) -> str:
         return f"{size_bytes:.0f} B"
     digits = 2 if abs(size_bytes) < 10 else 1 if abs(size_bytes) < 100 else 0
     return f"{size_bytes:.{digits}f} {_BINARY[power]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 sample``, ``1,500 samples``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -9,6 +9,7 @@ import numpy as np
 
 from stoker.maintenance import BadObject
 from stoker.schema import Array, Bytes, Column, Text
+from stoker.sizes import counted
 
 __all__ = ["bad_object", "counted", "describe", "preview", "printable", "table"]
 
@@ -40,11 +41,6 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> str:
 def bad_object(bad: BadObject) -> str:
     """Return an object and what is wrong with it, its key only once."""
     return f"{bad.key}: {bad.problem.removeprefix(f'{bad.key} ')}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number of things."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def describe(column: Column) -> str:

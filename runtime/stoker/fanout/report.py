@@ -10,7 +10,7 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.fanout.executor import Answer
 from stoker.prices import GB_BYTES, FunctionPrices, Operation, Prices
-from stoker.sizes import format_bytes
+from stoker.sizes import counted, format_bytes
 
 __all__ = ["Report", "Tally"]
 
@@ -77,8 +77,8 @@ class Report:
             "in vain": self.in_vain,
         }
         details = ", ".join(f"{what} {count:,}" for what, count in happened.items() if count)
-        work = f"{_counted(self.tasks, 'task')} in {_counted(self.calls, 'call')}, in {self.seconds:.1f} s"
-        written = f"{_counted(self.samples, 'sample')} in {_counted(self.objects, 'super-sample')}"
+        work = f"{counted(self.tasks, 'task')} in {counted(self.calls, 'call')}, in {self.seconds:.1f} s"
+        written = f"{counted(self.samples, 'sample')} in {counted(self.objects, 'super-sample')}"
         price = "" if self.dollars is None else f", {_price(self.dollars)} for functions"
         return (
             f"{work} ({details})" if details else work,
@@ -91,11 +91,7 @@ class Report:
         if not self.requests:
             return ()
         price = f", {_price(self.request_dollars)}" if self.request_dollars else ""
-        return (f"{_counted(self.requests, 'request')} to stores{price}",)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+        return (f"{counted(self.requests, 'request')} to stores{price}",)
 
 
 def _price(dollars: float) -> str:

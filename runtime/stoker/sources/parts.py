@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TypeVar
 
 from stoker.errors import PackError, SchemaError
 from stoker.pack.difference import schema_difference
@@ -15,13 +15,15 @@ from stoker.retry import RetryingStore
 from stoker.schema import Schema
 from stoker.sources.arrays import open_npy
 from stoker.sources.folders import FolderSource, belongs
-from stoker.sources.listing import Listing, listed_between
+from stoker.sources.listing import Listing, fingerprint_of, listed_between
 from stoker.sources.protocol import Sample, Source
 from stoker.sources.webdataset import open_webdataset
 from stoker.sources.zipped import open_npz
 from stoker.store.protocol import ObjectInfo
 
-__all__ = ["Samples", "open_part", "split"]
+__all__ = ["Samples", "grouped", "open_part", "split"]
+
+T = TypeVar("T")
 
 MAX_PART_OBJECTS = 20_000  # at 1,000 reads a second a part takes a third of a minute
 _MAX_NAMED_OBJECTS = 500  # more than these are named by the first and last of them: events are limited to 1 MB or less
@@ -70,33 +72,31 @@ def split(source: Source, part: Part, part_bytes: int) -> Iterator[Part]:
             yield replace(base, objects=source.objects, rows=(start, min(start + rows, source.samples)))
         return
     after = ""
-    for group in _groups(source.objects, part_bytes):
+    sizes = attrgetter("size_bytes")
+    for group in grouped(source.objects, sizes, most_bytes=part_bytes, most_items=MAX_PART_OBJECTS):
         if len(group) > _MAX_NAMED_OBJECTS and isinstance(source, FolderSource):
-            keys = KeySlice(after=after, until=group[-1].key, objects=len(group), fingerprint=_fingerprint(group))
+            fingerprint = fingerprint_of(source.kind, source.schema, group)
+            keys = KeySlice(after=after, until=group[-1].key, objects=len(group), fingerprint=fingerprint)
             yield replace(base, keys=keys)
         else:
             yield replace(base, objects=tuple(group))
         after = group[-1].key
 
 
-def _groups(objects: Iterable[ObjectInfo], part_bytes: int) -> Iterator[list[ObjectInfo]]:
-    group: list[ObjectInfo] = []
-    size_bytes = 0
-    for item in objects:
-        if group and (size_bytes + item.size_bytes > part_bytes or len(group) == MAX_PART_OBJECTS):
+def grouped(
+    items: Iterable[T], size_bytes: Callable[[T], int], *, most_bytes: int, most_items: int
+) -> Iterator[list[T]]:
+    """Yield consecutive items in groups of at most so many, and so many bytes; one that is larger is alone."""
+    group: list[T] = []
+    group_bytes = 0
+    for item in items:
+        if group and (group_bytes + size_bytes(item) > most_bytes or len(group) == most_items):
             yield group
-            group, size_bytes = [], 0
+            group, group_bytes = [], 0
         group.append(item)
-        size_bytes += item.size_bytes
+        group_bytes += size_bytes(item)
     if group:
         yield group
-
-
-def _fingerprint(objects: Iterable[ObjectInfo]) -> str:
-    digest = hashlib.sha256()
-    for item in objects:
-        digest.update(json.dumps([item.key, item.size_bytes, item.tag]).encode())
-    return digest.hexdigest()
 
 
 async def open_part(part: Part, store: RetryingStore) -> Samples:
@@ -133,7 +133,7 @@ _OPENERS: dict[str, Callable[[Listing], Awaitable[Source]]] = {
 async def _listed(part: Part, keys: KeySlice, store: RetryingStore) -> Sequence[ObjectInfo]:
     listed = await listed_between(store, keys.after, keys.until)
     objects = [item for item in listed if belongs(part.kind, item.key)]
-    if len(objects) != keys.objects or _fingerprint(objects) != keys.fingerprint:
+    if len(objects) != keys.objects or fingerprint_of(part.kind, part.schema, objects) != keys.fingerprint:
         raise PackError(
             f"{part.source} has changed between {keys.after!r} and {keys.until!r} since the pack was planned (it had "
             f"{keys.objects} objects there, and has {len(objects)}); plan it again"
