@@ -30,13 +30,12 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
     """
     asked = CommitEvent.from_json(event)
     store, catalog = deployment.dataset(asked.dataset), deployment.catalog(asked.dataset)
-    result: dict[str, Any] = {}
-    with deployment.counted(result):
+    with deployment.counted() as requests:
         async with deadline.limit(f"the commit to {asked.dataset}"):
             merged = await merge(store, catalog, now_seconds=time.time(), job=asked.job)
     manifest = merged.manifest
     return {
-        **result,
+        "requests": requests,
         "version": 0 if manifest is None else manifest.version,
         "samples": 0 if manifest is None else manifest.samples,
         "added_samples": merged.added_samples,

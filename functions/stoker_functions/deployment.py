@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from stoker.meter import Meter
 from stoker.retry import RetryingStore
@@ -59,14 +58,14 @@ class Deployment:
         return self._store(self.settings.dataset(url))
 
     @contextmanager
-    def counted(self, result: dict[str, Any]) -> Iterator[None]:
-        """Add to a handler's result what it asks of stores inside: ``requests``, URL → operation → how many.
+    def counted(self) -> Iterator[dict[str, dict[str, int]]]:
+        """Give what is asked of stores inside, known at the end: URL → operation → how many.
 
         Where an instance works on several requests at a time, those of the others are among them.
         """
         before = {url: meter.reading().requests for url, meter in self._meters.items()}
-        yield
-        result["requests"] = {}
+        requests: dict[str, dict[str, int]] = {}
+        yield requests
         for url, meter in self._meters.items():
             counts = {
                 str(operation): sent
@@ -74,7 +73,7 @@ class Deployment:
                 if (sent := count - before.get(url, {}).get(operation, 0))
             }
             if counts:
-                result["requests"][url] = counts
+                requests[url] = counts
 
     def catalog(self, url: str) -> Catalog:
         """Return where the pack records of a data set are kept.

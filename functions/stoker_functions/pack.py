@@ -49,10 +49,9 @@ async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dic
         StoreError: the bucket fails.
     """
     part = Part.from_json(event)
-    result: dict[str, Any] = {}
-    with deployment.counted(result):
+    with deployment.counted() as requests:
         record = await pack_part(part, deployment, deadline)
-    return {**pack_result(record), **result}
+    return {**pack_result(record), "requests": requests}
 
 
 def pack_result(record: PackRecord) -> dict[str, Any]:

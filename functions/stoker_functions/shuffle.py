@@ -33,12 +33,11 @@ async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> 
     task = ShuffleTask.from_event(event)
     store = deployment.dataset(task.dataset)
     memory_bytes = usable_bytes(deployment.settings.memory_bytes)
-    result: dict[str, Any] = {}
     try:
         async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS) as limit:
-            with deployment.counted(result):
+            with deployment.counted() as requests:
                 done = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
-            return {**done, **result}
+            return {**done, "requests": requests}
     except TimeoutError as error:
         if not limit.expired():
             raise

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from types import TracebackType
 
 from stoker.checksum import crc32c
 from stoker.errors import ChecksumError, PackError, PreconditionFailedError
-from stoker.manifest import Manifest, PackRun, Rows, object_key
+from stoker.manifest import Manifest, Rows, object_key, pack_runs
 from stoker.retry import RetryingStore
 from stoker.schema import Schema
 from stoker.shuffling.reading import Samples
@@ -233,10 +233,6 @@ class PartWriter:
                     version=1,
                     schema=self._config.schema,
                     rows=Rows.of([packed for _, packed in self._packed]),
-                    runs=tuple(self._runs()),
+                    runs=pack_runs((run, packed.ordinal) for run, packed in self._packed),
                 )
             )
-
-    def _runs(self) -> Iterator[PackRun]:
-        for run, packed in groupby(self._packed, key=lambda item: item[0]):
-            yield PackRun(run, 0, len(list(packed)))
