@@ -15,10 +15,10 @@ from stoker_functions.settings import Settings
 _hosted = cache(lambda: Hosted(Settings.from_environment()))
 
 
-@framework.cloud_event
-async def ingest(event: Any) -> None:
-    """Pack a raw object that a CloudEvent announces, with others that come at the same time."""
-    await _hosted().ingest(event.get_data())
+@framework.http
+async def ingest(request: Any) -> tuple[dict[str, Any], int]:
+    """Pack a raw object that a notification or a CloudEvent announces, with others that come at the same time."""
+    return await _hosted().answer(_hosted().ingest, await request.body())
 
 
 def __getattr__(name: str) -> Callable[[Any], Any]:

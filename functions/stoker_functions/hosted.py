@@ -71,14 +71,14 @@ class Hosted:
             status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
             return {"errorType": type(error).__name__, "errorMessage": str(error)}, status
 
-    async def ingest(self, data: object) -> None:
-        """Pack the raw object that a CloudEvent's data announces; returns when it is durable.
+    async def ingest(self, event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+        """Pack the raw object that an event announces, once it is durable; a handler, for :meth:`answer`.
 
         Raises:
             StokerError: it cannot be packed, or not in time; the platform announces it again.
         """
-        deadline = Deadline.after(self._settings.timeout_seconds)
-        await self._batcher.add((cloud_storage_object(data), deadline))
+        await self._batcher.add((cloud_storage_object(event), deadline))
+        return {}
 
     async def _ingest_all(self, announced: Sequence[tuple[Notified, Deadline]]) -> Sequence[StokerError | None]:
         first = min((deadline for _, deadline in announced), key=lambda deadline: deadline.at_seconds)

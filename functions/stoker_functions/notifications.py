@@ -93,10 +93,13 @@ def _s3_object(record: object) -> Notified | None:
 
 
 def cloud_storage_object(data: object) -> Notified:
-    """Return the object that a CloudEvent ``google.cloud.storage.object.v1.finalized`` tells of.
+    """Return the object that Google's storage tells of, by what the JSON API says of it.
+
+    This is the body of a notification that Pub/Sub pushes unwrapped, and of a CloudEvent
+    ``google.cloud.storage.object.v1.finalized`` in binary mode. Source: Cloud Storage, "Pub/Sub notifications".
 
     Args:
-        data: the event's data.
+        data: the body.
 
     Raises:
         EventError: it is none.

@@ -82,8 +82,11 @@ class Google:
         return (answer, "") if status == 200 else (None, answer["errorType"])
 
     def announce(self, bucket: str, objects: Sequence[ObjectInfo]) -> list[bool]:
-        """Say that objects were created, each in an event of its own; return which were taken in."""
-        headers = {
+        """Say that objects were created, each in an event of its own; return which were taken in.
+
+        Every second one is a CloudEvent, the others are notifications that Pub/Sub pushes unwrapped.
+        """
+        cloud_event = {
             "ce-specversion": "1.0",
             "ce-type": "google.cloud.storage.object.v1.finalized",
             "ce-source": f"//storage.googleapis.com/projects/_/buckets/{bucket}",
@@ -95,7 +98,10 @@ class Google:
         ]
 
         async def announce() -> list[int]:
-            requests = (self._request("ingest", json.dumps(event).encode(), headers) for event in events)
+            requests = (
+                self._request("ingest", json.dumps(event).encode(), cloud_event if number % 2 else {})
+                for number, event in enumerate(events)
+            )
             return [status for status, _ in await asyncio.gather(*requests)]
 
         return [status == 200 for status in self._runner.run(announce())]

@@ -49,7 +49,7 @@ def google(name: str, **changes: Any) -> GoogleSpec:
 
 
 CONFIG = FunctionCloudConfig(
-    google=(google("ingest", signature="cloudevent", concurrency=80), google("commit"), google("pack")),
+    google=(google("ingest", concurrency=80), google("commit"), google("pack")),
     queues=(QueueSpec(name="finalized", visibility_seconds=3.0, max_receives=50),),
     finalized=(ObjectFinalized(bucket="raw", function="stoker-ingest", queue="finalized", concurrency=120),),
     init_seconds=60.0,

@@ -1,4 +1,4 @@
-"""What S3 says through a queue and Google's storage in CloudEvents, as their documentation gives it."""
+"""What S3 says through a queue and Google's storage through Pub/Sub, as their documentation gives it."""
 
 from __future__ import annotations
 
