@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -23,11 +22,11 @@ from botocore import UNSIGNED
 from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
-from botocore.loaders import Loader, create_loader
+from botocore.exceptions import ProfileNotFound
 from botocore.utils import check_dns_name
 
-from stoker.errors import ConfigError, CredentialsError
+from stoker.errors import ConfigError
+from stoker.store.aws_credentials import AwsCredentials, Keys
 from stoker.store.http import Call, HttpReader, without_secrets
 from stoker.store.http_session import exchange, open_reader, open_session
 from stoker.store.network import check_endpoint
@@ -38,10 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Access"]
 
-_NO_CREDENTIALS = (
-    "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
-    "run where a role is attached, or send none with S3Options(anonymous=True) or --anonymous"
-)
+_OTHERWISE = "or send none with S3Options(anonymous=True) or --anonymous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +60,13 @@ class S3Access:
 
     def __init__(self, bucket: str, options: S3Options) -> None:
         self._options = options
-        self._botocore = _botocore_session(options)
-        self._target = _target(bucket, options, self._botocore, os.environ)
-        self._credentials_lock = asyncio.Lock()
+        self._credentials = AwsCredentials(profile=options.profile, keys=_keys(options), otherwise=_OTHERWISE)
+        botocore = self._credentials.session
+        self._target = _target(bucket, options, botocore, os.environ)
         self._client_lock = asyncio.Lock()
-        self._client: S3Client | None = None
+        self._client: tuple[AioSession, S3Client] | None = None
         self._clients = AsyncExitStack()
-        bundle: str | None = self._botocore.get_config_variable("ca_bundle")
+        bundle: str | None = botocore.get_config_variable("ca_bundle")
         self._session = open_session(options.http, self._target.base_url, ca_bundle=bundle)
         self.reader: HttpReader = open_reader(options.http, self._target.base_url, self._session, ca_bundle=bundle)
 
@@ -80,31 +76,18 @@ class S3Access:
         Raises:
             CredentialsError: there are none.
         """
-        if self._options.anonymous:
-            return None
-        async with self._credentials_lock:
-            try:
-                found = await self._botocore.get_credentials()
-                if found is None:
-                    raise CredentialsError(_NO_CREDENTIALS)
-                frozen: ReadOnlyCredentials = await found.get_frozen_credentials()
-            except (BotoCoreError, ClientError) as error:
-                raise CredentialsError(f"AWS credentials could not be had: {error}") from error
-        return frozen
+        return None if self._options.anonymous else await self._credentials.current()
 
     async def renew(self, used: ReadOnlyCredentials | None) -> ReadOnlyCredentials | None:
         """Look for credentials afresh, unless another call has done so since ``used`` were taken."""
-        current = await self.current()
-        if current == used:
-            self._botocore, self._client = _botocore_session(self._options), None
-            current = await self.current()
-        return current
+        return None if used is None else await self._credentials.renew(used)
 
     async def client(self) -> S3Client:
         """Return the control-plane client, made on first use and again after credentials were renewed."""
         async with self._client_lock:
-            if self._client is None:
-                session = aioboto3.Session(botocore_session=self._botocore)
+            botocore = self._credentials.session
+            if self._client is None or self._client[0] is not botocore:
+                session = aioboto3.Session(botocore_session=botocore)
                 context = session.client(
                     "s3",
                     region_name=self._target.region,
@@ -114,8 +97,8 @@ class S3Access:
                 client: S3Client = await self._clients.enter_async_context(context)
                 client.meta.events.register_last("before-parameter-build.s3", _refuse_redirects)
                 client.meta.events.register("before-send.s3", self._send)  # type: ignore[arg-type]  # returns what is sent
-                self._client = client
-            return self._client
+                self._client = botocore, client
+            return self._client[1]
 
     def call(
         self, method: str, key: str, headers: dict[str, str], signer: ReadOnlyCredentials | None, address: str
@@ -177,18 +160,10 @@ class _Body:
         return self.data
 
 
-@cache
-def _data_loader() -> Loader:
-    """The reader of botocore's service descriptions; it remembers them, so that only the first client costs 0.1 s."""
-    return create_loader()
-
-
-def _botocore_session(options: S3Options) -> AioSession:
-    session = AioSession(profile=options.profile)
-    session.register_component("data_loader", _data_loader())
-    if options.access_key_id is not None and options.secret_access_key is not None:
-        session.set_credentials(options.access_key_id, options.secret_access_key, options.session_token)
-    return session
+def _keys(options: S3Options) -> Keys | None:
+    if options.access_key_id is None or options.secret_access_key is None:
+        return None
+    return options.access_key_id, options.secret_access_key, options.session_token
 
 
 def _target(bucket: str, options: S3Options, session: AioSession, environment: Mapping[str, str]) -> Target:

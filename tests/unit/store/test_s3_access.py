@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
+from stoker.store.aws_credentials import botocore_session
 from stoker.store.options import S3Options
-from stoker.store.s3_access import Target, _botocore_session, _target
+from stoker.store.s3_access import Target, _target
 
 ENVIRONMENT = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
@@ -22,7 +23,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def resolve(options: S3Options, bucket: str = "bucket", **environment: str) -> Target:
-    return _target(bucket, options, _botocore_session(options), environment)
+    return _target(bucket, options, botocore_session(options.profile, None), environment)
 
 
 def test_aws_is_addressed_by_virtual_host_in_the_region() -> None:
