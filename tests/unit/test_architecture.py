@@ -26,7 +26,7 @@ MAY_IMPORT = {
 }
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "gcloud", "PIL", "simplejpeg", "sklearn", "moto")
 # Those whose business is one of them; the rest of the runtime imports these only where they are used.
-_OF_STORES = ("aws_credentials", "s3", "s3_access", "gcs", "gcs_access", "gcs_signing")
+_OF_STORES = ("aws_credentials", "s3", "s3_access", "gcs", "gcs_access", "gcs_signing", "google_identity")
 ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in _OF_STORES)}
 
 # The floors of the runtime, lowest first; a module imports its own floor and those below.

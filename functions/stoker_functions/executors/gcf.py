@@ -15,9 +15,9 @@ import aiohttp
 from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import Answer, ExecutorOptions, error_of_function
 from stoker.store.failures import Failure
+from stoker.store.google_identity import IdentityTokens
 from stoker.store.http import Call, Reply
 from stoker.store.http_session import exchange, translated
-from stoker_functions.executors.identity import IdentityTokens
 from stoker_functions.executors.replies import refusal, result_of
 from stoker_functions.executors.transport import open_session
 
@@ -88,14 +88,18 @@ class GcfExecutor:
         if len(data) > _MAX_EVENT_BYTES:
             raise ConfigError(f"an event for {url} has {len(data)} bytes, Google takes 32 MB; plan smaller parts")
         headers = {"Content-Type": "application/json"}
-        if self._tokens is not None:
-            headers["Authorization"] = f"Bearer {await self._tokens.get(url)}"
+        token = "" if self._tokens is None else await self._tokens.get(url)
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
         begun_seconds = asyncio.get_running_loop().time()
         with translated(url):
             reply = await exchange(self._session, Call(method="POST", url=url, headers=headers, address=url, data=data))
         seconds = asyncio.get_running_loop().time() - begun_seconds
         if reply.refused:
-            raise self._refused(function, url, reply)
+            error = _refused(function, url, reply)
+            if isinstance(error, CredentialsError) and self._tokens is not None:
+                self._tokens.forget(url, token)
+            raise error
         return Answer(
             result=result_of(url, reply.body),
             billed_seconds=math.ceil(seconds / _BILLED_STEP_SECONDS) * _BILLED_STEP_SECONDS,
@@ -110,16 +114,14 @@ class GcfExecutor:
             return self._root.replace(_PLACE, name)
         return f"{self._root.rstrip('/')}/{name}"
 
-    def _refused(self, function: str, url: str, reply: Reply) -> StokerError:
-        """Return the function's own error, which has a type, or the platform's."""
-        said = _object(reply.body)
-        if said is not None and isinstance(said.get("errorType"), str):
-            return error_of_function(function, said["errorType"], str(said.get("errorMessage", "")))
-        text = reply.body.decode("utf-8", "replace")
-        error = refusal(Failure(address=url, status=reply.status, text=text, headers=reply.headers))
-        if isinstance(error, CredentialsError) and self._tokens is not None:
-            self._tokens.forget(url)
-        return error
+
+def _refused(function: str, url: str, reply: Reply) -> StokerError:
+    """Return the function's own error, which has a type, or the platform's."""
+    said = _object(reply.body)
+    if said is not None and isinstance(said.get("errorType"), str):
+        return error_of_function(function, said["errorType"], str(said.get("errorMessage", "")))
+    text = reply.body.decode("utf-8", "replace")
+    return refusal(Failure(address=url, status=reply.status, text=text, headers=reply.headers))
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

@@ -34,7 +34,8 @@ class KnownTokens:
         self.asked.append(audience)
         return "an-identity"
 
-    def forget(self, audience: str) -> None:
+    def forget(self, audience: str, token: str) -> None:
+        assert token == "an-identity"
         self.forgotten.append(audience)
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,8 +16,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from stoker.errors import ConnectionLostError, CredentialsError
-from stoker_functions.executors import identity
-from stoker_functions.executors.identity import IdentityTokens
+from stoker.store import google_identity
+from stoker.store.google_identity import IdentityTokens
 
 FUNCTION = "https://europe-west1-mine.cloudfunctions.net/stoker-pack"
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -74,12 +76,50 @@ def test_a_service_accounts_key_signs_for_the_function_and_the_token_is_kept(
             use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
             mine = IdentityTokens(None)
             taken = [await mine.get(FUNCTION), await mine.get(FUNCTION), await mine.get(f"{FUNCTION}-other")]
-            mine.forget(FUNCTION)
+            mine.forget(FUNCTION, "token-1")
             return [*taken, await mine.get(FUNCTION)]
 
     assert asyncio.run(tokens()) == ["token-1", "token-1", "token-2", "token-3"]
     assert [each["target_audience"] for each in claims] == [FUNCTION, f"{FUNCTION}-other", FUNCTION]
     assert claims[0]["exp"] - claims[0]["iat"] == 3600
+
+
+def test_a_refused_token_is_dropped_once_however_many_calls_it_was_refused_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = itertools.count(1)
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({"id_token": f"token-{next(given)}"})
+
+    async def tokens() -> list[str]:
+        async with google(handler) as url:
+            use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
+            mine, taken = IdentityTokens(None), []
+            for _ in range(3):  # all of them had sent the first one
+                taken.append(await mine.get(FUNCTION))
+                mine.forget(FUNCTION, "token-1")
+            return [*taken, await mine.get(FUNCTION)]
+
+    assert asyncio.run(tokens()) == ["token-1", "token-2", "token-2", "token-2"]
+
+
+@pytest.mark.parametrize(
+    ("left_seconds", "kept_seconds"),
+    [(3600, 3300), (1000, 700), (310, 60), (20, 60), (-7200, 60), (10**7, 3300), (10**400, 3300), (None, 3300)],
+    ids=str,
+)
+def test_a_token_is_kept_until_shortly_before_the_end_that_it_names(
+    left_seconds: int | None, kept_seconds: float
+) -> None:
+    named = {} if left_seconds is None else {"exp": int(time.time()) + left_seconds}
+    token = jwt.encode(named, "k" * 32, algorithm="HS256")
+    assert google_identity._good_seconds(token) == pytest.approx(kept_seconds, abs=5)
+
+
+@pytest.mark.parametrize("token", ["", "opaque", "a.b.c", "\u00e9.x.y"])
+def test_of_a_token_that_names_no_end_the_usual_life_is_assumed(token: str) -> None:
+    assert google_identity._good_seconds(token) == 3300
 
 
 def test_calls_at_once_ask_for_one_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,7 +149,7 @@ def test_a_machine_with_an_account_is_asked_for_its_token(monkeypatch: pytest.Mo
 
     async def token() -> str:
         async with google(handler) as url:
-            monkeypatch.setattr(identity, "GCE_ENDPOINT_ID_TOKEN", url + "/identity?audience={audience}&format=full")
+            monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/identity?audience={audience}&format=full")
             return await IdentityTokens(None).get(FUNCTION)
 
     assert asyncio.run(token()) == "of-the-machine"
@@ -128,7 +168,7 @@ def test_a_person_acts_for_a_service_account(monkeypatch: pytest.MonkeyPatch, tm
         async with google(handler) as url:
             person = {"client_id": "a", "client_secret": "b", "refresh_token": "c", "token_uri": f"{url}/token"}
             use(monkeypatch, tmp_path, type="authorized_user", **person)
-            monkeypatch.setattr(identity, "GCLOUD_ENDPOINT_GENERATE_ID_TOKEN", url + "/{service_account}")
+            monkeypatch.setattr(google_identity, "GCLOUD_ENDPOINT_GENERATE_ID_TOKEN", url + "/{service_account}")
             return await IdentityTokens("packer@mine.iam").get(FUNCTION)
 
     assert asyncio.run(token()) == "of-the-account"
@@ -162,7 +202,7 @@ def test_a_token_endpoint_that_cannot_be_reached_may_be_later(monkeypatch: pytes
 
 
 def test_a_machine_without_an_account_is_told_how_to_get_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:9/{audience}")
+    monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:9/{audience}")
     with pytest.raises(CredentialsError, match="no Google credentials were found"):
         asyncio.run(IdentityTokens(None).get(FUNCTION))
 

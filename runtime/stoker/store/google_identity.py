@@ -28,6 +28,7 @@ __all__ = ["IdentityTokens"]
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _LIFE_SECONDS, _MARGIN_SECONDS = 3600, 300
+_LEAST_SECONDS = 60  # that a token is kept: a clock that is off must not make each request ask for another
 _TIMEOUT_SECONDS = 10
 _NO_CREDENTIALS = (
     "no Google credentials were found: set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth application-default "
@@ -36,7 +37,7 @@ _NO_CREDENTIALS = (
 
 
 class IdentityTokens:
-    """Tokens by audience, each kept until shortly before its end.
+    """Tokens by audience, each kept until shortly before its end; in one event loop.
 
     A service account's key signs for itself, and a machine with an account is asked for it. People have no such tokens
     of their own: they get one of a service account that they may act for.
@@ -61,13 +62,14 @@ class IdentityTokens:
             token, until_seconds = self._kept.get(audience, ("", 0.0))
             if asyncio.get_running_loop().time() >= until_seconds:
                 token = await self._fresh(audience)
-                until_seconds = asyncio.get_running_loop().time() + _LIFE_SECONDS - _MARGIN_SECONDS
+                until_seconds = asyncio.get_running_loop().time() + _good_seconds(token)
                 self._kept[audience] = (token, until_seconds)
             return token
 
-    def forget(self, audience: str) -> None:
-        """Drop a token that was refused."""
-        self._kept.pop(audience, None)
+    def forget(self, audience: str, token: str) -> None:
+        """Drop a token that was refused, unless there is another one by now."""
+        if self._kept.get(audience, ("", 0.0))[0] == token:
+            del self._kept[audience]
 
     async def _fresh(self, audience: str) -> str:
         try:
@@ -100,8 +102,21 @@ class IdentityTokens:
             ) from None
         raise CredentialsError(
             f"credentials of kind {source.token_type.value} identify no caller; name a service account that you may "
-            "act for (--function-account), or use a service account's key"
+            "act for (--function-account, ServedOptions(service_account=...)), or use a service account's key"
         )
+
+
+def _good_seconds(token: str) -> float:
+    """Return how long a token is kept. A machine's may be an older one, so it is asked for its end.
+
+    It is read, not verified: that is the business of who gets it.
+    """
+    try:
+        ends = jwt.decode(token, options={"verify_signature": False}).get("exp")
+        left_seconds = float(ends) - time.time() if isinstance(ends, int) else _LIFE_SECONDS
+    except (jwt.PyJWTError, OverflowError):
+        left_seconds = _LIFE_SECONDS
+    return min(max(left_seconds - _MARGIN_SECONDS, _LEAST_SECONDS), _LIFE_SECONDS - _MARGIN_SECONDS)
 
 
 async def _of_this_machine(session: aiohttp.ClientSession, audience: str) -> str:
