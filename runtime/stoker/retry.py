@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from stoker.checksum import crc32c
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PreconditionFailedError, TransientError
 from stoker.fetch.backoff import backoff_seconds
 from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store
@@ -21,6 +22,7 @@ __all__ = ["RetryPolicy", "RetryingReader", "RetryingStore", "holds"]
 T = TypeVar("T")
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
 _COMPARED_BYTES = 1 << 20
+_READINGS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,16 @@ class RetryingStore(RetryingReader[Store]):
 
         return await self._retried(attempt)
 
+    async def put_once(self, key: str, data: Buffer) -> ObjectInfo | None:
+        """Write an object unless it is there already; return what the store says of it, None if another one is there.
+
+        It may be there of a process that was killed, or of one that is at work on the same.
+        """
+        try:
+            return await self.put(key, data, if_absent=True)
+        except PreconditionFailedError:
+            return await holds(self, key, data)
+
     async def delete(self, key: str) -> None:
         """Delete an object."""
         await self._retried(lambda: self.wrapped.delete(key))
@@ -166,13 +178,26 @@ async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
             return None
         piece = memoryview(bytearray(min(_COMPARED_BYTES, len(wanted))))
         for start in range(0, len(wanted), _COMPARED_BYTES):
-            end = min(start + _COMPARED_BYTES, len(wanted))
-            for _ in range(2):  # bytes may be damaged on their way: only those that differ twice are others
-                await store.get_range(key, start, end, into=piece[: end - start], tag=info.tag)
-                if piece[: end - start] == wanted[start:end]:
-                    break
-            else:
+            part = wanted[start : start + _COMPARED_BYTES]
+            if not await _is_at(store, info, start, part, piece[: len(part)]):
                 return None
     except (NotFoundError, ObjectChangedError):
         return None
     return info
+
+
+async def _is_at(store: Readable, info: ObjectInfo, start: int, wanted: memoryview, into: memoryview) -> bool:
+    """Return whether an object has the wanted bytes at ``start``.
+
+    A reading may be damaged on its way; what is read twice alike is what is there.
+    """
+    seen: set[int] = set()
+    for _ in range(_READINGS):
+        await store.get_range(info.key, start, start + len(wanted), into=into, tag=info.tag)
+        if into == wanted:
+            return True
+        found = crc32c(into)
+        if found in seen:
+            break
+        seen.add(found)
+    return False

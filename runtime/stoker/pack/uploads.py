@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
-from stoker.errors import PreconditionFailedError, StokerError
+from stoker.bounded import InOrder
+from stoker.errors import StokerError
 from stoker.manifest import object_key
 from stoker.pack.cutter import Cut
 from stoker.pack.run import PackRunner, source_changed
-from stoker.retry import RetryingStore, holds
+from stoker.retry import RetryingStore
 from stoker.supersample import Packed
 
 __all__ = ["PackProgress", "Uploads"]
@@ -53,10 +53,8 @@ class Uploads:
     ) -> None:
         self._store = store
         self._run = run
-        self._concurrency = concurrency
         self._on_progress = on_progress
-        self._uploads: deque[asyncio.Task[Packed]] = deque()
-        self._requests = asyncio.Semaphore(concurrency)
+        self._uploads = InOrder(concurrency, self.take_in)
         self.packed: list[Packed] = []
         """The durable prefix."""
         self.progress = PackProgress()
@@ -85,8 +83,7 @@ class Uploads:
             self.take_in([self._run.replayed(cut.packed)])
             return
         self._run.check_open()
-        self._uploads.append(asyncio.create_task(self._upload(cut)))
-        await self._settle(self._concurrency)
+        await self._uploads.add(partial(self._upload, cut))
         if self._run.is_record_due(len(self.packed)):
             await self._run.save(self.packed, "packing")
 
@@ -99,56 +96,24 @@ class Uploads:
         """
         if cut := self._run.cutter.finish():
             await self.submit(cut)
-        await self._settle(0)
+        await self._uploads.finish()
         self._run.check_reached(len(self.packed))
         if self.packed:
             await self._run.save(self.packed, "complete")
 
     async def keep(self, *, seconds: float | None = None) -> None:
         """Go no further: let the uploads end, for so long at most, and record what is durable if the store works."""
-        if self._uploads:
-            await asyncio.wait(self._uploads, timeout=seconds)
-        is_failing = any(upload.done() and upload.exception() is not None for upload in self._uploads)
-        while self._uploads and self._uploads[0].done() and self._uploads[0].exception() is None:
-            self.take_in([self._uploads.popleft().result()])
-        if not is_failing:
+        if await self._uploads.keep(seconds):
             with suppress(StokerError):
                 await self._run.save(self.packed, "packing")
 
     async def cancel(self) -> None:
         """End the uploads that are under way."""
-        for upload in self._uploads:
-            upload.cancel()
-        await asyncio.gather(*self._uploads, return_exceptions=True)
-        self._uploads.clear()
+        await self._uploads.cancel()
 
     async def _upload(self, cut: Cut) -> Packed:
         key = object_key(self._run.record.run, cut.packed.ordinal)
-        async with self._requests:
-            try:
-                info = await self._store.put(key, cut.data, if_absent=True)
-            except PreconditionFailedError:
-                # A killed run may have come further than its record says, and a twin may be at work.
-                found = await holds(self._store, key, cut.data)
-                if found is None:
-                    raise source_changed(f"{self._store.url}/{key} holds other samples") from None
-                info = found
+        info = await self._store.put_once(key, cut.data)
+        if info is None:
+            raise source_changed(f"{self._store.url}/{key} holds other samples")
         return replace(cut.packed, tag=info.tag)
-
-    async def _settle(self, running: int) -> None:
-        """Wait until at most that many uploads are under way, and count those that ended."""
-        while True:
-            self._count()
-            pending = [upload for upload in self._uploads if not upload.done()]
-            if len(pending) <= running:
-                return
-            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-
-    def _count(self) -> None:
-        for upload in self._uploads:
-            if upload.done():
-                upload.result()  # raises what the upload did, also if those before it still run
-        done = []
-        while self._uploads and self._uploads[0].done():
-            done.append(self._uploads.popleft().result())
-        self.take_in(done)

@@ -7,27 +7,25 @@ objects, byte for byte. They are written only where there are none yet, side by 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from types import TracebackType
 
-from stoker.checksum import crc32c
-from stoker.errors import ChecksumError, PackError, PreconditionFailedError
+from stoker.bounded import InOrder
+from stoker.errors import ChecksumError, PackError
 from stoker.manifest import Manifest, Rows, object_key, pack_runs
 from stoker.retry import RetryingStore
 from stoker.schema import Schema
 from stoker.shuffling.reading import Samples
 from stoker.shuffling.record import PartRecord
-from stoker.store.protocol import ObjectInfo, Store
+from stoker.store.protocol import Store
 from stoker.supersample import Head, Origin, Packed, SuperSampleBuilder
 
 __all__ = ["PartWriter", "Section", "WriteConfig"]
 
 _RECORD_EVERY_OBJECTS = 16
-_READINGS = 10
-_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class PartWriter:
         self._borders = list(accumulate(section.samples for section in config.sections))
         self._taken = self._section = 0
         self._packed: list[tuple[str, Packed]] = []
-        self._uploads: deque[asyncio.Task[tuple[str, Packed]]] = deque()
+        self._uploads = InOrder(config.uploads, self._packed.extend)
         self._ordinals: dict[str, int] = {}
         self._resume()
 
@@ -127,10 +125,7 @@ class PartWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for upload in self._uploads:
-            upload.cancel()
-        await asyncio.gather(*self._uploads, return_exceptions=True)
-        self._uploads.clear()
+        await self._uploads.cancel()
 
     async def write(self, samples: Samples) -> bool:
         """Write the samples that come next; return whether there is time for more.
@@ -157,7 +152,7 @@ class PartWriter:
 
     async def finish(self) -> None:
         """Wait for all uploads, and record how far the part has come; what is no whole super-sample is dropped."""
-        await self._settle(0)
+        await self._uploads.finish()
         await self._save()
 
     async def _cut(self) -> bool:
@@ -170,60 +165,16 @@ class PartWriter:
         self._checksums.clear()
         self._ordinals[section.run] = ordinal + 1
         self._advance()
-        self._uploads.append(asyncio.create_task(self._upload(key, section.run, data, packed)))
-        await self._settle(self._config.uploads)
+        await self._uploads.add(partial(self._upload, key, section.run, data, packed))
         if len(self._packed) - len(self._record) >= _RECORD_EVERY_OBJECTS:
             await self._save()
         return asyncio.get_running_loop().time() < self._config.stop_at_seconds or self._taken == self.samples
 
     async def _upload(self, key: str, run: str, data: bytes, packed: Packed) -> tuple[str, Packed]:
-        try:
-            info = await self._store.put(key, data, if_absent=True)
-        except PreconditionFailedError:  # of somebody who did the same, and was killed, or is at work too
-            info = await self._found(key, packed)
+        info = await self._store.put_once(key, data)
+        if info is None:
+            raise PackError(f"{self._store.url}/{key} holds something else; delete it, and shuffle again")
         return run, replace(packed, tag=info.tag)
-
-    async def _found(self, key: str, packed: Packed) -> ObjectInfo:
-        """Return what the store says of an object that should be this one, as its size and checksum tell.
-
-        A reading may be damaged on its way; what is read twice alike is what is there.
-
-        Raises:
-            PackError: it is another one.
-        """
-        seen = None
-        for _ in range(_READINGS):
-            info = await self._store.head(key)
-            found = info.size_bytes, await self._checksum(info)
-            if found == (packed.size_bytes, packed.crc32c):
-                return info
-            if found == seen:
-                break
-            seen = found
-        raise PackError(f"{self._store.url}/{key} holds something else; delete it, and shuffle again")
-
-    async def _checksum(self, info: ObjectInfo) -> int:
-        """Return the checksum of an object, read in small pieces, so that no second object is held in memory."""
-        piece = memoryview(bytearray(min(_PIECE_BYTES, info.size_bytes)))
-        checksum = 0
-        for start in range(0, info.size_bytes, _PIECE_BYTES):
-            end = min(start + _PIECE_BYTES, info.size_bytes)
-            await self._store.get_range(info.key, start, end, into=piece[: end - start], tag=info.tag)
-            checksum = crc32c(piece[: end - start], checksum)
-        return checksum
-
-    async def _settle(self, running: int) -> None:
-        """Wait until at most that many uploads are under way, and count those that ended."""
-        while True:
-            for upload in self._uploads:
-                if upload.done():
-                    upload.result()  # raises what the upload did, also if those before it still run
-            while self._uploads and self._uploads[0].done():
-                self._packed.append(self._uploads.popleft().result())
-            pending = [upload for upload in self._uploads if not upload.done()]
-            if len(pending) <= running:
-                return
-            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
     async def _save(self) -> None:
         if len(self._packed) > len(self._record):
