@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import stoker
-from support.training_rank import RankReport, RankTask, run_ranks
+from support.training_rank import RankReport, RankTask, ids_of, pack_sums, run_ranks
 
 SAMPLES = 103
 STEPS_BEFORE_STATE = 3
 BATCH_SIZE = 8
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _loopback_only() -> Iterable[None]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("distributed") / "train"
-    random = np.random.default_rng(0)
-    schema = {"x": stoker.Array("float32", (4,)), "y": stoker.Array("float32")}
-    with stoker.Packer(folder, schema=schema, super_sample_bytes=256) as packer:
-        for x in random.normal(size=(SAMPLES, 4)).astype(np.float32):
-            packer.write({"x": x, "y": x.sum()})
+    pack_sums(folder, SAMPLES)
     return str(folder)
 
 
@@ -54,10 +38,6 @@ def two_ranks(url: str, tmp_path_factory: pytest.TempPathFactory) -> list[RankRe
             for rank in range(2)
         ]
     )
-
-
-def ids_of(reports: Iterable[RankReport], epoch: int) -> list[int]:
-    return [number for report in reports for batch in report.epochs[epoch] for number in batch]
 
 
 def test_an_epoch_delivers_every_sample_exactly_once_over_both_ranks(two_ranks: list[RankReport]) -> None:

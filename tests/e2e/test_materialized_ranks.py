@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import stoker
 from stoker_torch import Loader
 from support.materialized import materialize
-from support.training_rank import RankReport, RankTask, run_ranks
+from support.training_rank import RankTask, ids_of, pack_sums, run_ranks
 
 SAMPLES = 103
 BATCH_SIZE = 8
 STEPS = 3
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _loopback_only() -> Iterable[None]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        yield
-
-
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The same data set in two places: with its first two epochs materialized, and without."""
     folder, bare = (tmp_path_factory.mktemp("ranks") / name for name in ("with", "without"))
-    schema = {"x": stoker.Array("float32", (4,)), "y": stoker.Array("float32")}
-    with stoker.Packer(folder, schema=schema, super_sample_bytes=256) as packer:
-        for x in np.random.default_rng(0).normal(size=(SAMPLES, 4)).astype(np.float32):
-            packer.write({"x": x, "y": x.sum()})
+    pack_sums(folder, SAMPLES)
     for epoch in (0, 1):
         materialize(str(folder), seed=0, lanes=2, slices=2, epoch=epoch, object_bytes=256)
     bare.mkdir()
@@ -68,7 +53,3 @@ def test_ranks_with_and_without_objects_deliver_every_sample_once_and_so_does_on
         loader.load_state_dict(reports[0].state)
         rest = [number for batch in loader for number in batch["__id__"].tolist()]
     assert sorted(ids_of(reports, 1) + rest) == list(range(SAMPLES))
-
-
-def ids_of(reports: Iterable[RankReport], epoch: int) -> list[int]:
-    return [number for report in reports for batch in report.epochs[epoch] for number in batch]

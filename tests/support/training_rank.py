@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import stoker
 from stoker.errors import RankMismatchError
 from stoker_torch import Loader
 from stoker_torch.config import LoaderShuffle, SharedSettings
 
-__all__ = ["RankReport", "RankTask", "run_ranks"]
+__all__ = ["RankReport", "RankTask", "ids_of", "pack_sums", "run_ranks"]
 
 _TIMEOUT_SECONDS = 120.0
+_LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,19 @@ class RankReport:
     mismatch: str = ""
 
 
+def pack_sums(folder: Path, samples: int) -> None:
+    """Pack what a rank trains on: ``x`` of four numbers, and ``y``, their sum; a few to each super-sample."""
+    schema = {"x": stoker.Array("float32", (4,)), "y": stoker.Array("float32")}
+    with stoker.Packer(folder, schema=schema, super_sample_bytes=256) as packer:
+        for x in np.random.default_rng(0).normal(size=(samples, 4)).astype(np.float32):
+            packer.write({"x": x, "y": x.sum()})
+
+
+def ids_of(reports: Iterable[RankReport], epoch: int) -> list[int]:
+    """Return the ids of all samples that the ranks had in their ``epoch``-th epoch."""
+    return [number for report in reports for batch in report.epochs[epoch] for number in batch]
+
+
 def run_ranks(tasks: Sequence[RankTask]) -> list[RankReport]:
     """Run each task in a process of its own, all at the same time, and return their reports in order.
 
@@ -58,7 +76,12 @@ def run_ranks(tasks: Sequence[RankTask]) -> list[RankReport]:
         subprocess.TimeoutExpired: a rank hangs.
     """
     command = [sys.executable, "-W", "error", __file__]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in tasks]
+    processes = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | _LOOPBACK_ONLY
+        )
+        for _ in tasks
+    ]
     try:
         for process, task in zip(processes, tasks, strict=True):
             assert process.stdin is not None
