@@ -1,125 +1,48 @@
+# The functions: how large each is, what it may do, and the service that it is.
 locals {
-  dataset_url = "gs://${google_storage_bucket.data.name}/${var.dataset}"
-  raw_urls    = { for name, bucket in local.raw_buckets : name => "gs://${bucket}" }
-  raw_buckets = { raw = google_storage_bucket.raw.name, incoming = google_storage_bucket.incoming.name }
+  dataset_url = "gs://${google_storage_bucket.bucket["data"].name}/${var.dataset}"
+  objects     = "projects/_/buckets/${google_storage_bucket.bucket["data"].name}/objects/${var.dataset}"
+  raw_urls    = { for name in ["raw", "incoming"] : name => "gs://${google_storage_bucket.bucket[name].name}" }
   manifests   = ["manifest.safetensors", "manifests/"]
+  packed      = ["data/", "packs/"]
 
-  # raw: the bucket of raw objects that it reads. reads and writes: prefixes within the data set. One instance does one thing at a time (concurrency 1), since its
-  # memory is the budget of one invocation. But serve waits for the bucket most of the time; and ingest packs together
-  # what is announced within a second to one instance: the more requests it has, the larger the super-samples.
-  every_function = {
-    pack = {
-      target          = "pack"
-      signature       = "http"
-      cpu             = "1"
-      memory          = "2Gi"
-      timeout_seconds = 3600
-      concurrency     = 1
-      instances       = 100
-      is_internal     = false
-      raw             = "raw"
-      lists           = true
-      reads           = []
-      writes          = ["data/", "packs/"]
-      environment     = { STOKER_SOURCES = local.raw_urls["raw"] }
-    }
+  # One instance does one thing at a time (concurrency 1), since its memory is the budget of one invocation. But serve
+  # waits for the bucket most of the time; and ingest packs together what is announced within a second to one instance:
+  # the more requests it has, the larger the super-samples.
+  sizes = {
+    pack        = { cpu = 1, memory = "2Gi", timeout_seconds = 3600, concurrency = 1, instances = 100 }
+    ingest      = { cpu = 1, memory = "2Gi", timeout_seconds = 300, concurrency = 500, instances = 20 }
+    commit      = { cpu = 1, memory = "2Gi", timeout_seconds = 300, concurrency = 1, instances = 2 }
+    compact     = { cpu = 2, memory = "4Gi", timeout_seconds = 1800, concurrency = 1, instances = 2 }
+    shuffle     = { cpu = 2, memory = "8Gi", timeout_seconds = 3600, concurrency = 1, instances = 100 }
+    serve       = { cpu = 1, memory = "2Gi", timeout_seconds = 60, concurrency = 8, instances = 20 }
+    serve-token = { cpu = 1, memory = "2Gi", timeout_seconds = 60, concurrency = 8, instances = 5 }
+  }
+
+  # raw: the bucket of raw objects that it reads. lists: the bucket of the data set. reads and writes: prefixes within
+  # the data set; what it writes, it reads, too.
+  rights = {
+    pack        = { raw = "raw", lists = true, reads = [], writes = local.packed }
+    ingest      = { raw = "incoming", lists = true, reads = local.manifests, writes = local.packed }
+    commit      = { raw = "", lists = true, reads = [], writes = concat(local.manifests, local.packed) }
+    compact     = { raw = "", lists = true, reads = [], writes = concat(local.manifests, local.packed) }
+    shuffle     = { raw = "", lists = true, reads = concat(local.manifests, ["data/"]), writes = ["epochs/"] }
+    serve       = { raw = "", lists = false, reads = concat(local.manifests, ["data/"]), writes = [] }
+    serve-token = { raw = "", lists = false, reads = concat(local.manifests, ["data/"]), writes = [] }
+  }
+
+  environments = {
+    pack = { STOKER_SOURCES = local.raw_urls["raw"] }
     ingest = {
-      target          = "ingest"
-      signature       = "cloudevent"
-      cpu             = "1"
-      memory          = "2Gi"
-      timeout_seconds = 300
-      concurrency     = 500
-      instances       = 20
-      is_internal     = true
-      raw             = "incoming"
-      lists           = true
-      reads           = local.manifests
-      writes          = ["data/", "packs/"]
-      environment = {
-        STOKER_SOURCES = local.raw_urls["incoming"]
-        STOKER_INGEST  = jsonencode(merge({ dataset = var.dataset }, var.ingest))
-      }
-    }
-    commit = {
-      target          = "commit"
-      signature       = "http"
-      cpu             = "1"
-      memory          = "2Gi"
-      timeout_seconds = 300
-      concurrency     = 1
-      instances       = 2
-      is_internal     = false
-      raw             = ""
-      lists           = true
-      reads           = []
-      writes          = concat(local.manifests, ["data/", "packs/"])
-      environment     = {}
-    }
-    compact = {
-      target          = "compact"
-      signature       = "http"
-      cpu             = "2"
-      memory          = "4Gi"
-      timeout_seconds = 1800
-      concurrency     = 1
-      instances       = 2
-      is_internal     = false
-      raw             = ""
-      lists           = true
-      reads           = []
-      writes          = concat(local.manifests, ["data/", "packs/"])
-      environment     = {}
-    }
-    shuffle = {
-      target          = "shuffle"
-      signature       = "http"
-      cpu             = "2"
-      memory          = "8Gi"
-      timeout_seconds = 3600
-      concurrency     = 1
-      instances       = 100
-      is_internal     = false
-      raw             = ""
-      lists           = true
-      reads           = concat(local.manifests, ["data/"])
-      writes          = ["epochs/"]
-      environment     = {}
-    }
-    serve = {
-      target          = "serve"
-      signature       = "http"
-      cpu             = "1"
-      memory          = "2Gi"
-      timeout_seconds = 60
-      concurrency     = 8
-      instances       = 20
-      is_internal     = false
-      raw             = ""
-      lists           = false
-      reads           = concat(local.manifests, ["data/"])
-      writes          = []
-      environment     = {}
-    }
-    serve-token = {
-      target          = "serve_with_token"
-      signature       = "http"
-      cpu             = "1"
-      memory          = "2Gi"
-      timeout_seconds = 60
-      concurrency     = 8
-      instances       = 5
-      is_internal     = false
-      raw             = ""
-      lists           = false
-      reads           = concat(local.manifests, ["data/"])
-      writes          = []
-      environment     = {}
+      STOKER_SOURCES = local.raw_urls["incoming"]
+      STOKER_INGEST  = jsonencode(merge({ dataset = var.dataset }, var.ingest))
     }
   }
-  functions = { for name, function in local.every_function : name => function if name != "serve-token" || var.serve_token }
 
-  objects = "projects/_/buckets/${google_storage_bucket.data.name}/objects/${var.dataset}"
+  functions = {
+    for name, size in local.sizes : name => merge(size, local.rights[name])
+    if name != "serve-token" || var.serve_token
+  }
 }
 
 resource "google_service_account" "function" {
@@ -132,8 +55,9 @@ resource "google_cloud_run_v2_service" "function" {
   for_each            = local.functions
   name                = "${var.prefix}-${each.key}"
   location            = var.region
-  ingress             = each.value.is_internal ? "INGRESS_TRAFFIC_INTERNAL_ONLY" : "INGRESS_TRAFFIC_ALL"
   deletion_protection = false
+  # Only Pub/Sub calls ingest, and what this project's Pub/Sub sends counts as internal.
+  ingress = each.key == "ingest" ? "INGRESS_TRAFFIC_INTERNAL_ONLY" : "INGRESS_TRAFFIC_ALL"
   # Only the opt-in service is called without Google's check; it checks tokens of our own.
   invoker_iam_disabled = each.key == "serve-token"
   depends_on           = [google_project_service.needed, google_secret_manager_secret_iam_member.token_keys]
@@ -152,18 +76,17 @@ resource "google_cloud_run_v2_service" "function" {
       image = var.image
 
       resources {
-        limits            = { cpu = each.value.cpu, memory = each.value.memory }
+        limits            = { cpu = tostring(each.value.cpu), memory = each.value.memory }
         cpu_idle          = true # billed while a request is served, and not between
         startup_cpu_boost = true
       }
 
       dynamic "env" {
-        for_each = merge(each.value.environment, {
-          FUNCTION_TARGET         = each.value.target
-          FUNCTION_SIGNATURE_TYPE = each.value.signature
-          STOKER_DATASETS         = "${var.dataset}=${local.dataset_url}"
-          STOKER_CATALOG          = "bucket"
-          STOKER_TIMEOUT_SECONDS  = tostring(each.value.timeout_seconds)
+        for_each = merge(try(local.environments[each.key], {}), {
+          FUNCTION_TARGET        = each.key == "serve-token" ? "serve_with_token" : each.key
+          STOKER_DATASETS        = "${var.dataset}=${local.dataset_url}"
+          STOKER_CATALOG         = "bucket"
+          STOKER_TIMEOUT_SECONDS = tostring(each.value.timeout_seconds)
         })
         content {
           name  = env.key
@@ -189,7 +112,7 @@ resource "google_cloud_run_v2_service" "function" {
 
 resource "google_storage_bucket_iam_member" "reads_raw" {
   for_each = { for name, function in local.functions : name => function if function.raw != "" }
-  bucket   = local.raw_buckets[each.value.raw]
+  bucket   = google_storage_bucket.bucket[each.value.raw].name
   role     = "roles/storage.objectViewer"
   member   = google_service_account.function[each.key].member
 }
@@ -197,14 +120,14 @@ resource "google_storage_bucket_iam_member" "reads_raw" {
 # Without it GCS answers 403 for an object that is not there, and nobody could tell a new data set from a forbidden one.
 resource "google_storage_bucket_iam_member" "lists" {
   for_each = { for name, function in local.functions : name => function if function.lists }
-  bucket   = google_storage_bucket.data.name
+  bucket   = google_storage_bucket.bucket["data"].name
   role     = google_project_iam_custom_role.lister.id
   member   = google_service_account.function[each.key].member
 }
 
 resource "google_storage_bucket_iam_member" "reads" {
   for_each = { for name, function in local.functions : name => function if length(function.reads) > 0 }
-  bucket   = google_storage_bucket.data.name
+  bucket   = google_storage_bucket.bucket["data"].name
   role     = google_project_iam_custom_role.reader.id
   member   = google_service_account.function[each.key].member
 
@@ -216,7 +139,7 @@ resource "google_storage_bucket_iam_member" "reads" {
 
 resource "google_storage_bucket_iam_member" "writes" {
   for_each = { for name, function in local.functions : name => function if length(function.writes) > 0 }
-  bucket   = google_storage_bucket.data.name
+  bucket   = google_storage_bucket.bucket["data"].name
   role     = google_project_iam_custom_role.writer.id
   member   = google_service_account.function[each.key].member
 

@@ -28,7 +28,7 @@ output "images" {
   value       = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}"
 }
 
-output "ingest_subscription" {
-  description = "What carries events to ingest; give it a dead-letter topic to keep those that fail for a day."
-  value       = google_eventarc_trigger.incoming.transport[0].pubsub[0].subscription
+output "ingest" {
+  description = "Where raw objects are announced to, and as whom: for having dead letters sent again."
+  value       = { url = google_cloud_run_v2_service.function["ingest"].uri, account = google_service_account.events.email }
 }

@@ -1,37 +1,7 @@
-resource "google_storage_bucket" "raw" {
-  name                        = "${var.bucket}-raw"
-  location                    = var.region
-  uniform_bucket_level_access = true
-  public_access_prevention    = "enforced"
-
-  lifecycle_rule {
-    action {
-      type = "AbortIncompleteMultipartUpload"
-    }
-    condition {
-      age = 1
-    }
-  }
-}
-
-resource "google_storage_bucket" "incoming" {
-  name                        = "${var.bucket}-incoming"
-  location                    = var.region
-  uniform_bucket_level_access = true
-  public_access_prevention    = "enforced"
-
-  lifecycle_rule {
-    action {
-      type = "AbortIncompleteMultipartUpload"
-    }
-    condition {
-      age = 1
-    }
-  }
-}
-
-resource "google_storage_bucket" "data" {
-  name                        = "${var.bucket}-data"
+# raw: objects that are packed when somebody says so. incoming: those that are packed as they appear. data: the data set.
+resource "google_storage_bucket" "bucket" {
+  for_each                    = toset(["raw", "incoming", "data"])
+  name                        = "${var.bucket}-${each.key}"
   location                    = var.region
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
@@ -46,13 +16,16 @@ resource "google_storage_bucket" "data" {
   }
 
   # Materialized epochs can be made again; whoever makes one deletes those before it, and this what was left.
-  lifecycle_rule {
-    action {
-      type = "Delete"
-    }
-    condition {
-      age            = 14
-      matches_prefix = ["${var.dataset}/epochs/"]
+  dynamic "lifecycle_rule" {
+    for_each = each.key == "data" ? ["${var.dataset}/epochs/"] : []
+    content {
+      action {
+        type = "Delete"
+      }
+      condition {
+        age            = 14
+        matches_prefix = [lifecycle_rule.value]
+      }
     }
   }
 }

@@ -4,17 +4,17 @@ resource "google_service_account" "trainer" {
 }
 
 locals {
-  runs = "projects/_/buckets/${google_storage_bucket.data.name}/objects/runs/"
+  runs = "projects/_/buckets/${google_storage_bucket.bucket["data"].name}/objects/runs/"
 }
 
 resource "google_storage_bucket_iam_member" "trainer_lists" {
-  bucket = google_storage_bucket.data.name
+  bucket = google_storage_bucket.bucket["data"].name
   role   = google_project_iam_custom_role.lister.id
   member = google_service_account.trainer.member
 }
 
 resource "google_storage_bucket_iam_member" "trainer_reads" {
-  bucket = google_storage_bucket.data.name
+  bucket = google_storage_bucket.bucket["data"].name
   role   = google_project_iam_custom_role.reader.id
   member = google_service_account.trainer.member
 
@@ -25,7 +25,7 @@ resource "google_storage_bucket_iam_member" "trainer_reads" {
 }
 
 resource "google_storage_bucket_iam_member" "trainer_writes" {
-  bucket = google_storage_bucket.data.name
+  bucket = google_storage_bucket.bucket["data"].name
   role   = google_project_iam_custom_role.writer.id
   member = google_service_account.trainer.member
 
@@ -62,7 +62,7 @@ resource "google_cloud_run_v2_job" "trainer" {
         image = var.trainer_image
         args = concat(var.trainer_arguments, [
           "--data=${local.dataset_url}",
-          "--checkpoint=gs://${google_storage_bucket.data.name}/runs/${var.prefix}",
+          "--checkpoint=gs://${google_storage_bucket.bucket["data"].name}/runs/${var.prefix}",
         ])
 
         resources {

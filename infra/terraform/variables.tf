@@ -53,6 +53,12 @@ variable "commit_schedule" {
   default     = "*/5 * * * *"
 }
 
+variable "alert_channels" {
+  description = "Who is told of raw objects that could not be packed: names of channels of Cloud Monitoring."
+  type        = list(string)
+  default     = []
+}
+
 variable "fan_out_callers" {
   description = "Who may act for the account that packs, commits, compacts and shuffles, such as user:jane@example.com."
   type        = list(string)

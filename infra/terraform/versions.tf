@@ -21,8 +21,9 @@ resource "google_project_service" "needed" {
   for_each = toset([
     "artifactregistry.googleapis.com",
     "cloudscheduler.googleapis.com",
-    "eventarc.googleapis.com",
+    "iam.googleapis.com",
     "iamcredentials.googleapis.com",
+    "monitoring.googleapis.com",
     "pubsub.googleapis.com",
     "run.googleapis.com",
     "secretmanager.googleapis.com",

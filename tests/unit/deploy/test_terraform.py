@@ -13,6 +13,7 @@ import hcl2
 import pytest
 from hcl2.utils import SerializationOptions
 
+from stoker.pack.known import REMEMBERED_SECONDS
 from stoker_functions import gcp
 from stoker_functions.settings import Settings
 from support.function_rights import RIGHTS
@@ -20,7 +21,7 @@ from support.function_rights import RIGHTS
 FOLDER = Path(__file__).parents[3] / "infra" / "terraform"
 FILES = sorted(FOLDER.glob("*.tf"))
 FUNCTIONS = {"pack", "ingest", "commit", "compact", "shuffle", "serve", "serve-token"}
-MANIFESTS = ["manifest.safetensors", "manifests/"]
+PREFIXES = {"local.manifests": ["manifest.safetensors", "manifests/"], "local.packed": ["data/", "packs/"]}
 _PLAIN = SerializationOptions(with_comments=False, explicit_blocks=False, strip_string_quotes=True)
 
 Blocks = dict[str, dict[str, Any]]
@@ -44,10 +45,10 @@ def resources() -> dict[str, Blocks]:
 
 @pytest.fixture(scope="module")
 def functions() -> dict[str, dict[str, Any]]:
-    """Name → settings of each function."""
-    (locals_,) = parsed(FOLDER / "functions.tf")["locals"]
-    found: dict[str, dict[str, Any]] = locals_["every_function"]
-    return found
+    """Name → size and rights of each function."""
+    (tables,) = parsed(FOLDER / "functions.tf")["locals"]
+    assert set(tables["sizes"]) == set(tables["rights"]) >= set(tables["environments"])
+    return {name: {**size, **tables["rights"][name]} for name, size in tables["sizes"].items()}
 
 
 def bodies(resources: dict[str, Blocks]) -> list[tuple[str, dict[str, Any]]]:
@@ -105,16 +106,16 @@ def test_images_are_named_by_digest(name: str) -> None:
 
 
 def test_buckets_are_private_under_uniform_access_and_tidied_up(resources: dict[str, Blocks]) -> None:
-    buckets = resources["google_storage_bucket"]
-    assert set(buckets) == {"raw", "incoming", "data"}
-    for bucket in buckets.values():
-        assert bucket["uniform_bucket_level_access"] is True
-        assert bucket["public_access_prevention"] == "enforced"
-        assert not bucket.get("force_destroy")
-        actions = [rule["action"][0]["type"] for rule in bucket["lifecycle_rule"]]
-        assert "AbortIncompleteMultipartUpload" in actions
-    deleted = [rule for rule in buckets["data"]["lifecycle_rule"] if rule["action"][0]["type"] == "Delete"]
-    assert [rule["condition"][0]["matches_prefix"] for rule in deleted] == [["${var.dataset}/epochs/"]]
+    (bucket,) = resources["google_storage_bucket"].values()
+    assert bucket["for_each"] == '${toset(["raw", "incoming", "data"])}'
+    assert bucket["uniform_bucket_level_access"] is True
+    assert bucket["public_access_prevention"] == "enforced"
+    assert not bucket.get("force_destroy")
+    assert [rule["action"][0]["type"] for rule in bucket["lifecycle_rule"]] == ["AbortIncompleteMultipartUpload"]
+    ((deleted,),) = ([each["lifecycle_rule"] for each in bucket["dynamic"]],)
+    assert deleted["for_each"] == '${each.key == "data" ? ["${var.dataset}/epochs/"] : []}'
+    assert deleted["content"][0]["action"] == [{"type": "Delete"}]
+    assert deleted["content"][0]["condition"] == [{"age": 14, "matches_prefix": ["${lifecycle_rule.value}"]}]
 
 
 def test_every_function_is_there_with_an_account_of_its_own(
@@ -137,7 +138,7 @@ def test_every_function_is_there_with_an_account_of_its_own(
 def prefixes(value: list[str] | str) -> frozenset[str]:
     """Return the prefixes that a function's ``reads`` or ``writes`` are, as patterns."""
     text = value if isinstance(value, str) else " ".join(f'"{each}"' for each in value)
-    found = {*re.findall(r'"([^"]+)"', text)} | (set(MANIFESTS) if "local.manifests" in text else set())
+    found = {*re.findall(r'"([^"]+)"', text)}.union(*(PREFIXES[name] for name in re.findall(r"local\.\w+", text)))
     return frozenset(f"{each}*" if each.endswith("/") else each for each in found)
 
 
@@ -151,21 +152,23 @@ def test_a_function_may_do_what_it_does_and_no_more(functions: dict[str, dict[st
     assert function["raw"] == ({"pack": "raw", "ingest": "incoming"}[name] if rights.reads_raw else "")
 
 
-def test_every_target_is_there_and_of_its_kind(functions: dict[str, dict[str, Any]]) -> None:
-    for name, function in functions.items():
-        assert callable(getattr(gcp, function["target"]))
-        assert function["signature"] == ("cloudevent" if name == "ingest" else "http")
+def test_every_target_is_there(functions: dict[str, dict[str, Any]]) -> None:
+    text = (FOLDER / "functions.tf").read_text()
+    assert re.search(r'FUNCTION_TARGET += each.key == "serve-token" \? "serve_with_token" : each.key\n', text)
+    for name in functions:
+        assert callable(getattr(gcp, "serve_with_token" if name == "serve-token" else name))
 
 
 def test_the_public_function_may_do_what_the_other_does(functions: dict[str, dict[str, Any]]) -> None:
-    same = {"reads", "writes", "lists", "raw", "is_internal", "environment"}
-    serve, public = functions["serve"], functions["serve-token"]
-    assert {name: serve[name] for name in same} == {name: public[name] for name in same}
+    (tables,) = parsed(FOLDER / "functions.tf")["locals"]
+    assert tables["rights"]["serve"] == tables["rights"]["serve-token"]
+    assert not {"serve", "serve-token"} & set(tables["environments"])
 
 
-def test_the_manifests_are_those_of_a_data_set() -> None:
-    (locals_,) = parsed(FOLDER / "functions.tf")["locals"]
-    assert locals_["manifests"] == MANIFESTS
+def test_the_prefixes_are_those_of_a_data_set() -> None:
+    (tables,) = parsed(FOLDER / "functions.tf")["locals"]
+    for name, prefixes_ in PREFIXES.items():
+        assert tables[name.removeprefix("local.")] == prefixes_
 
 
 def test_roles_have_single_permissions_and_grants_end_at_a_folder(resources: dict[str, Blocks]) -> None:
@@ -226,17 +229,76 @@ def _known_variables() -> set[str]:
     return read
 
 
-def test_raw_objects_reach_ingest_and_schedules_reach_the_functions_with_named_accounts(
-    resources: dict[str, Blocks],
-) -> None:
-    (trigger,) = resources["google_eventarc_trigger"].values()
-    criteria = {each["attribute"]: each["value"] for each in trigger["matching_criteria"]}
-    assert criteria["type"] == "google.cloud.storage.object.v1.finalized"
-    assert criteria["bucket"] == "${google_storage_bucket.incoming.name}"
+def test_schedules_reach_the_functions_with_an_account_of_their_own(resources: dict[str, Blocks]) -> None:
     (job,) = resources["google_cloud_scheduler_job"].values()
-    assert job["http_target"][0]["oidc_token"][0]["service_account_email"]
-    (locals_,) = parsed(FOLDER / "events.tf")["locals"]
+    (target,) = job["http_target"]
+    assert target["oidc_token"][0]["service_account_email"] == "${google_service_account.schedule.email}"
+    (locals_,) = parsed(FOLDER / "callers.tf")["locals"]
     assert set(locals_["schedules"]) == {"commit", "compact"}
+
+
+def test_raw_objects_reach_ingest_as_what_the_bucket_says_of_them(resources: dict[str, Blocks]) -> None:
+    (told,) = resources["google_storage_notification"].values()
+    assert told["bucket"] == '${google_storage_bucket.bucket["incoming"].name}'
+    assert told["topic"] == '${google_pubsub_topic.incoming["ingest"].id}'
+    assert (told["event_types"], told["payload_format"]) == (["OBJECT_FINALIZE"], "JSON_API_V1")
+    assert told["depends_on"] == ["${google_pubsub_topic_iam_member.storage_publishes}"]
+    (push,) = resources["google_pubsub_subscription"]["ingest"]["push_config"]
+    assert push["push_endpoint"] == '${google_cloud_run_v2_service.function["ingest"].uri}'
+    assert push["no_wrapper"] == [{"write_metadata": False}]
+    assert push["oidc_token"] == [
+        {"service_account_email": "${google_service_account.events.email}", "audience": push["push_endpoint"]}
+    ]
+
+
+def test_what_cannot_be_packed_ends_among_dead_letters_and_no_subscription_expires(
+    resources: dict[str, Blocks], functions: dict[str, dict[str, Any]]
+) -> None:
+    subscriptions = resources["google_pubsub_subscription"]
+    ingest, dead = subscriptions["ingest"], subscriptions["dead_letters"]
+    (policy,), (pauses,) = ingest["dead_letter_policy"], ingest["retry_policy"]
+    assert policy["dead_letter_topic"] == dead["topic"] == '${google_pubsub_topic.incoming["ingest-dead"].id}'
+    least, most = (int(pauses[f"{name}imum_backoff"].removesuffix("s")) for name in ("min", "max"))
+    waited_seconds = sum(min(least << attempt, most) for attempt in range(policy["max_delivery_attempts"] - 1))
+    assert waited_seconds > 2 * 3600
+    kept_seconds = 0
+    for each in (ingest, dead):
+        assert each["expiration_policy"] == [{"ttl": ""}]
+        assert 2 * functions["ingest"]["timeout_seconds"] <= each["ack_deadline_seconds"] <= 600
+        kept_seconds += int(each["message_retention_duration"].removesuffix("s"))
+    assert kept_seconds < REMEMBERED_SECONDS
+    (alert,) = resources["google_monitoring_alert_policy"].values()
+    assert "google_pubsub_subscription.dead_letters.name" in json.dumps(alert["conditions"])
+
+
+def test_pubsub_and_storage_have_rights_on_their_topics_and_no_others(resources: dict[str, Blocks]) -> None:
+    pubsub, storage = "${local.pubsub}", "${data.google_storage_project_service_account.storage.member}"
+    found = {
+        (name, grant.get("topic") or grant.get("subscription"), grant["role"], grant["member"])
+        for kind in ("google_pubsub_topic_iam_member", "google_pubsub_subscription_iam_member")
+        for name, grant in resources[kind].items()
+    }
+    assert found == {
+        (
+            "storage_publishes",
+            '${google_pubsub_topic.incoming["ingest"].id}',
+            "roles/pubsub.publisher",
+            storage,
+        ),
+        (
+            "pubsub_publishes_dead_letters",
+            '${google_pubsub_topic.incoming["ingest-dead"].id}',
+            "roles/pubsub.publisher",
+            pubsub,
+        ),
+        (
+            "pubsub_takes_dead_letters",
+            "${google_pubsub_subscription.ingest.id}",
+            "roles/pubsub.subscriber",
+            pubsub,
+        ),
+    }
+    assert "google_project_iam_member" not in resources  # which would be a right on everything in the project
 
 
 def test_a_training_has_one_gpu_and_goes_on_after_it_was_killed(resources: dict[str, Blocks]) -> None:

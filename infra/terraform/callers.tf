@@ -1,4 +1,4 @@
-# What calls the functions: people, schedules, and the incoming bucket.
+# Who calls the functions: people and schedules. Raw objects that appear do, too: notifications.tf.
 
 # People have no identity tokens of their own that a service takes: who fans out acts for this account.
 resource "google_service_account" "fan_out" {
@@ -64,58 +64,6 @@ resource "google_cloud_scheduler_job" "schedule" {
     oidc_token {
       service_account_email = google_service_account.schedule.email
       audience              = google_cloud_run_v2_service.function[each.key].uri
-    }
-  }
-}
-
-# Raw objects, as they appear.
-
-resource "google_service_account" "events" {
-  account_id   = "${var.prefix}-events"
-  display_name = "stoker events of the incoming bucket"
-}
-
-resource "google_project_iam_member" "receives_events" {
-  project = var.project
-  role    = "roles/eventarc.eventReceiver"
-  member  = google_service_account.events.member
-}
-
-resource "google_cloud_run_v2_service_iam_member" "events" {
-  name     = google_cloud_run_v2_service.function["ingest"].name
-  location = var.region
-  role     = "roles/run.invoker"
-  member   = google_service_account.events.member
-}
-
-data "google_storage_project_service_account" "storage" {}
-
-# Cloud Storage sends its events through Pub/Sub.
-resource "google_project_iam_member" "storage_publishes" {
-  project = var.project
-  role    = "roles/pubsub.publisher"
-  member  = data.google_storage_project_service_account.storage.member
-}
-
-resource "google_eventarc_trigger" "incoming" {
-  name            = "${var.prefix}-incoming"
-  location        = var.region
-  service_account = google_service_account.events.email
-  depends_on      = [google_project_iam_member.receives_events, google_project_iam_member.storage_publishes]
-
-  matching_criteria {
-    attribute = "type"
-    value     = "google.cloud.storage.object.v1.finalized"
-  }
-  matching_criteria {
-    attribute = "bucket"
-    value     = google_storage_bucket.incoming.name
-  }
-
-  destination {
-    cloud_run_service {
-      service = google_cloud_run_v2_service.function["ingest"].name
-      region  = var.region
     }
   }
 }
