@@ -6,7 +6,9 @@ Here the records say which objects belong to the data set; an object that none c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -85,10 +87,10 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
     survey = await _survey(reader)
     dataset = next((_Dataset(source.dataset, source.schema) for source in survey.sources), None)
     claimed = dict(place for source in survey.sources for place in _places(source))
-    for place in _replaced(survey):
-        claimed.pop(place, None)
+    twice = _packed_twice(survey, claimed)
+    claimed = {place: packed for place, packed in claimed.items() if place not in twice}
     found, lost = await _check_heads(reader, claimed, survey.objects)
-    orphans = sorted(await _orphans(reader, survey, claimed))
+    orphans = sorted(await _orphans(reader, survey, {*claimed, *twice}))
     adopted: dict[Place, Packed] = {}
     refused: list[BadObject] = []
     if adopt and any(len(record.sources) for record in survey.records):
@@ -172,26 +174,44 @@ async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[i
     return max(found, key=lambda manifest: manifest.version, default=None)
 
 
-def _replaced(survey: _Survey) -> Iterable[Place]:
-    """Yield the places of what runs of the data set took the place of, those runs that are there whole."""
+def _packed_twice(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
+    """Return the places whose samples others of the data set have: what runs took the place of, the newest runs first.
+
+    But a run that is not there whole gives way to what it took the place of, where that is.
+    """
     runs = {run.run for source in survey.sources for run in source.runs}
-    for record in survey.records:
-        if record.run not in runs or record.prefix is None:
-            continue
-        if record.replaces and all(place in survey.objects for place, _ in _places(record.prefix)):
-            for run in record.replaces:
-                yield from ((run.run, number) for number in range(run.first_number, run.first_number + run.rows))
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for run, number in {**survey.objects, **claimed}:
+        numbers[run].append(number)
+    found: set[Place] = set()
+    compactions = [record for record in survey.records if record.replaces and record.run in runs]
+    for record in sorted(compactions, key=lambda record: record.version or math.inf, reverse=True):
+        theirs = {
+            (run.run, number)
+            for run in record.replaces
+            for number in numbers.get(run.run, ())
+            if run.first_number <= number < run.first_number + run.rows
+        }
+        are_there = len(theirs) == sum(run.rows for run in record.replaces) and all(
+            place in claimed and place in survey.objects for place in theirs
+        )
+        mine = set() if record.prefix is None else {place for place, _ in _places(record.prefix)}
+        is_whole = all(place in survey.objects or place in found for place in mine)
+        if is_whole or not are_there:
+            found |= theirs
+        else:
+            found |= mine & survey.objects.keys()  # what is lost of it is still told
+    return found
 
 
-async def _orphans(reader: RetryingReader[Readable], survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
+async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set[Place]) -> set[Place]:
     """Return the places that belong to nobody.
 
-    Those of older versions and those whose samples another run has do not, nor do those of runs that are yet to be
-    committed: adopted, their samples would be there twice.
+    Those of older versions do not, nor do those of runs that are yet to be committed: adopted, their samples would be
+    there twice.
     """
     waiting = {record.run for record in survey.records if record.mode == "deferred" and not record.is_committed}
-    found = {place for place in survey.objects if place not in claimed and place[0] not in waiting}
-    found.difference_update(_replaced(survey))
+    found = {place for place in survey.objects if place not in owned and place[0] not in waiting}
     for version in survey.numbers:
         with suppress(NotFoundError, FormatError, ChecksumError):
             found.difference_update(place for place, _ in _places(await versions.read_manifest(reader, version)))

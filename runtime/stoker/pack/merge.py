@@ -94,8 +94,9 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
                 f"stoker rebuild-manifest {store.url}"
             )
         records = await _settled(catalog, records, base, now_seconds)
-        known = Known(remembered((record for record in records if record.is_committed), now_seconds))
-        waiting, lapsed = _of_job(job, records, base, known, store.url) if job else _waiting(records, base, known)
+        memory = _Memory(records, now_seconds)
+        known = memory.known
+        waiting, lapsed = _of_job(job, records, base, known, store.url) if job else _waiting(records, base, memory)
         taken, refused = _fitting(waiting, base, job, store.url)
         fresh = _Fresh(store, catalog, known, base or next((record.prefix for record in taken), None))
         added = [kept for record in taken if (kept := await fresh.only(record)) is not None]
@@ -166,11 +167,13 @@ async def _settled(
     if base is not None and late:
         await catalog.save(_committed(late, base, now_seconds))
         records = await catalog.records()
+    told = {record.run for record in records}
     gone = {
         record.run
         for record in records
         if record.is_committed and record.run not in has and base is not None
         if not record.job  # whose records say that they are done, should the same job come again
+        if told.isdisjoint(run.run for run in record.replaces)  # else these would seem to belong to the data set
         if record.version <= base.version
     }
     await catalog.forget(gone)
@@ -184,7 +187,39 @@ def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: f
     ]
 
 
-def _waiting(records: Sequence[PackRecord], base: Manifest | None, known: Known) -> tuple[list[PackRecord], list[str]]:
+class _Memory:
+    """What the records of committed runs remember.
+
+    Args:
+        records: of all runs.
+        now_seconds: of the Unix epoch.
+
+    Attributes:
+        known: all of it.
+    """
+
+    def __init__(self, records: Iterable[PackRecord], now_seconds: float) -> None:
+        self._now_seconds = now_seconds
+        self._committed = {record.run: record for record in records if record.is_committed}
+        self.known = Known(remembered(self._committed.values(), now_seconds))
+
+    def left_by(self, record: PackRecord, left: Manifest) -> Manifest | None:
+        """Return what is left of a manifest when a compaction takes the place of its rows.
+
+        None where some of them are not there, or where it would be the end of a run whose names it does not hand on:
+        when the compaction began there was more of that run, and that went to another.
+        """
+        rest = left.without(record.replaces)
+        if len(rest) != len(left) - sum(run.rows for run in record.replaces):
+            return None
+        ended = {run.run for run in left.runs} - {run.run for run in rest.runs}
+        names = remembered((self._committed[run] for run in ended if run in self._committed), self._now_seconds)
+        return rest if Known(record.sources).has(names).all() else None
+
+
+def _waiting(
+    records: Sequence[PackRecord], base: Manifest | None, memory: _Memory
+) -> tuple[list[PackRecord], list[str]]:
     """Return the finished runs that belong to no job, and those that nobody will ever need.
 
     The former come largest first: of two with the same raw objects the smaller is written again, and a run comes before
@@ -201,18 +236,14 @@ def _waiting(records: Sequence[PackRecord], base: Manifest | None, known: Known)
         if not record.replaces:
             if not is_unfinished:
                 waiting.append(record)
-            elif known.has(record.names).all():
+            elif memory.known.has(record.names).all():
                 lapsed.append(record.run)
-        elif left is None or not _has_all(left, record):
+        elif left is None or (rest := memory.left_by(record, left)) is None:
             lapsed.append(record.run)
         elif not is_unfinished:
             waiting.append(record)
-            left = left.without(record.replaces)
+            left = rest
     return sorted(waiting, key=lambda record: -record.samples), lapsed
-
-
-def _has_all(base: Manifest, record: PackRecord) -> bool:
-    return len(base.without(record.replaces)) == len(base) - sum(run.rows for run in record.replaces)
 
 
 def _of_job(

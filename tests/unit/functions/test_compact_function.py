@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 from stoker import versions
 from stoker.clock import run_virtual
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
+from stoker.maintenance.compaction import Compacted
+from stoker.maintenance.compaction import compact as compact_dataset
 from stoker.maintenance.garbage import gc
 from stoker.maintenance.inspection import verify
 from stoker.maintenance.recovery import rebuild_manifest
 from stoker.pack.catalog import BucketCatalog
+from stoker.retry import RetryingStore
 from stoker.store import open_store
 from stoker.store.protocol import ObjectInfo, Store
 from stoker_functions.commit import commit
@@ -173,6 +177,39 @@ def test_commits_while_a_compaction_is_under_way_do_not_stop_it() -> None:
     run_virtual(main())
 
 
+def test_two_compactions_that_share_a_third_one_out_do_not_lose_its_names() -> None:
+    async def main() -> None:
+        place = Place()
+        raw = await trickled(place, [3] * 13)
+        await compact(event(place, super_sample_bytes=5000), place.deployment(), plenty())
+        raw += await trickled(place, [1] * 4, first=39)
+        (first, second, last, *others) = await sizes(place)
+        assert 4500 > last > max(others)
+        assert min(first, second) > 4500
+
+        async def compacted(target_bytes: int, limit_bytes: int) -> Compacted:
+            store = RetryingStore(TardyStore(open_store(place.dataset), 0.01))
+            now_seconds = time.time()
+            return await compact_dataset(
+                store,
+                BucketCatalog(store),
+                now_seconds=now_seconds,
+                super_sample_bytes=target_bytes,
+                limit_bytes=limit_bytes,
+            )
+
+        both = await asyncio.gather(compacted(20_000, first + second), compacted(9000, 100_000))
+        assert [done.objects_before for done in both] == [2, 5]
+        await trickled(place, [3] * 14, raw=raw[:42])
+        assert sorted(await place.numbers()) == list(range(43))
+        await compact(event(place), place.deployment(), plenty())
+        assert len(await sizes(place)) == 1
+        await trickled(place, [3] * 14, raw=raw[:42])
+        assert sorted(await place.numbers()) == list(range(43))
+
+    run_virtual(main())
+
+
 def test_a_compaction_whose_rows_another_has_packed_again_is_forgotten() -> None:
     async def main() -> None:
         place = Place()
@@ -300,6 +337,49 @@ def test_runs_of_a_job_that_were_compacted_twice_are_not_rebuilt() -> None:
         await commit({"dataset": place.dataset}, place.deployment(), plenty())
         await rebuild_manifest(open_store(place.dataset))
         assert await place.numbers() == list(range(60))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("compactions", [1, 2, 3])
+@pytest.mark.parametrize("job", ["", "a" * 16])
+def test_what_was_compacted_several_times_is_rebuilt_once_without_any_manifest(compactions: int, job: str) -> None:
+    async def main() -> None:
+        place = Place()
+        store = open_store(place.dataset)
+        parts = [place.part(await place.put(range(n, n + 10)), job=job) for n in range(0, 60, 10)]
+        for part in parts:
+            await pack(part.to_json(), place.deployment(), plenty())
+        asked = {"job": job, "runs": [part.run for part in parts], "mode": "create"} if job else {}
+        await commit({"dataset": place.dataset, **asked}, place.deployment(), plenty())
+        for target_bytes in (5000, 11_000, 100_000)[:compactions]:
+            done = await compact(event(place, super_sample_bytes=target_bytes), place.deployment(), plenty())
+            assert done["objects_before"]
+        await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        for _ in range(2):
+            for key in [*await place.keys("manifests/"), "manifest.safetensors"]:
+                await store.delete(key)
+            report = await rebuild_manifest(store)
+            assert (report.lost, sorted(await place.numbers())) == ((), list(range(60)))
+            await gc(store, delete=True, keep_versions=1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("targets_bytes", [(100_000,), (5000,), (5000, 100_000), (4000, 11_000)])
+def test_a_compaction_that_lost_an_object_is_rebuilt_of_what_it_had_replaced(targets_bytes: tuple[int, ...]) -> None:
+    async def main() -> None:
+        place = Place()
+        store = open_store(place.dataset)
+        await trickled(place, [5] * 12)
+        for target_bytes in targets_bytes:
+            await compact(event(place, super_sample_bytes=target_bytes), place.deployment(), plenty())
+        manifest = await versions.read_manifest(store)
+        for key in [*await place.keys("manifests/"), "manifest.safetensors", manifest.key(0)]:
+            await store.delete(key)
+        report = await rebuild_manifest(store)
+        assert [bad.key for bad in report.lost] == [manifest.key(0)]
+        assert sorted(await place.numbers()) == list(range(60))
 
     asyncio.run(main())
 
