@@ -274,6 +274,16 @@ def test_raw_objects_reach_ingest_through_a_queue_that_loses_none(template: Temp
     assert told == {"IncomingBucket": {"QueueConfigurations": [{"Event": "s3:ObjectCreated:*", "Queue": QUEUE}]}}
 
 
+def test_dead_letters_ring_an_alarm_that_somebody_can_hear(template: Template) -> None:
+    (alarm,) = template.of_type("AWS::CloudWatch::Alarm").values()
+    ((logical, topic),) = template.of_type("AWS::SNS::Topic").items()
+    assert (alarm["Namespace"], alarm["MetricName"]) == ("AWS/SQS", "ApproximateNumberOfMessagesVisible")
+    assert alarm["Dimensions"] == [{"Name": "QueueName", "Value": "stoker-ingest-dead"}]
+    assert (alarm["ComparisonOperator"], alarm["Threshold"]) == ("GreaterThanThreshold", 0)
+    assert alarm["AlarmActions"] == [logical]
+    assert topic["TopicName"] == "stoker-alarms"
+
+
 def test_only_the_incoming_bucket_of_this_account_may_send_to_the_queue(template: Template) -> None:
     ((_, statement),) = template.statements(("AWS::SQS::QueuePolicy",))
     assert statement == Statement(
