@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from stoker import versions
 from stoker.bounded import for_each
 from stoker.store import S3Options, Store, open_store
@@ -26,6 +28,7 @@ from stoker_local.functions import (
 from stoker_torch import Loader
 from support.deployments import content
 
+pytestmark = pytest.mark.timeout(600)  # 25 s on two quiet processors
 OBJECTS = 2000
 RAW, DATASET = "s3://raw/in", "s3://stoker/train"
 SETTINGS = {
@@ -53,7 +56,10 @@ def spec(name: str, **changes: Any) -> FunctionSpec:
 
 def config(**changes: Any) -> FunctionCloudConfig:
     given = {
-        "functions": (spec("ingest"), spec("commit", concurrency=1), spec("compact", concurrency=1)),
+        "functions": (
+            spec("ingest"),
+            *(spec(name, concurrency=1, timeout_seconds=300.0) for name in ("commit", "compact")),
+        ),
         "queues": (
             QueueSpec(
                 name="raw", visibility_seconds=8.0, max_receives=50, dead_letters="dead", duplicate_probability=0.05
@@ -106,7 +112,7 @@ def test_raw_objects_are_trained_on_exactly_once_though_functions_die_freeze_and
             raw, data = open_store(RAW, options=options), open_store(DATASET, options=options)
             cloud.inject(FAULTS)
             await put_raw(raw, range(OBJECTS))
-            await asyncio.wait_for(cloud.queues["raw"].drained(), 200)
+            await cloud.queues["raw"].drained()
             assert cloud.queues["dead"].bodies == []
             manifest = None
             while manifest is None or manifest.samples < OBJECTS:  # a commit is due every second

@@ -27,7 +27,8 @@ DATASET_KEY = ("stoker", "digits/")
 INGEST, COMMIT, COMPACT = "ingest", "commit", "compact"
 MEMORY_MB = 1769  # as deployed: one processor
 _CLASSES = [str(digit) for digit in range(10)]
-_TIMEOUT_SECONDS = 6.0
+_INGEST_SECONDS = 6.0  # short, since the messages of one that dies come back after so long
+_OTHER_SECONDS = 60.0
 _TRICKLED_BYTES = 8 << 10  # small, so that there is something to compact
 _CHANCES = {
     FunctionFaultKind.KILL: 0.12,
@@ -71,7 +72,7 @@ class FunctionDemoConfig:
             queues=(
                 QueueSpec(
                     name="raw",
-                    visibility_seconds=_TIMEOUT_SECONDS,
+                    visibility_seconds=_INGEST_SECONDS,
                     max_receives=50,
                     dead_letters="dead",
                     duplicate_probability=0.02,
@@ -109,7 +110,7 @@ def _function(name: str, concurrency: int) -> FunctionSpec:
         name=name,
         handler=f"stoker_functions.aws.{name}",
         memory_mb=MEMORY_MB,
-        timeout_seconds=_TIMEOUT_SECONDS,
+        timeout_seconds=_INGEST_SECONDS if name == INGEST else _OTHER_SECONDS,
         concurrency=concurrency,
         environment={
             "STOKER_DATASETS": f"digits={DATASET}",
