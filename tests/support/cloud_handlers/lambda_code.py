@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,20 @@ def page(event: dict[str, Any], context: Any) -> Any:
     """Answer a request to a function URL as its body, which is JSON, says; without one, with the event itself."""
     body = json.loads(event.get("body") or "null")
     return {"statusCode": 200, "body": json.dumps(event)} if body is None else body
+
+
+def speak(event: dict[str, Any], context: Any) -> list[int]:
+    """Speak to the Runtime API behind the real client's back, as the event says."""
+    statuses = []
+    for method, path, body in event["requests"]:
+        connection = HTTPConnection(os.environ["AWS_LAMBDA_RUNTIME_API"], timeout=30)
+        connection.request(method, f"/2018-06-01/runtime/{path}".replace("ID", context.aws_request_id), body.encode())
+        statuses.append(connection.getresponse().status)
+        connection.close()
+    return statuses
+
+
+def babble(event: dict[str, Any], context: Any) -> int:
+    """Leave a process behind, in a session of its own, that writes without end."""
+    code = "import os\nwhile True: os.write(1, b'x' * 65536)"
+    return subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid

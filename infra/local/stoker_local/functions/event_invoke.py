@@ -49,8 +49,15 @@ class EventInvoker:
                 return
         fleet.account.note("dropped", detail=outcome.error_type)
         if fleet.spec.on_failure:
-            record = _record(fleet.arn, invocation, outcome, attempts=1 + fleet.spec.retries)
-            self._queues[fleet.spec.on_failure].send(json.dumps(record))
+            self._hand_over(fleet, invocation, outcome)
+
+    def _hand_over(self, fleet: Fleet, invocation: Invocation, outcome: Outcome) -> None:
+        """Give what has failed to the queue of failures, unless it is more than a message can be."""
+        try:
+            record = json.dumps(_record(fleet.arn, invocation, outcome, attempts=1 + fleet.spec.retries))
+            self._queues[fleet.spec.on_failure].send(record)
+        except (ValueError, RecursionError):
+            fleet.account.note("undelivered", detail=fleet.spec.on_failure)
 
     async def _attempt(self, fleet: Fleet, invocation: Invocation) -> Outcome:
         """Wait for the function's concurrency; being throttled all the same is no failed attempt."""

@@ -35,6 +35,8 @@ class FunctionUrl:
         return application
 
     async def _answer(self, request: web.Request) -> web.Response:
+        if not request.raw_path.startswith("/"):  # meant for a proxy
+            return _refusal(400, "Bad Request")
         body = await read_body(request, limit_bytes=MAX_REQUEST_BYTES)
         if body is None:
             return _refusal(413, "Request Entity Too Large")

@@ -122,5 +122,5 @@ def _client_context(header: str) -> str:
     try:
         context = json.loads(base64.b64decode(header, validate=True))
         return json.dumps(context)  # on one line, in ASCII: it is sent on as a header
-    except (binascii.Error, ValueError) as error:
+    except (binascii.Error, ValueError, RecursionError) as error:
         raise ServiceError("InvalidParameterValueException", "Client context is not base64 of JSON.") from error

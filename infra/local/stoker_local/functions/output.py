@@ -50,25 +50,27 @@ class Output:
         self._reader = self.writer = -1
 
     def _read_all(self) -> None:
-        while self._read():
-            pass
+        """Read what the pipe holds, and no more than it can: somebody may write without end."""
+        left_bytes = _PIPE_BYTES
+        while left_bytes > 0 and (read_bytes := self._read()):
+            left_bytes -= read_bytes
 
-    def _read(self) -> bool:
-        """Read once; return whether there may be more."""
+    def _read(self) -> int:
+        """Read once; return how much there was."""
         if self._reader < 0:
-            return False
+            return 0
         try:
             piece = os.read(self._reader, _PIPE_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         if not piece:  # every writer has ended
             self._loop.remove_reader(self._reader)
-            return False
+            return 0
         self._pieces.append(piece)
         self._size_bytes += len(piece)
         while self._size_bytes > _KEPT_BYTES and len(self._pieces) > 1:
             self._size_bytes -= len(self._pieces.popleft())
-        return True
+        return len(piece)
 
 
 def tail(log: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -25,6 +26,7 @@ __all__ = ["InstanceState", "RuntimeApi"]
 _MAX_ERROR_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 21  # the client sends an error's whole trace in one
 _VERSION = "/2018-06-01/runtime"
+_ERROR_TYPE = re.compile(r"[\w.:$-]{1,255}")
 
 
 class InstanceState(StrEnum):
@@ -148,9 +150,13 @@ async def _only_in_turn(
 
 
 async def _error(request: web.Request) -> Answer:
-    body = await read_body(request, limit_bytes=_MAX_ERROR_BYTES) or b"{}"
+    """Return an error that others can read: what has no type, or none that could be one, is text."""
+    body = await read_body(request, limit_bytes=_MAX_ERROR_BYTES) or b""
     try:
         error_type = json.loads(body)["errorType"]
-    except (ValueError, TypeError, KeyError):
-        error_type = ""
-    return Answer(payload=body, error_type=error_type or "Unhandled")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        error_type = None
+    if isinstance(error_type, str) and _ERROR_TYPE.fullmatch(error_type):
+        return Answer(payload=body, error_type=error_type)
+    error = {"errorType": "Unhandled", "errorMessage": body.decode("utf-8", "replace")}
+    return Answer(payload=json.dumps(error).encode(), error_type="Unhandled")

@@ -23,7 +23,8 @@ class Happening:
         function: whose.
         instance: whose; empty where none was concerned.
         what: ``cold-start``, ``start-failed``, ``invoke``, ``answer``, ``error``, ``throttle``, ``kill``, ``freeze``,
-            ``duplicate``, ``reclaim``, ``retry``, ``dropped``.
+            ``duplicate``, ``reclaim``, ``retry``, ``dropped`` (all attempts have failed), ``undelivered`` (dropped, and
+            too large for the queue of failures).
         detail: such as the error's type.
     """
 

@@ -19,6 +19,7 @@ from stoker_local.http1 import parse_query
 __all__ = ["Reply", "UrlRequest", "reply_of", "request_event"]
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\ud7ff\ue000-\U0010ffff]*")
 _TEXTUAL = ("application/json", "application/javascript", "application/xml")
 
 
@@ -127,7 +128,7 @@ def reply_of(payload: bytes) -> Reply:
     """
     try:
         result = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         result = None
     if not isinstance(result, dict) or "statusCode" not in result:
         return Reply(status=200, headers={"content-type": "application/json"}, cookies=(), body=payload)
@@ -153,8 +154,8 @@ def _name(name: str) -> str:
 
 def _plain(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    if any(c in text for c in "\r\n\0"):
-        raise ValueError("a header has a line end")
+    if not _VALUE.fullmatch(text):
+        raise ValueError("a header has a line end, or another character that none may have")
     return text
 
 

@@ -57,6 +57,7 @@ def test_the_messages_that_are_named_have_failed() -> None:
     "result",
     [
         b"not json",
+        b"[" * 100_000,
         "text",
         [],
         {"batchItemFailures": 3},

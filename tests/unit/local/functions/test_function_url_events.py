@@ -78,7 +78,7 @@ def test_a_result_with_a_status_is_a_response() -> None:
     )
 
 
-@pytest.mark.parametrize("payload", [b'{"a": 1}', b'"text"', b"null", b"not json"])
+@pytest.mark.parametrize("payload", [b'{"a": 1}', b'"text"', b"null", b"not json", b"[" * 100_000])
 def test_a_result_without_a_status_is_itself_the_body(payload: bytes) -> None:
     reply = reply_of(payload)
     assert (reply.status, reply.body, reply.headers) == (200, payload, {"content-type": "application/json"})

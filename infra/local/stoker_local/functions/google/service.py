@@ -80,6 +80,8 @@ class Service:
     async def _answer(self, request: web.Request) -> web.Response:
         if self.spec.token and not _is_let_in(request.headers.get("Authorization", ""), self.spec.token):
             return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
+        if not request.raw_path.startswith("/"):  # meant for a proxy
+            return web.Response(status=400, text="Bad Request")
         body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
         if body is None:
             return web.Response(status=413, text="Request Entity Too Large")

@@ -73,7 +73,7 @@ def failed_messages(batch: Sequence[Delivery], outcome: Outcome, *, reports: boo
         return set()
     try:
         result = json.loads(outcome.payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return everything
     if result is None:
         return set()

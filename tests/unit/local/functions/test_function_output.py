@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from stoker_local.functions.output import Output, tail
+
+
+def test_what_was_written_is_taken_once_and_still_after_the_end() -> None:
+    async def scenario() -> None:
+        output = Output()
+        os.write(output.writer, b"one ")
+        assert output.take() == b"one "
+        os.write(output.writer, b"two")
+        output.started()
+        output.close()
+        assert (output.take(), output.take()) == (b"two", b"")
+
+    asyncio.run(scenario())
+
+
+def test_of_much_that_is_written_the_end_is_kept() -> None:
+    async def scenario() -> None:
+        output = Output()
+        for number in range(100):
+            os.write(output.writer, b"%04d" % number * 1024)
+            await asyncio.sleep(0)
+        taken = output.take()
+        assert taken.endswith(b"0099" * 1024)
+        assert len(taken) <= 1 << 16
+        assert tail(taken) == taken[-4096:]
+        output.close()
+
+    asyncio.run(scenario())
+
+
+def test_taking_ends_though_somebody_writes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        output = Output()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "read", lambda descriptor, size: b"x" * size)
+            assert set(output.take()) == {ord("x")}
+        output.close()
+
+    asyncio.run(scenario())
