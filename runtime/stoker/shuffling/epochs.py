@@ -107,7 +107,7 @@ async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) 
     await for_each(runs, read, concurrency=_REQUESTS_AT_ONCE)
     parts = [found[run].rows for run in runs if run in found]
     written = sum(int(rows.samples.sum(dtype="i8")) for rows in parts)
-    if written != layout.samples:
+    if written != layout.samples or len(found) < len(runs):
         raise PackError(
             f"{written} of {layout.samples} samples of epoch {layout.epoch} are written, in {len(found)} of "
             f"{len(runs)} slices; shuffle the rest before the epoch is committed"

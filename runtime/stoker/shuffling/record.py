@@ -49,7 +49,11 @@ class PartRecord:
         return 0 if self.written is None else self.written.samples
 
     async def save(self, written: Manifest) -> None:
-        """Record it, unless what is there, perhaps of another process, is as far or farther."""
+        """Record it, unless what is there, perhaps of another process, is as far or farther.
+
+        Raises:
+            PackError: the record was deleted, and what it lists may be too.
+        """
         while len(self) < len(written):
             try:
                 info = await self._store.put(
@@ -57,6 +61,9 @@ class PartRecord:
                 )
             except PreconditionFailedError:
                 await self._read()
+                if self.written is None:
+                    name = f"{self._store.url}/{self._key}"
+                    raise PackError(f"{name} was deleted while it was written; shuffle the epoch again") from None
             else:
                 self.written, self._tag = written, info.tag
 

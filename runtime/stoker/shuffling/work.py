@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.bounded import for_each
 from stoker.budget import most_sample_bytes
-from stoker.errors import PackError
+from stoker.errors import NotFoundError, PackError
 from stoker.fetch.fetcher import FetchConfig, Fetcher
 from stoker.manifest import Manifest, PackRun, Rows
 from stoker.reading.group_plan import MOST_SAMPLES
@@ -69,7 +69,12 @@ async def perform(
     work = _Work(plain, task, layout, memory_bytes, stop_at_seconds)
     if task.step == "commit":
         return await work.commit()
-    return await (work.scatter() if task.step == "scatter" else work.slice())
+    try:
+        return await (work.scatter() if task.step == "scatter" else work.slice())
+    except (PackError, NotFoundError):
+        if await read_epoch(plain, layout) is None:
+            raise
+        return {"state": "complete"}  # somebody else has committed the epoch, and deleted what was scattered for it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,16 +225,15 @@ class _Work:
             uploads=self._memory(self.layout.manifest).uploads,
             stop_at_seconds=self.stop_at_seconds,
         )
-        if sections and record.samples < sum(section.samples for section in sections):
-            async with PartWriter(folder, record, config) as writer, aclosing(samples(record.samples)) as read:
+        async with PartWriter(folder, record, config) as writer, aclosing(samples(record.samples)) as read:
+            if not writer.is_complete:
                 async for some in read:
                     if not await writer.write(some):
                         break
                 await writer.finish()
         written = record.written
-        is_complete = record.samples == sum(section.samples for section in sections)
         return {
-            "state": "complete" if is_complete else "packing",
+            "state": "complete" if writer.is_complete else "packing",
             "run": run,
             "samples": record.samples,
             "objects": len(record),

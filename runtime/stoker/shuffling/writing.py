@@ -89,7 +89,7 @@ class PartWriter:
     @property
     def samples(self) -> int:
         """How many samples the part has."""
-        return self._borders[-1]
+        return self._borders[-1] if self._borders else 0
 
     @property
     def is_complete(self) -> bool:
@@ -103,10 +103,11 @@ class PartWriter:
         row = 0
         for run in written.runs:
             for number in range(run.first_number, run.first_number + run.rows):
-                self._advance()
-                expected = self._config.sections[self._section].run if self._taken < self.samples else None
                 packed = written.rows.packed(row, number)
-                if expected != run.run or number != self._ordinals.get(run.run, 0):
+                self._advance()
+                left = self._borders[self._section] - self._taken if self._taken < self.samples else 0
+                expected = self._config.sections[self._section].run if left else None
+                if packed.samples > left or (run.run, number) != (expected, self._ordinals.get(run.run, 0)):
                     raise PackError(f"{self._store.url} has the record of other work than this; delete its parts/")
                 self._packed.append((run.run, packed))
                 self._ordinals[run.run] = number + 1

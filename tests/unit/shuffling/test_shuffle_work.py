@@ -7,6 +7,7 @@ import itertools
 import math
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from stoker.clock import run_virtual
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
-from stoker.manifest import Manifest, version_key
+from stoker.manifest import Manifest, PackRun, Rows, version_key
 from stoker.order import Order, OrderConfig
 from stoker.prices import Prices
 from stoker.reading.head_memory import HeadMemory
@@ -27,7 +28,7 @@ from stoker.shuffling.task import ShuffleTask, Way
 from stoker.shuffling.work import perform
 from stoker.store import open_store
 from stoker.store.protocol import Store
-from stoker.supersample import SuperSample
+from stoker.supersample import Packed, SuperSample
 from stoker.versions import read_manifest
 from support.materialized import MEMORY_BYTES, WAYS, carry_out, layout_of, made, phases
 from support.packing import DyingStore, FlakyStore, WatchedStore, fresh_store, pack, stored
@@ -305,15 +306,74 @@ def test_cancelling_leaves_nothing_that_the_next_one_cannot_use() -> None:
     asyncio.run(main())
 
 
+class Meanwhile(WatchedStore):
+    """Lets somebody else do something before the second write of a record."""
+
+    def __init__(self, store: Store, act: Callable[[Store], Awaitable[object]]) -> None:
+        super().__init__(store)
+        self._act = act
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        records = [call for call in self.calls if call.startswith("put") and "/parts/" in call]
+        if operation == "put" and "/parts/" in key and len(records) == 2:
+            await self._act(self.store)
+
+
+def test_a_part_that_the_commit_of_a_later_epoch_deletes_is_an_error_and_leaves_no_record_of_what_is_gone() -> None:
+    async def main() -> None:
+        store = await packed()
+        tasks = phases("streamed", object_bytes=600)
+        later = await layout_of(store, phases(epoch=9)[0][0])
+        with pytest.raises(PackError, match="was deleted while it was written"):
+            await carry_out(Meanwhile(store, lambda store: delete_epochs(store, later, keep=0)), tasks)
+        assert not [key for key in await stored(store, "epochs/") if "/parts/" in key]
+        await carry_out(store, tasks)
+        await check_epoch(store, tasks[0][0])
+
+    asyncio.run(main())
+
+
+def test_a_scatter_of_an_epoch_that_somebody_else_commits_meanwhile_is_complete() -> None:
+    async def main() -> None:
+        store = await packed()
+        tasks = phases("scattered", scatters=1, slices=2, object_bytes=600)
+
+        async def commit(store: Store) -> None:
+            await carry_out(store, tasks)
+            assert not [key for key in await stored(store, "epochs/") if "/scattered/" in key]
+
+        await carry_out(Meanwhile(store, commit), tasks)
+        await check_epoch(store, tasks[0][0])
+
+    asyncio.run(main())
+
+
+def test_slices_of_another_cut_than_the_one_that_was_committed_meanwhile_are_complete() -> None:
+    async def main() -> None:
+        store = await packed()
+        four, two = (phases("scattered", slices=slices) for slices in (4, 2))
+        await carry_out(store, four[:1])
+        await carry_out(store, two)
+        before = await stored(store)
+        await carry_out(store, four[1:])
+        assert await stored(store) == before
+
+    asyncio.run(main())
+
+
 # What is refused.
 
 
 def refused(
-    error: type[Exception], match: str, spoil: Callable[[Store, list[list[ShuffleTask]]], Awaitable[None]], way: Way
+    error: type[Exception],
+    match: str,
+    spoil: Callable[[Store, list[list[ShuffleTask]]], Awaitable[None]],
+    way: Way,
+    **cut: Any,
 ) -> None:
     async def main() -> None:
         store = await packed()
-        tasks = phases(way, slices=2)
+        tasks = phases(way, **{"slices": 2, **cut})
 
         async def spoil_and_carry_out() -> None:
             await spoil(store, tasks)
@@ -380,6 +440,40 @@ def test_a_record_that_is_none_is_an_error_that_names_it(bytes_: bytes) -> None:
         await store.put(f"{layout.folder}parts/{run}.safetensors", bytes_)
 
     refused(PackError, "parts/.* is damaged", spoil, "streamed")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda manifest, run: replace(manifest, dataset="0" * 16), "is of another data set"),
+        (lambda manifest, run: replace(manifest, runs=(PackRun("0" * 16, 0, 3),)), "record of other work"),
+        (lambda manifest, run: replace(manifest, runs=(PackRun(run, 1, 3),)), "record of other work"),
+        (lambda manifest, run: with_samples(manifest, 1000), "record of other work"),
+        (lambda manifest, run: with_samples(manifest, 70), "record of other work"),
+    ],
+    ids=["data set", "run", "numbers", "more than there are", "over the border of a lane"],
+)
+def test_a_record_of_something_else_is_an_error(change: Callable[[Manifest, str], Manifest], match: str) -> None:
+    async def spoil(store: Store, tasks: list[list[ShuffleTask]]) -> None:
+        layout = await layout_of(store, tasks[0][0])
+        run = layout.run_id("slice", 0, SAMPLES, 2000)
+        packed = [
+            Packed(ordinal=number, size_bytes=90_000, samples=20, head_bytes=80_000, head_crc32c=1, crc32c=1)
+            for number in range(3)
+        ]
+        schema = layout.manifest.schema
+        rows = Rows.of(packed)
+        manifest = Manifest(dataset=layout.dataset, version=1, schema=schema, rows=rows, runs=(PackRun(run, 0, 3),))
+        await store.put(f"{layout.folder}parts/{run}.safetensors", change(manifest, run).to_bytes())
+
+    refused(PackError, match, spoil, "streamed", slices=1, lanes=2)
+
+
+def with_samples(manifest: Manifest, samples: int) -> Manifest:
+    """Return a manifest whose second super-sample has so many samples."""
+    packed = [manifest.rows.packed(row, row) for row in range(len(manifest))]
+    packed[1] = replace(packed[1], samples=samples)
+    return replace(manifest, rows=Rows.of(packed))
 
 
 def test_a_version_that_does_not_exist_is_named() -> None:
