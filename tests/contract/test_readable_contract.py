@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -17,11 +17,14 @@ from stoker.errors import BucketNotFoundError, ConfigError, NotFoundError, Objec
 from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.store import HttpOptions, ObjectInfo, S3Options, ServedOptions, Store, StoreOptions, open_store
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
+from stoker_local.s3.signature import KeyPair
 from support.datasets import SCHEMA, sample_of
+from support.platform_doors import OPEN, REGION, IamDoor, enter
 from support.serving_host import running_service
 from support.stores import keys_of, read_range, run_with
 
 SAMPLES = 60
+CALLER = KeyPair(access_key="caller", secret_key="caller-secret", session_token="caller-token")
 Check = Callable[[Store], Awaitable[None]]
 
 
@@ -73,7 +76,7 @@ def filled(url: str, options: StoreOptions | None) -> dict[str, tuple[bytes, Obj
     return found
 
 
-PLACES = ("memory", "bucket", "served", "served-aiohttp", "redirecting", "redirecting-aiohttp")
+PLACES = ("memory", "bucket", "served", "served-aiohttp", "redirecting", "redirecting-aiohttp", "redirecting-iam")
 
 
 @pytest.fixture(scope="module", params=PLACES)
@@ -96,11 +99,15 @@ def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
             return
         is_redirecting = name.startswith("redirecting")
         answer_bytes = 1 if is_redirecting else LAMBDA_ANSWER_BYTES
-        hosted = stack.enter_context(running_service({"ds": url}, options, answer_bytes=answer_bytes))
+        door, auth = OPEN, ServedOptions()
+        if name.endswith("iam"):
+            door, auth = IamDoor(CALLER), ServedOptions(auth="aws", region=REGION)
+            enter(stack.enter_context(pytest.MonkeyPatch.context()), CALLER)
+        hosted = stack.enter_context(running_service({"ds": url}, options, answer_bytes=answer_bytes, door=door))
         yield Shelf(
             url=hosted.dataset("ds"),
             missing_url=hosted.dataset("other"),
-            options=ServedOptions(http=HttpOptions(transport="aiohttp" if name.endswith("aiohttp") else "direct")),
+            options=replace(auth, http=HttpOptions(transport="aiohttp" if name.endswith("aiohttp") else "direct")),
             objects=objects,
             statuses=hosted.statuses,
             is_redirecting=is_redirecting,

@@ -13,6 +13,7 @@ from stoker.store import Store, StoreOptions, open_store
 from stoker_functions.serve import Request, Response, ServeConfig, Service, asgi_app
 from stoker_functions.serve.asgi import AsgiApp
 from stoker_local.host import running
+from support.platform_doors import OPEN, Door
 
 __all__ = ["Hosted", "hosting", "running_service"]
 
@@ -39,10 +40,12 @@ class Hosted:
 
 
 @asynccontextmanager
-async def hosting(app: AsgiApp) -> AsyncIterator[str]:
-    """Serve an ASGI application; yield the server's URL."""
+async def hosting(app: AsgiApp, door: Door = OPEN) -> AsyncIterator[str]:
+    """Serve an ASGI application behind a door; yield the server's URL."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := door.refusal(request)) is not None:
+            return refusal
         target, _, query = request.raw_path.partition("?")
         scope: MutableMapping[str, Any] = {
             "type": "http",
@@ -79,7 +82,7 @@ async def hosting(app: AsgiApp) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _serving(
-    config: ServeConfig, options: StoreOptions | None, *, with_token: bool, spoil: Spoil
+    config: ServeConfig, options: StoreOptions | None, *, with_token: bool, spoil: Spoil, door: Door
 ) -> AsyncIterator[Hosted]:
     stores: dict[str, Store] = {}
 
@@ -97,7 +100,7 @@ async def _serving(
         hosted.statuses.append(response.status)
         return response
 
-    async with hosting(asgi_app(answer)) as url:
+    async with hosting(asgi_app(answer), door) as url:
         hosted = Hosted(url=url)
         yield hosted
     for store in stores.values():
@@ -111,6 +114,7 @@ def running_service(
     *,
     with_token: bool = False,
     spoil: Spoil = lambda _request, _before, response: response,
+    door: Door = OPEN,
     **changes: Any,
 ) -> Iterator[Hosted]:
     """Serve data sets whose buckets take ``options``; ``changes`` are those of the service's configuration.
@@ -118,5 +122,5 @@ def running_service(
     ``spoil(request, before, response)`` is sent in the place of each response; the same was asked ``before`` times.
     """
     config = ServeConfig(datasets=datasets, **changes)
-    with running(lambda: _serving(config, options, with_token=with_token, spoil=spoil)) as hosted:
+    with running(lambda: _serving(config, options, with_token=with_token, spoil=spoil, door=door)) as hosted:
         yield hosted

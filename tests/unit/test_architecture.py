@@ -26,8 +26,9 @@ MAY_IMPORT = {
 }
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "gcloud", "PIL", "simplejpeg", "sklearn", "moto")
 # Those whose business is one of them; the rest of the runtime imports these only where they are used.
-_OF_STORES = ("aws_credentials", "s3", "s3_access", "gcs", "gcs_access", "gcs_signing", "google_identity")
-ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in _OF_STORES)}
+_OF_S3 = ("aws_credentials", "http_store_aws", "s3", "s3_access")
+_OF_GCS = ("gcs", "gcs_access", "gcs_signing", "google_identity", "http_store_google")
+ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in (*_OF_S3, *_OF_GCS))}
 
 # The floors of the runtime, lowest first; a module imports its own floor and those below.
 FLOORS = {

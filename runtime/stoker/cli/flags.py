@@ -5,19 +5,20 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import get_args
 
 from stoker.errors import ConfigError
 from stoker.sizes import parse_bytes
-from stoker.store import GcsOptions, S3Options, Store, open_store
+from stoker.store import GcsOptions, S3Options, ServedOptions, Store, open_store
 from stoker.store.location import parse_url
-from stoker.store.options import StoreOptions
+from stoker.store.options import Auth, StoreOptions
 
 __all__ = ["add_dataset", "add_store_options", "opened", "positive", "size", "store_options"]
 
 
 def add_dataset(parser: ArgumentParser) -> None:
     """Add the URL of a data set, its version, and how to reach it."""
-    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3://, gs:// or stoker+https:// URL")
     parser.add_argument("--at", type=positive, metavar="N", help="version of the data set (default: the newest)")
     add_store_options(parser)
 
@@ -28,10 +29,12 @@ def add_store_options(parser: ArgumentParser, *, prefix: str = "", of: str = "")
     group = parser.add_argument_group(title, "otherwise as AWS_* or GOOGLE_* variables and configuration files say")
     name = f"--{prefix}"
     group.add_argument(f"{name}endpoint-url", metavar="URL", help="of an S3- or GCS-compatible service")
-    group.add_argument(f"{name}region", metavar="NAME", help="of the bucket (s3)")
+    group.add_argument(f"{name}region", metavar="NAME", help="of the bucket, or the function (s3, stoker+https)")
     group.add_argument(f"{name}anonymous", action="store_true", help="send no credentials")
     group.add_argument(f"{name}requester-pays", action="store_true", help="agree to pay for the requests (s3)")
     group.add_argument(f"{name}user-project", metavar="ID", help="project that pays for the requests (gs)")
+    kinds = get_args(Auth)
+    group.add_argument(f"{name}auth", choices=kinds, help="whose identity the function is shown (stoker+https)")
 
 
 def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOptions | None:
@@ -40,9 +43,14 @@ def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOption
     Raises:
         ConfigError: an option is given that this kind of store does not have.
     """
-    names = ("endpoint_url", "region", "anonymous", "requester_pays", "user_project")
+    names = ("endpoint_url", "region", "anonymous", "requester_pays", "user_project", "auth")
     given = {name: value for name in names if (value := getattr(args, prefix + name, None))}
-    kinds: dict[str, type[S3Options] | type[GcsOptions]] = {"s3": S3Options, "gs": GcsOptions}
+    kinds: dict[str, type[StoreOptions]] = {
+        "s3": S3Options,
+        "gs": GcsOptions,
+        "stoker+https": ServedOptions,
+        "stoker+http": ServedOptions,
+    }
     kind = kinds.get(parse_url(url).scheme)
     if kind is None or not given:
         return None

@@ -11,12 +11,12 @@ from aiobotocore.session import AioSession
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
 from botocore.loaders import Loader, create_loader
 
-from stoker.errors import CredentialsError
+from stoker.errors import ConfigError, CredentialsError
 
-__all__ = ["AwsCredentials", "Keys", "botocore_session", "signed"]
+__all__ = ["AwsCredentials", "Keys", "botocore_session", "configured_region", "signed"]
 
 Keys: TypeAlias = tuple[str, str, str | None]
 
@@ -75,6 +75,19 @@ def botocore_session(profile: str | None, keys: Keys | None) -> AioSession:
     if keys is not None:
         session.set_credentials(*keys)
     return session
+
+
+def configured_region(session: AioSession) -> str | None:
+    """Return the region of ``AWS_DEFAULT_REGION`` or the profile, None if neither says one.
+
+    Raises:
+        ConfigError: there is no such profile.
+    """
+    try:
+        region: str | None = session.get_config_variable("region")
+    except ProfileNotFound as error:
+        raise ConfigError(f"{error}; check AWS_PROFILE and the AWS configuration files") from error
+    return region
 
 
 def signed(

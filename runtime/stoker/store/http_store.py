@@ -7,7 +7,7 @@ paths of the function's by the manifest (``super-samples/{row}?version=``); noth
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -25,7 +25,8 @@ from stoker.errors import (
 from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.http import Destination, Reply
-from stoker.store.http_store_access import ServedAccess
+from stoker.store.http_store_access import ServedAccess, said_of
+from stoker.store.http_store_auth import callers_of
 from stoker.store.http_store_rows import RowIndex, super_samples, version_of
 from stoker.store.location import Location, check_conditions, check_empty_range, check_key, check_range, check_text
 from stoker.store.options import ServedOptions
@@ -48,7 +49,8 @@ class HttpStore:
     def __init__(self, location: Location, options: ServedOptions) -> None:
         self._at = location
         url = f"{location.scheme.removeprefix('stoker+')}://{location.bucket}/{location.prefix}"
-        self._access = PerLoop(lambda: (ServedAccess(url, options), asyncio.Lock()))
+        caller = callers_of(url, options, os.environ)
+        self._access = PerLoop(lambda: (ServedAccess(url, caller(), options.http), asyncio.Lock()))
         self._index = RowIndex()
         self._pinned: set[int] = set()  # versions that were asked for, and may hold what the newest no longer does
 
@@ -177,9 +179,6 @@ class HttpStore:
 
 
 def _failure(address: str, reply: Reply) -> Failure:
-    """Read an error of the function's, which is JSON; a bucket's or a platform's says enough by its status."""
-    code = text = ""
-    with suppress(ValueError, LookupError, TypeError, RecursionError):
-        document = json.loads(reply.body)
-        code, text = str(document["error"]), str(document["message"])
+    """Read an error of the function's; a bucket's or a platform's says enough by its status."""
+    code, text = said_of(reply)
     return Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)

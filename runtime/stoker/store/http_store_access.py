@@ -1,20 +1,24 @@
-"""Reaching a function that serves: our token goes to it alone, and one redirect of its is followed without it."""
+"""Reaching a function that serves: who calls is for it alone, and one redirect of its is followed without that."""
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from stoker.errors import ConfigError, StoreError
+from stoker.store.failures import Failure, error_of
 from stoker.store.http import Call, Destination, HttpReader, Reply
 from stoker.store.http_session import open_reader, open_session
+from stoker.store.http_store_auth import Caller
 from stoker.store.network import check_endpoint, is_this_machine
-from stoker.store.options import ServedOptions
+from stoker.store.options import HttpOptions
+from stoker.store.renewal import with_renewal
 
-__all__ = ["ServedAccess"]
+__all__ = ["ServedAccess", "said_of"]
 
 _REDIRECT = 307
 _MAX_LOCATION_CHARACTERS = 8192
@@ -26,14 +30,13 @@ class ServedAccess:
 
     Args:
         url: of the data set, https:// or http://.
-        options: token and connections.
+        caller: who calls.
+        http: connections and their limits.
     """
 
-    def __init__(self, url: str, options: ServedOptions) -> None:
-        self._url, self._http = url, options.http
+    def __init__(self, url: str, caller: Caller[Any], http: HttpOptions) -> None:
+        self._url, self._caller, self._http = url, caller, http
         self._is_local = is_this_machine(urlsplit(url).hostname or "")
-        token = ServedOptions(token=options.token or os.environ.get("STOKER_TOKEN") or None).token
-        self._ours = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._carriers: dict[str, tuple[HttpReader, aiohttp.ClientSession]] = {}
 
     async def read(
@@ -44,11 +47,18 @@ class ServedAccess:
         A condition in ``headers`` is for the function: where the bucket answers itself, its tags may be others.
 
         Raises:
-            StoreError: there was no answer, or a redirect that must not be followed.
+            StoreError: there was no answer, the platform does not let us in, or a redirect must not be followed.
         """
         url = f"{self._url}/{path}"
-        call = Call(method="GET", url=url, headers={**headers, **self._ours}, address=address)
-        reply = await self._carried(call, destination)
+
+        async def once(proof: Any) -> Reply:
+            shown = self._caller.headers(url, headers, proof)
+            reply = await self._carried(Call(method="GET", url=url, headers=shown, address=address), destination)
+            if reply.status in (401, 403) and not said_of(reply)[0]:
+                raise self._shut_out(address, reply)
+            return reply
+
+        reply = await with_renewal(self._caller, once)
         if reply.status != _REDIRECT:
             return reply
         plain = {name: value for name, value in headers.items() if name != "If-Match"}
@@ -57,6 +67,15 @@ class ServedAccess:
         if 300 <= reply.status < 400:
             raise StoreError(f"{address}: the function redirects to what redirects again; that is not followed")
         return reply
+
+    def _shut_out(self, address: str, reply: Reply) -> StoreError:
+        """Return the error for a refusal of the platform's: the function has not seen the request."""
+        # AWS's type may be followed by a colon and where it is defined.
+        code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
+        said = _document(reply)
+        text = str(said.get("message") or said.get("Message") or "")
+        failure = Failure(address=address, status=reply.status, code=code, text=text)
+        return error_of(failure, {str(reply.status): self._caller.rule(reply.status, code)})
 
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
@@ -92,3 +111,18 @@ class ServedAccess:
         if not is_safe or set(location) & set(" \\#"):
             raise StoreError(f"{address}: the function redirects to where it must not; only https:// is followed")
         return location
+
+
+def said_of(reply: Reply) -> tuple[str, str]:
+    """Return the code and the message of an error of the function's, which is JSON; both empty of anybody else's."""
+    said = _document(reply)
+    return (str(said["error"]), str(said["message"])) if {"error", "message"} <= said.keys() else ("", "")
+
+
+def _document(reply: Reply) -> dict[str, Any]:
+    """Return the JSON object that an answer is; an empty one if it is none."""
+    try:
+        document = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

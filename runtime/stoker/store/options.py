@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 from stoker.errors import ConfigError
 from stoker.store.network import check_endpoint
 
-__all__ = ["GcsOptions", "HttpOptions", "S3Options", "ServedOptions", "StoreOptions"]
+__all__ = ["Auth", "GcsOptions", "HttpOptions", "S3Options", "ServedOptions", "StoreOptions"]
+
+Auth: TypeAlias = Literal["aws", "google", "token"]
+_AUTH_OF: Mapping[str, Auth] = {"profile": "aws", "region": "aws", "service_account": "google", "token": "token"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,19 +116,49 @@ class GcsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedOptions:
-    """How to reach a data set that a function serves.
+    """How to reach a data set that a function serves, and as whom. Proofs of that go to the function alone.
 
     Attributes:
-        token: sent to the host in the URL, and to no other; default ``STOKER_TOKEN``, else none. One of our own, or
-            what the platform's own check wants as a bearer.
+        auth: ``"token"``, one of our own or another bearer token that is ready; ``"aws"``, requests signed as
+            ``AWS_IAM`` wants; ``"google"``, identity tokens as Cloud Run wants them. Left out, it is what the options
+            below are for; else ``"token"`` if there is ``STOKER_TOKEN``; else ``"aws"`` for a host
+            ``*.lambda-url.REGION.on.aws`` and ``"google"`` for one in ``run.app`` or ``cloudfunctions.net``; else none.
+        anonymous: send no credentials.
+        token: default ``STOKER_TOKEN``; it is not refreshed.
+        profile: a section of the AWS configuration files; else the standard chain, refreshed as needed.
+        region: of the function on AWS; default the host's, ``AWS_REGION``, ``AWS_DEFAULT_REGION``, the profile's.
+        service_account: the e-mail address of the Google account to act for; people have no identity tokens of their
+            own.
         http: connections and their limits.
     """
 
+    auth: Auth | None = None
+    anonymous: bool = False
     token: str | None = field(default=None, repr=False)
+    profile: str | None = None
+    region: str | None = None
+    service_account: str | None = None
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
         _check_credentials(token=self.token)
+        if self.auth not in (None, *get_args(Auth)):
+            raise ConfigError(f"auth is 'aws', 'google' or 'token', not {self.auth!r}")
+        if len(self._said) + self.anonymous > 1:
+            raise ConfigError(
+                "token, profile or region (of AWS), service_account (of Google) and anonymous exclude each other, and "
+                "go with their own auth; give what is of one kind"
+            )
+
+    @property
+    def named_auth(self) -> Auth | None:
+        """What ``auth`` says, or else is said by giving what only one kind has."""
+        return next(iter(self._said), None)
+
+    @property
+    def _said(self) -> set[Auth]:
+        said = {auth for name, auth in _AUTH_OF.items() if getattr(self, name) is not None}
+        return said if self.auth is None else said | {self.auth}
 
 
 StoreOptions = S3Options | GcsOptions | ServedOptions

@@ -10,7 +10,7 @@ import pytest
 from stoker import cli
 from stoker.cli import flags, pack
 from stoker.errors import ConfigError
-from stoker.store import GcsOptions, S3Options
+from stoker.store import GcsOptions, S3Options, ServedOptions
 from stoker.version import __version__
 
 
@@ -134,6 +134,9 @@ def test_store_flags_become_the_options_of_the_urls_store() -> None:
     assert flags.store_options(args, "gs://b/x", prefix="source_") == GcsOptions(anonymous=True)
     assert flags.store_options(args, "/some/folder") is None
     assert flags.store_options(parsed(), "s3://b/x") is None
+    served = parsed("--auth", "aws", "--region", "eu-west-1")
+    assert flags.store_options(served, "stoker+https://h/v1/x") == ServedOptions(auth="aws", region="eu-west-1")
+    assert flags.store_options(parsed("--anonymous"), "stoker+http://localhost/v1/x") == ServedOptions(anonymous=True)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,9 @@ def test_store_flags_become_the_options_of_the_urls_store() -> None:
         (["--region", "x"], "gs://b", "takes no --region"),
         (["--requester-pays"], "gs://b", "use --user-project"),
         (["--user-project", "p"], "s3://b", "takes no --user-project"),
+        (["--auth", "aws"], "s3://b", "takes no --auth"),
+        (["--endpoint-url", "http://h"], "stoker+https://h/v1/x", "takes no --endpoint-url"),
+        (["--auth", "google", "--region", "x"], "stoker+https://h/v1/x", "exclude each other"),
     ],
 )
 def test_a_flag_that_the_store_does_not_have_is_refused(arguments: list[str], url: str, message: str) -> None:

@@ -149,7 +149,8 @@ def test_a_machine_with_an_account_is_asked_for_its_token(monkeypatch: pytest.Mo
 
     async def token() -> str:
         async with google(handler) as url:
-            monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/identity?audience={audience}&format=full")
+            place = url + "/identity?audience={audience}&format=full"
+            monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", place)
             return await IdentityTokens(None).get(FUNCTION)
 
     assert asyncio.run(token()) == "of-the-machine"

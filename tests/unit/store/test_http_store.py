@@ -31,6 +31,7 @@ from stoker.errors import (
 from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.store import HttpOptions, ServedOptions, Store, open_store
 from stoker.store.http_store_access import ServedAccess
+from stoker.store.http_store_auth import Bearer
 from stoker.store.location import parse_url
 from support.datasets import pack_numbers
 from support.places import with_store
@@ -243,7 +244,7 @@ def test_a_function_is_reached_over_tls_that_is_verified_and_cannot_send_us_to_w
 def test_only_a_function_on_this_machine_sends_us_to_this_machine_without_tls(
     function: str, location: str, is_followed: bool
 ) -> None:
-    access = ServedAccess(function, ServedOptions())
+    access = ServedAccess(function, Bearer(None), HttpOptions())
     if is_followed:
         assert access._checked(location, "") == location
     else:
