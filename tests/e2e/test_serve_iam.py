@@ -1,0 +1,111 @@
+"""The function that serves by default, as it is deployed on Lambda: behind ``AWS_IAM``, on Lambda's own runtime."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker import cli
+from stoker.errors import CredentialsError
+from stoker.store import S3Options, ServedOptions, Store, open_store
+from stoker_functions.serve import LAMBDA_ANSWER_BYTES
+from stoker_local import BucketConfig, BucketSpec, LocalBucket
+from stoker_local.config import WELL_KNOWN
+from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
+from stoker_local.host import running
+from stoker_local.s3.signature import KeyPair
+from stoker_torch import Loader
+from support.platform_doors import enter
+from support.stores import run_with
+
+DATASET = "s3://stoker/train"
+SAMPLES = 60
+LARGE = 100_000  # bytes of a sample, so that a super-sample of all of them is larger than Lambda's answers
+TRAINER = KeyPair(access_key="trainer", secret_key="trainer-secret", session_token="trainer-token")
+GONE = KeyPair(access_key="gone", secret_key="gone-secret", session_token="gone-token", expires_at=1.0)
+WRONG = KeyPair(access_key="trainer", secret_key="MARKER", session_token="trainer-token")
+AWS = ServedOptions(auth="aws", region="us-east-1")
+Clouds = tuple[LocalBucket, FunctionCloud]
+
+
+@asynccontextmanager
+async def both() -> AsyncIterator[Clouds]:
+    serve = FunctionSpec(
+        name="stoker-serve",
+        handler="stoker_functions.aws.serve",
+        memory_mb=512,
+        timeout_seconds=30.0,
+        concurrency=2,
+        url_auth="AWS_IAM",
+        environment={"STOKER_DATASETS": f"train={DATASET}"},
+    )
+    config = FunctionCloudConfig(functions=(serve,), init_seconds=60.0, keys=(WELL_KNOWN, TRAINER, GONE))
+    buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),))
+    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket) as cloud:
+        yield bucket, cloud
+
+
+@pytest.fixture(scope="module")
+def clouds() -> Iterator[Clouds]:
+    with running(both) as (bucket, cloud):
+        keys = S3Options(
+            endpoint_url=bucket.url,
+            region="us-east-1",
+            access_key_id=WELL_KNOWN.access_key,
+            secret_access_key=WELL_KNOWN.secret_key,
+        )
+        schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (LARGE,))}
+        with stoker.Packer(DATASET, schema=schema, super_sample_bytes=8 << 20, options=keys) as packer:
+            packer.extend({"x": number, "image": np.full(LARGE, number, "u1")} for number in range(SAMPLES))
+        yield bucket, cloud
+
+
+@pytest.fixture
+def served(clouds: Clouds) -> str:
+    """The URL of the data set."""
+    return f"stoker+{clouds[1].function_urls['stoker-serve'].rstrip('/')}/v1/train"
+
+
+def test_whoever_has_aws_credentials_trains_from_the_function_and_from_the_bucket_that_it_redirects_to(
+    clouds: Clouds, served: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enter(monkeypatch, TRAINER)
+    with Loader(served, batch_size=16, epochs=1, options=AWS) as loader:
+        batches = list(loader)
+        key = loader.manifest.key(0)
+
+    async def check(store: Store) -> None:
+        body, info = await store.get(key)
+        assert len(body) == info.size_bytes > LAMBDA_ANSWER_BYTES, "more than Lambda sends: the bucket did"
+
+    run_with(open_store(served, options=AWS), check)
+    assert sorted(number for batch in batches for number in batch["x"].tolist()) == list(range(SAMPLES))
+    assert all((batch["image"][:, -1] == batch["x"]).all() for batch in batches)
+    assert cli.main(["verify", served, "--auth", "aws", "--region", "us-east-1"]) == 0
+    assert "verified 1 super-sample" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [WRONG, GONE], ids=["wrong", "expired"])
+def test_credentials_that_do_not_hold_are_told_and_start_no_function(
+    clouds: Clouds, served: str, monkeypatch: pytest.MonkeyPatch, key: KeyPair
+) -> None:
+    enter(monkeypatch, key)
+    before = clouds[1].statistics()["stoker-serve"].invocations
+    with pytest.raises(CredentialsError, match="lambda:InvokeFunctionUrl") as caught:
+        stoker.open(served, options=AWS)
+    assert "MARKER" not in str(caught.value)
+    assert clouds[1].statistics()["stoker-serve"].invocations == before
+
+
+@pytest.mark.parametrize("options", [None, ServedOptions(token="MARKER")], ids=["nothing", "token"])
+def test_who_comes_without_an_identity_of_the_platforms_is_told_how_to_show_one(
+    served: str, options: ServedOptions | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STOKER_TOKEN", raising=False)
+    with pytest.raises(PermissionError, match=r"auth='aws'.*--auth") as caught:
+        stoker.open(served, options=options)
+    assert "MARKER" not in str(caught.value)
