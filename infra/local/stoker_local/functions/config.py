@@ -6,13 +6,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from stoker_local.config import WELL_KNOWN, is_this_machine
-from stoker_local.functions.faults import FunctionFault, FunctionFaultKind, FunctionFaultPlan
+from stoker_local.functions.faults import FunctionFaultPlan
 from stoker_local.functions.google.spec import GoogleSpec, ObjectFinalized
+from stoker_local.functions.record import read_record
 from stoker_local.functions.spec import FunctionSpec
 from stoker_local.functions.triggers.spec import EventSource, Notification, QueueSpec, Schedule
+from stoker_local.functions.variables import check_variables
 from stoker_local.s3.signature import KeyPair
 
 __all__ = ["FunctionCloudConfig"]
@@ -42,7 +44,7 @@ class FunctionCloudConfig:
     region: str = "us-east-1"
     account: str = "000000000000"
     keys: tuple[KeyPair, ...] = (WELL_KNOWN,)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     functions: tuple[FunctionSpec, ...] = ()
     queues: tuple[QueueSpec, ...] = ()
     notifications: tuple[Notification, ...] = ()
@@ -71,6 +73,7 @@ class FunctionCloudConfig:
             )
         if self.tmp not in ("auto", "tmpfs", "folder"):
             raise ValueError(f"tmp={self.tmp!r} is not 'auto', 'tmpfs' or 'folder'")
+        check_variables(self.environment, owner="every function")
         functions, google = {spec.name for spec in self.functions}, {spec.name for spec in self.google}
         _unique("function", [*(spec.name for spec in self.functions), *(spec.name for spec in self.google)])
         queues = _unique("queue", (spec.name for spec in self.queues))
@@ -114,42 +117,11 @@ class FunctionCloudConfig:
         Raises:
             ValueError: it is not a JSON object, has an unknown name, or a value is not valid.
         """
-        values = json.loads(text)
-        if not isinstance(values, dict):
-            raise ValueError("the configuration is not a JSON object")
         try:
-            for name, kind in _RECORDS.items():
-                if name in values:
-                    values[name] = tuple(kind(**record) for record in values[name])
-            if "faults" in values:
-                values["faults"] = _fault_plan(**values["faults"])
-            if "event_retry_seconds" in values:
-                values["event_retry_seconds"] = tuple(values["event_retry_seconds"])
-            return cls(**values)
-        except (TypeError, AttributeError, KeyError) as error:
-            raise ValueError(f"the configuration is not valid: {error}") from error
-
-
-_RECORDS: dict[str, type[Any]] = {
-    "keys": KeyPair,
-    "functions": FunctionSpec,
-    "queues": QueueSpec,
-    "notifications": Notification,
-    "sources": EventSource,
-    "schedules": Schedule,
-    "google": GoogleSpec,
-    "finalized": ObjectFinalized,
-}
-
-
-def _fault_plan(**values: Any) -> FunctionFaultPlan:
-    script = (
-        fault and FunctionFault(**{**fault, "kind": FunctionFaultKind(fault["kind"])})
-        for fault in values.get("script", ())
-    )
-    chances = {FunctionFaultKind(kind): chance for kind, chance in values.get("probabilities", {}).items()}
-    functions = tuple(values.get("functions", ()))
-    return FunctionFaultPlan(**{**values, "script": tuple(script), "probabilities": chances, "functions": functions})
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the configuration is not JSON: {error}") from error
+        return read_record(cls, values, where="the configuration")
 
 
 def _unique(what: str, names: Iterable[str]) -> set[str]:

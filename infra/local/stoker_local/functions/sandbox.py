@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker_local.functions.faults import FunctionFault, FunctionFaultKind
 from stoker_local.functions.isolation import ProcessLimits, peak_memory_bytes, signal_group
@@ -39,7 +39,7 @@ class SandboxConfig:
     host: str
     region: str
     arn: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     warden: Warden
     init_seconds: float
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from stoker_local.functions.variables import check_variables
+
 __all__ = ["FunctionSpec"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -40,7 +42,7 @@ class FunctionSpec:
     timeout_seconds: float = 3.0
     concurrency: int = 10
     tmp_mb: int = 512
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     url_auth: Literal["", "AWS_IAM", "NONE"] = ""
     retries: int = 2
     on_failure: str = ""
@@ -66,7 +68,7 @@ class FunctionSpec:
             )
         if self.url_auth not in ("", "AWS_IAM", "NONE"):
             raise ValueError(f"url_auth={self.url_auth!r} of {self.name} is not '', 'AWS_IAM' or 'NONE'")
-        size_bytes = sum(len(f"{name}{value}".encode()) for name, value in self.environment.items())
+        size_bytes = check_variables(self.environment, owner=self.name)
         if size_bytes > _ENVIRONMENT_BYTES:
             raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda takes 4096")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stoker_local import KeyPair
 from stoker_local.functions import (
     EventSource,
     FunctionCloudConfig,
@@ -161,20 +162,68 @@ def test_a_configuration_is_read_from_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "message"),
     [
-        "",
-        "[]",
-        '{"warp": 9}',
-        '{"functions": [{"name": "f"}]}',
-        '{"functions": [{"name": "f", "handler": "m.f", "colour": 1}]}',
-        '{"functions": 3}',
-        '{"faults": {"script": [{"kind": "explode"}]}}',
-        '{"faults": {"script": [{"after_seconds": 1}]}}',
-        '{"queues": [[]]}',
-        '{"host": 3}',
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "the configuration is of type list, not an object"),
+        ('{"warp": 9}', "has a field 'warp' that means nothing; there are: account, environment, "),
+        ('{"functions": [{"name": "f"}]}', r"the configuration.functions\[0\] lacks the field 'handler'"),
+        ('{"functions": 3}', "functions is of type int, not an array"),
+        ('{"functions": {}}', "functions is of type dict, not an array"),
+        ('{"schedules": [{"name": "s", "function": "f", "rate": "rate(1 day)", "enabled": "no"}]}', "not bool"),
+        ('{"schedules": [{"name": "s", "function": "f", "rate": "rate(1 day)", "input": 3}]}', "not an object"),
+        ('{"faults": {"script": [{"kind": "explode"}]}}', r"faults.script\[0\].kind is not one of 'kill', 'freeze'"),
+        ('{"faults": {"script": [{"after_seconds": 1}]}}', "lacks the field 'kind'"),
+        ('{"faults": {"probabilities": {"boom": 1}}}', "a name in the configuration.faults.probabilities is not one"),
+        ('{"event_retry_seconds": [1]}', "event_retry_seconds has 1 elements, not 2"),
+        ('{"queues": [[]]}', r"queues\[0\] is of type list"),
+        ('{"host": 3}', "host is of type int, not str"),
     ],
 )
-def test_what_is_no_configuration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+def test_what_is_no_configuration_is_refused_and_the_place_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         FunctionCloudConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"colour": 1}, r"functions\[0\] has a field 'colour'"),
+        ({"memory_mb": "512"}, r"functions\[0\].memory_mb is of type str, not int"),
+        ({"memory_mb": 512.0}, "memory_mb is of type float, not int"),
+        ({"memory_mb": True}, "memory_mb is of type bool, not int"),
+        ({"timeout_seconds": True}, "timeout_seconds is of type bool, not float"),
+        ({"environment": {"N": 4}}, "environment.N is of type int, not str"),
+        ({"environment": []}, "environment is of type list, not an object"),
+        ({"url_auth": "OPEN"}, "url_auth is not one of '', 'AWS_IAM', 'NONE'"),
+    ],
+)
+def test_a_field_of_a_function_that_has_another_type_is_refused(field: dict[str, Any], message: str) -> None:
+    document = {"functions": [{"name": "f", "handler": "m.f", **field}]}
+    with pytest.raises(ValueError, match=message):
+        FunctionCloudConfig.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("variables", [{"A=B": "x"}, {"": "x"}, {"1": "x"}, {"A": "sesame\0"}, {"A": "sesame\ud800"}])
+def test_variables_that_no_process_can_have_are_refused_without_their_values(variables: dict[str, str]) -> None:
+    for make in (
+        lambda: FunctionSpec(name="f", handler="m.f", environment=variables),
+        lambda: GoogleSpec(name="f", source=__file__, target="f", environment=variables),
+        lambda: FunctionCloudConfig(environment=variables),
+    ):
+        with pytest.raises(ValueError, match="in the environment of") as refusal:
+            make()
+        assert "sesame" not in str(refusal.value)
+
+
+def test_no_representation_shows_a_variable_a_token_or_a_key() -> None:
+    hidden = {"A": "sesame"}
+    config = FunctionCloudConfig(
+        keys=(KeyPair(access_key="stoker", secret_key="sesame"),),
+        environment=hidden,
+        functions=(FunctionSpec(name="f", handler="m.f", environment=hidden),),
+        google=(GoogleSpec(name="g", source=__file__, target="g", environment=hidden, token="sesame"),),
+    )
+    assert "sesame" not in repr(config)

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker_local.functions.google.spec import GoogleSpec
@@ -33,7 +33,7 @@ class InstanceConfig:
 
     spec: GoogleSpec
     host: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     warden: Warden
 
 

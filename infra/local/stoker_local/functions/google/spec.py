@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from stoker_local.functions.variables import check_variables
+
 __all__ = ["GoogleSpec", "ObjectFinalized"]
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -40,7 +42,7 @@ class GoogleSpec:
     timeout_seconds: float = 60.0
     instances: int = 4
     concurrency: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +61,7 @@ class GoogleSpec:
             )
         if not 0 < self.timeout_seconds <= _MAX_TIMEOUT_SECONDS:
             raise ValueError(f"timeout_seconds={self.timeout_seconds} of {self.name} is not within (0, 3600]")
+        check_variables(self.environment, owner=self.name)
 
     @property
     def folder(self) -> str:
