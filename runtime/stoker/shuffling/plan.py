@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from stoker.budget import most_sample_bytes
-from stoker.errors import BudgetError
+from stoker.errors import BudgetError, ConfigError
 from stoker.manifest import Manifest
+from stoker.order import MAX_LANES
 from stoker.partition import Partition
 from stoker.prices import FunctionPrices, Operation, StorePrices
 from stoker.reading.forecast import forecast_groups
@@ -90,6 +91,9 @@ class PlanConfig:
         heads_bytes: that the heads of all super-samples take in memory.
         slices: at least so many.
         object_bytes: limit of a super-sample's data; default about what the data set has.
+
+    Raises:
+        ConfigError: there cannot be so many lanes, or slices.
     """
 
     lanes: int
@@ -98,6 +102,17 @@ class PlanConfig:
     heads_bytes: int
     slices: int = 1
     object_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= MAX_LANES:
+            raise ConfigError(f"lanes {self.lanes} is not in [1, {MAX_LANES}]")
+        if not 1 <= self.slices <= self.most_slices:
+            raise ConfigError(f"slices {self.slices} is not in [1, {self.most_slices}], for {self.lanes} lanes")
+
+    @property
+    def most_slices(self) -> int:
+        """How many slices there may be, which have equal parts of a lane each."""
+        return MAX_SLICES // self.lanes * self.lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +227,13 @@ class _Planner:
         self._least_parts = math.ceil(held / memory.values_bytes)
 
     def plan(self, way: Way) -> EpochPlan:
-        least = self._config.slices if way == "ranged" else max(self._config.slices, self._least_parts)
-        slices = even_slices(min(least, MAX_SLICES), self._config.lanes)
+        config = self._config
+        least = config.slices if way == "ranged" else max(config.slices, self._least_parts)
+        slices = even_slices(min(least, config.most_slices), config.lanes)
         while True:
             plan = self._tried(way, slices)
-            more = even_slices(2 * slices, self._config.lanes)
-            if not plan.problem or more > min(MAX_SLICES, self._manifest.samples):
+            more = even_slices(2 * slices, config.lanes)
+            if not plan.problem or more > min(config.most_slices, self._manifest.samples):
                 return plan
             slices = more
 
@@ -232,6 +248,8 @@ class _Planner:
         each = [worker.task_seconds(kind.gets + kind.puts, kind.read_bytes + kind.written_bytes) for kind in kinds]
         if not problem and max(each) > _TIME_SHARE * worker.seconds:
             problem = f"a task would take about {max(each):,.0f} s of the {worker.seconds:,.0f} s that it has"
+        if not problem and way != "ranged" and slices < self._least_parts:
+            problem = f"the samples do not fit in memory in {slices} slices, the most there may be"
         if not problem and way == "scattered" and scatters < self._least_parts:
             problem = f"the samples of one super-sample in {scatters} do not fit in memory"
         return self._summed(way, (slices, scatters), kinds, each, problem)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import BudgetError
+from stoker.errors import BudgetError, ConfigError
 from stoker.manifest import Manifest, PackRun, Rows
 from stoker.meter import Meter
 from stoker.prices import Operation, Prices
@@ -16,7 +16,7 @@ from stoker.reading.head_memory import HeadMemory
 from stoker.schema import Array, Schema
 from stoker.shuffling.epochs import read_epoch
 from stoker.shuffling.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
-from stoker.shuffling.task import Way
+from stoker.shuffling.task import ShuffleTask, Way
 from stoker.store.metered import MeteredStore
 from stoker.supersample import Packed
 from stoker.versions import read_manifest
@@ -115,6 +115,27 @@ def test_there_are_as_many_slices_as_are_asked_for_or_memory_takes(slices: int) 
     few = plans(data_set(10 * GIB, 100_000), memory_bytes=8 * GIB)["streamed"].slices
     many = plans(data_set(10 * GIB, 100_000), memory_bytes=GIB)["streamed"].slices
     assert few < many
+
+
+@pytest.mark.parametrize(
+    ("lanes", "slices", "match"),
+    [(0, 1, "lanes 0"), (65537, 1, "lanes 65537"), (3, 0, "slices 0"), (3, 65536, r"\[1, 65535\], for 3 lanes")],
+)
+def test_more_lanes_or_slices_than_there_may_be_are_refused(lanes: int, slices: int, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        plans(data_set(GIB, 100_000), lanes=lanes, slices=slices)
+
+
+def test_the_most_slices_are_a_plan_that_tasks_can_be_made_of() -> None:
+    plan = plans(data_set(GIB, 100_000), lanes=3, slices=65535)["streamed"]
+    tasks = plan.phases(dataset="any", version=1, seed=7, epoch=0, lanes=3, keep=0)[0]
+    assert ShuffleTask.from_event(tasks[-1].to_event()).slices == len(tasks) == 65535
+
+
+def test_data_that_fits_in_no_number_of_slices_is_a_problem_that_is_told() -> None:
+    found = plans(data_set(15000 * GIB, 100_000), memory_bytes=240 << 20, seconds=math.inf)
+    for way in ("streamed", "scattered"):
+        assert "in 65536 slices, the most there may be" in found[way].problem
 
 
 def test_a_task_that_would_take_too_long_is_cut_and_if_that_is_of_no_use_the_way_is_none() -> None:
