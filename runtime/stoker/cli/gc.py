@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, opened, positive
-from stoker.cli.output import counted, printable
-from stoker.maintenance import GarbageReport, gc
+from stoker.cli.output import counted, printable, shortened
+from stoker.maintenance import GarbageReport, Unfinished, gc
 from stoker.manifest import version_key
 from stoker.sizes import format_bytes
 
@@ -25,7 +27,11 @@ def _configure(parser: ArgumentParser) -> None:
         help="only the newest N versions are needed (default: all); no training may run on an older one",
     )
     parser.add_argument(
-        "--abandoned", action="store_true", help="unfinished packs are not needed either; none may be running"
+        "--abandoned",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="an unfinished run, or a whole job, that nobody will finish, by the id that is listed; may be repeated",
     )
     add_store_options(parser)
 
@@ -43,11 +49,32 @@ def _run(args: Namespace) -> int:
         if count
         else "no garbage"
     )
-    for run, objects in report.unfinished.items():
-        print(
-            f"left alone: the unfinished pack {run}, {counted(objects, 'super-sample')}; resume it, or say --abandoned"
-        )
+    for line in _left_alone(report.unfinished.values()):
+        print(f"left alone: {line}")
     return 0
+
+
+def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
+    """Yield what is protected, and what becomes of it: a job in one line, and all that functions take in in another."""
+    jobs: dict[str, list[int]] = defaultdict(list)
+    for each in unfinished:
+        record = each.record
+        if record is None:
+            yield f"run {each.run}, whose record is damaged, {counted(each.objects, 'super-sample')}"
+        elif record.mode == "deferred":
+            jobs[record.job].append(each.objects)
+        else:
+            found = f"the unfinished pack {each.run} of {shortened(record.source)}"
+            remedy = f"pack the same again to resume it, or give it up with --abandoned {each.run}"
+            yield f"{found}, {counted(each.objects, 'super-sample')}; {remedy}"
+    for job, objects in sorted(jobs.items(), reverse=True):
+        found = f"{counted(len(objects), 'run')} {f'of job {job}' if job else 'of functions'}"
+        remedy = (
+            f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {job}"
+            if job
+            else "functions finish and commit them"
+        )
+        yield f"{found}, {counted(sum(objects), 'super-sample')}; {remedy}"
 
 
 async def _collect(args: Namespace) -> GarbageReport:

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from stoker import versions
 from stoker.bounded import for_each
-from stoker.errors import ConfigError, NotFoundError, PackError
+from stoker.errors import ConfigError, FormatError, NotFoundError, PackError
 from stoker.maintenance.inspection import Place, list_super_samples
+from stoker.maintenance.restoration import restored
 from stoker.manifest import Manifest, version_key
 from stoker.pack.log import Logged, list_records
+from stoker.pack.part import provisional_dataset
+from stoker.pack.record import PackRecord
 from stoker.retry import RetryingStore
 from stoker.store.protocol import ObjectInfo, Store
 
-__all__ = ["GarbageReport", "gc"]
+__all__ = ["GarbageReport", "Unfinished", "gc"]
 
 _DELETES_AT_ONCE = 16
+_SHOWN_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """A run that no version has: its pack can be resumed, or another commits it.
+
+    Attributes:
+        run: its id.
+        objects: how many super-samples it has.
+        record: what is known of it; None where that is damaged.
+    """
+
+    run: str
+    objects: int
+    record: PackRecord | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageReport:
-    """What is garbage, and what would be if it were abandoned.
+    """What is garbage, and what would be if it were given up.
 
     Attributes:
         objects: super-samples that nothing covers.
         records: keys of pack records whose runs are nowhere.
-        unfinished: run → how many super-samples are protected for a pack that can be resumed.
+        unfinished: runs that are protected since somebody may finish or commit them, by id.
         versions: of the manifest, older than those that are kept.
         is_deleted: whether the garbage is gone.
     """
 
     objects: tuple[ObjectInfo, ...]
     records: tuple[str, ...]
-    unfinished: Mapping[str, int]
+    unfinished: Mapping[str, Unfinished]
     versions: tuple[int, ...] = ()
     is_deleted: bool = False
 
@@ -45,25 +65,26 @@ class GarbageReport:
 
 
 async def gc(
-    store: Store, *, delete: bool = False, keep_versions: int | None = None, abandoned: bool = False
+    store: Store, *, delete: bool = False, keep_versions: int | None = None, abandoned: Collection[str] = ()
 ) -> GarbageReport:
     """Find, and with ``delete`` delete, what no version of the manifest covers.
 
-    A pack that runs, or that was killed and can be resumed, is left alone. The listing of objects is taken before the
-    records are read and those before the manifests, so a pack that starts or commits meanwhile loses nothing.
+    A pack that runs, or that was killed and can be resumed, is left alone, and so is what waits for a commit. The
+    listing of objects is taken before the records are read and those before the manifests, so a pack that starts or
+    commits meanwhile loses nothing. Where there is no manifest at all, nothing but what was given up is garbage.
 
     Args:
         store: where the data set is.
         delete: delete what was found.
         keep_versions: how many of the newest versions to keep, at least 1; None keeps all. What only older ones
             cover becomes garbage, so no training must run on them.
-        abandoned: unfinished packs are garbage too, and jobs that were not committed. No pack must be running. What
-            functions have packed and the next commit adds is not.
+        abandoned: ids of runs, or of whole jobs, that nobody will finish; none of them may be running.
 
     Raises:
-        ConfigError: ``keep_versions`` is less than 1.
-        NotFoundError: there is no manifest, and not ``abandoned``.
-        PackError: records tell of versions that are lost; the manifest must be rebuilt first.
+        ConfigError: ``keep_versions`` is less than 1; or nothing has an id of ``abandoned``.
+        NotFoundError: there is neither a manifest nor anything else.
+        PackError: the next commit adds a run that is called abandoned; or records tell of versions that are lost, and
+            the manifest must be rebuilt first.
         FormatError: a version cannot be read, so nobody can tell what it covers. ChecksumError likewise.
     """
     if keep_versions is not None and keep_versions < 1:
@@ -72,34 +93,99 @@ async def gc(
     objects = await list_super_samples(retrying)
     logged = await list_records(retrying)
     newest = await versions.newest_manifest(retrying)
-    _check_manifest_is_there(store.url, newest, logged, abandoned=abandoned)
+    _check_manifest_is_there(store.url, newest, logged)
+    if newest is None and not (objects or logged):
+        raise NotFoundError(f"there is no data set at {store.url}, and nothing of one")
     numbers = await versions.list_versions(retrying)
     dropped = [] if keep_versions is None else numbers[:-keep_versions]
     kept = [newest] if newest is not None else []
     kept += [await versions.read_manifest(retrying, version) for version in numbers if version not in dropped]
-    is_protected = _waits_for_commit if abandoned else _is_unfinished
-    unfinished = [_run_of(item) for item in logged if is_protected(item)]
-    report = replace(_sorted_out(objects, logged, _covered(kept), unfinished), versions=tuple(dropped))
+    covered = _covered(kept)
+    given_up = _given_up(store.url, abandoned, objects, logged, covered)
+    await _check_none_waits(retrying, newest, [item for item in logged if _run_of(item) in given_up])
+    if newest is None:
+        objects = {place: info for place, info in objects.items() if place[0] in given_up}
+    unfinished = {_run_of(item): item.record for item in logged if _is_unfinished(item)}
+    protected = {run: record for run, record in unfinished.items() if run not in given_up}
+    report = replace(_sorted_out(objects, logged, covered, protected), versions=tuple(dropped))
     if delete:
         await _delete(retrying, newest, report)
         report = replace(report, is_deleted=True)
     return report
 
 
+def _given_up(
+    url: str,
+    abandoned: Collection[str],
+    objects: Iterable[Place],
+    logged: Sequence[Logged],
+    covered: Mapping[str, set[tuple[int, int]]],
+) -> set[str]:
+    """Return the runs that ids of runs and jobs are of."""
+    of_id: dict[str, set[str]] = defaultdict(set)
+    for run in {run for run, _ in objects} | {_run_of(item) for item in logged}:
+        if run not in covered:
+            of_id[run].add(run)
+    for item in logged:
+        if item.record is not None and item.record.job and _is_unfinished(item) and _run_of(item) not in covered:
+            of_id[item.record.job].add(_run_of(item))
+    if unknown := [each for each in abandoned if each not in of_id]:
+        raise ConfigError(
+            f"no unfinished run or job at {url} has the id {unknown[0]!r:.80}; stoker gc {url} lists those there are"
+        )
+    return {run for each in abandoned for run in of_id[each]}
+
+
+async def _check_none_waits(store: RetryingStore, newest: Manifest | None, given_up: Iterable[Logged]) -> None:
+    """Raise PackError if the next commit would add one of the runs, as far as anybody can know.
+
+    The bucket's record may not tell that a run has come to its end, where records are kept in memory until they are
+    committed: but its last super-sample does.
+    """
+    waiting = []
+    for item in given_up:
+        record = item.record
+        if record is None or record.mode != "deferred" or record.job or record.is_committed:
+            continue
+        if record.state == "packing":
+            with suppress(FormatError):  # with an object of somebody else it never comes to its end
+                record = await restored(store, record)
+        if record.state == "complete" and _fits(record, newest, store.url):
+            waiting.append(record.run)
+    if waiting:
+        raise PackError(
+            f"{len(waiting)} runs that are called abandoned have come to their end, and the next commit to {store.url} "
+            f"adds them: {', '.join(waiting[:_SHOWN_RUNS])}; nothing was deleted"
+        )
+
+
+def _fits(record: PackRecord, newest: Manifest | None, url: str) -> bool:
+    """Return whether a run is of the data set; one that is not waits for ever."""
+    prefix = record.prefix
+    if newest is None or prefix is None:
+        return newest is None
+    return prefix.schema == newest.schema and prefix.dataset in (newest.dataset, provisional_dataset(url))
+
+
 def _sorted_out(
     objects: Mapping[Place, ObjectInfo],
     logged: Sequence[Logged],
     covered: Mapping[str, set[tuple[int, int]]],
-    protected: Iterable[str],
+    protected: Mapping[str, PackRecord | None],
 ) -> GarbageReport:
     """Return what is garbage where some runs are protected and some intervals of some are covered."""
-    unfinished = {run: 0 for run in protected if run not in covered}
+    counts: Counter[str] = Counter()
     garbage = []
     for (run, number), info in objects.items():
-        if run in unfinished:
-            unfinished[run] += 1
+        if run in protected and run not in covered:
+            counts[run] += 1
         elif not any(start <= number < end for start, end in covered.get(run, ())):
             garbage.append(info)
+    unfinished = {
+        run: Unfinished(run=run, objects=counts[run], record=record)
+        for run, record in protected.items()
+        if run not in covered
+    }
     records = [item.key for item in logged if _run_of(item) not in covered and _run_of(item) not in unfinished]
     return GarbageReport(objects=tuple(garbage), records=tuple(records), unfinished=unfinished)
 
@@ -116,27 +202,18 @@ async def _delete(store: RetryingStore, newest: Manifest | None, report: Garbage
         await for_each(keys, store.delete, concurrency=_DELETES_AT_ONCE)
 
 
-def _check_manifest_is_there(url: str, newest: Manifest | None, logged: Sequence[Logged], *, abandoned: bool) -> None:
+def _check_manifest_is_there(url: str, newest: Manifest | None, logged: Sequence[Logged]) -> None:
     known = 0 if newest is None else newest.version
     if any(item.record is not None and item.record.version > known for item in logged):
         raise PackError(
             f"the pack records at {url} tell of a newer version than any that is there; nothing is deleted before "
             f"it is restored with: stoker rebuild-manifest {url}"
         )
-    if newest is None and not abandoned:
-        raise NotFoundError(
-            f"there is no data set at {url}; unfinished packs are deleted with: stoker gc --abandoned --delete {url}"
-        )
 
 
 def _is_unfinished(item: Logged) -> bool:
     # Of a damaged record nobody knows: its run is protected too.
     return item.record is None or not item.record.is_committed
-
-
-def _waits_for_commit(item: Logged) -> bool:
-    record = item.record
-    return record is not None and (record.mode, record.state, record.job) == ("deferred", "complete", "")
 
 
 def _run_of(item: Logged) -> str:

@@ -200,10 +200,11 @@ def check_can_create(store: Readable, base: Manifest | None, records: list[PackR
     for record in records:
         _log.warning(
             "%s has %d super-samples of an unfinished pack of another source, or of another size or schema (%.80s); "
-            "resume it, or delete it with: stoker gc --abandoned --delete %s",
+            "resume it, or give it up with: stoker gc --abandoned %s --delete %s",
             store.url,
             len(record),
             record.source,
+            record.run,
             store.url,
         )
 

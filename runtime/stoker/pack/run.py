@@ -58,19 +58,20 @@ class PackRunner:
         """
         durable = self.durable[packed.ordinal]
         if replace(packed, tag=durable.tag) != durable:
-            raise source_changed(f"super-sample {packed.ordinal}, before sample {self.cutter.samples}, differs")
+            where = f"super-sample {packed.ordinal}, before sample {self.cutter.samples}"
+            raise source_changed(self.record.run, f"{where}, differs")
         return durable
 
     def check_open(self) -> None:
         """Raise PackError if the run had come to the end of its source: then there is nothing to add to it."""
         if self.record.state != "packing":
-            raise source_changed(f"it has more than its {self.record.samples} samples")
+            raise source_changed(self.record.run, f"it has more than its {self.record.samples} samples")
 
     def check_reached(self, objects: int) -> None:
         """Raise PackError if the source ended before the durable prefix did."""
         if objects < len(self.durable):
             ended, packed = self.cutter.samples, self.record.samples
-            raise source_changed(f"it ended after {ended} samples, but {packed} were packed before")
+            raise source_changed(self.record.run, f"it ended after {ended} samples, but {packed} were packed before")
 
     def is_record_due(self, objects: int) -> bool:
         """Return whether the durable prefix has grown enough to be recorded."""
@@ -93,9 +94,10 @@ class PackRunner:
         )
 
 
-def source_changed(what: str) -> PackError:
-    """Return the error that says how a source differs from the one that a resumed pack began with."""
+def source_changed(run: str, what: str) -> PackError:
+    """Return the error that says how a source differs from the one that the run began with."""
     return PackError(
         f"the source is not the one that the unfinished pack began with: {what}; pack the original again to resume, "
-        "or give this one its own name with source=, or delete the unfinished pack with: stoker gc --abandoned --delete"
+        f"or give this one its own name with source=, or give the unfinished pack up with: stoker gc --abandoned {run} "
+        "--delete"
     )

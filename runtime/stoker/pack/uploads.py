@@ -115,5 +115,5 @@ class Uploads:
         key = object_key(self._run.record.run, cut.packed.ordinal)
         info = await self._store.put_once(key, cut.data)
         if info is None:
-            raise source_changed(f"{self._store.url}/{key} holds other samples")
+            raise source_changed(self._run.record.run, f"{self._store.url}/{key} holds other samples")
         return replace(cut.packed, tag=info.tag)

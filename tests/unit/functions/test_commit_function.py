@@ -247,6 +247,7 @@ def test_runs_of_another_data_set_or_with_other_columns_are_refused_and_do_not_s
         await packed(place, range(20, 30))
         result = await commit_all(place)
         assert (result["refused"], result["samples"]) == ([foreign.run], 20)
+        assert set((await gc(open_store(place.dataset), abandoned=[foreign.run])).unfinished) == {elsewhere.run}
         with pytest.raises(PackError, match="packed for another data set"):
             await commit(job_event(place, [elsewhere.run], "append"), place.deployment(), plenty())
 
@@ -352,17 +353,25 @@ def test_what_came_twice_and_was_left_out_is_not_adopted() -> None:
     asyncio.run(main())
 
 
-def test_what_waits_for_its_commit_is_not_abandoned_and_jobs_and_unfinished_runs_are() -> None:
+def test_what_waits_for_its_commit_cannot_be_given_up_and_jobs_and_unfinished_runs_can() -> None:
     async def main() -> None:
         place = Place()
         raw = await place.put(range(40))
         await packed(place, raw[:10])
         await commit_all(place)
-        await packed(place, raw[10:20])
+        waits = await packed(place, raw[10:20])
         job = await packed(place, raw[20:30], job=JOB, is_remembered=False)
         unfinished = place.part(raw[30:])
         await (await place.deployment().catalog(place.dataset).journal(unfinished.run)).save(unfinished.record())
-        report = await gc(open_store(place.dataset), delete=True, abandoned=True)
+        store = open_store(place.dataset)
+        before = await stored(store)
+        for named in ([waits.run], [JOB, waits.run]):
+            with pytest.raises(PackError, match=f"the next commit to {place.dataset} adds them: {waits.run}"):
+                await gc(store, delete=True, abandoned=named)
+        assert set((await gc(store, delete=True)).unfinished) == {waits.run, job.run, unfinished.run}
+        assert await stored(store) == before
+        report = await gc(store, delete=True, abandoned=[JOB, unfinished.run])
+        assert set(report.unfinished) == {waits.run}
         assert sorted(report.records) == sorted([record_key(job.run), record_key(unfinished.run)])
         assert {info.key.split("/")[1] for info in report.objects} == {job.run}
         assert (await commit_all(place))["samples"] == 20

@@ -18,7 +18,7 @@ from stoker_functions.commit import commit
 from stoker_functions.deployment import Deployment
 from stoker_functions.pack import pack
 from support.deployments import Place, plenty
-from support.packing import WatchedStore
+from support.packing import WatchedStore, stored
 from support.redis_server import PASSWORD, RedisServer
 
 
@@ -232,6 +232,24 @@ def test_collecting_garbage_while_functions_pack_takes_nothing_of_theirs(server:
         await commit({"dataset": place.dataset}, opened, plenty())
         await gc(store, delete=True, keep_versions=1)
         assert sorted(await place.numbers()) == list(range(60))
+
+    with_deployment(server, main)
+
+
+def test_what_is_complete_only_in_memory_cannot_be_given_up(server: RedisServer) -> None:
+    async def main(place: Place, opened: Deployment) -> None:
+        store = open_store(place.dataset)
+        record = await packed(place, opened, range(20))
+        unfinished = place.part(await place.put(range(20, 40)))
+        await (await opened.catalog(place.dataset).journal(unfinished.run)).save(unfinished.record())
+        before = await stored(store)
+        assert set((await gc(store, delete=True)).unfinished) == {record.run, unfinished.run}
+        with pytest.raises(PackError, match=f"adds them: {record.run}"):
+            await gc(store, delete=True, abandoned=[record.run, unfinished.run])
+        assert await stored(store) == before
+        await gc(store, delete=True, abandoned=[unfinished.run])
+        assert (await commit({"dataset": place.dataset}, opened, plenty()))["samples"] == 20
+        assert await place.numbers() == list(range(20))
 
     with_deployment(server, main)
 

@@ -9,7 +9,7 @@ import pytest
 
 from stoker import versions
 from stoker.errors import ChecksumError, ConfigError, NotFoundError, PackError
-from stoker.maintenance import gc, rebuild_manifest, verify
+from stoker.maintenance import Unfinished, gc, rebuild_manifest, verify
 from stoker.manifest import POINTER_KEY, object_key, version_key
 from stoker.pack.record import record_key
 from stoker.store.protocol import Store
@@ -48,16 +48,16 @@ def test_orphans_are_listed_first_and_deleted_when_told() -> None:
 
 
 @pytest.mark.parametrize("leave", [leave_half, leave_unfinished])
-def test_an_unfinished_pack_is_protected_until_it_is_called_abandoned(leave: Any) -> None:
+def test_an_unfinished_pack_is_protected_until_it_is_given_up_by_its_name(leave: Any) -> None:
     async def main() -> None:
         store = await data_set()
         run_id = await leave(store, "unfinished")
         before = await stored(store)
         report = await gc(store, delete=True)
         assert set(report.unfinished) == {run_id}
-        assert report.unfinished[run_id] == len(await stored(store, f"data/{run_id}/")) > 0
+        assert report.unfinished[run_id].objects == len(await stored(store, f"data/{run_id}/")) > 0
         assert await stored(store) == before
-        report = await gc(store, delete=True, abandoned=True)
+        report = await gc(store, delete=True, abandoned=[run_id])
         assert report.records == (record_key(run_id),)
         assert not await stored(store, f"data/{run_id}/")
         assert await labels(store) == list(range(45))
@@ -72,8 +72,10 @@ def test_the_run_of_a_damaged_record_is_protected_too() -> None:
         run_id = await leave_half(store, "half")
         await store.put(record_key(run_id), b"damaged")
         report = await gc(store, delete=True)
-        assert report.unfinished == {run_id: 10}
+        assert report.unfinished == {run_id: Unfinished(run=run_id, objects=10, record=None)}
         assert len(await stored(store, f"data/{run_id}/")) == 10
+        await gc(store, delete=True, abandoned=[run_id])
+        assert not await stored(store, f"data/{run_id}/")
 
     asyncio.run(main())
 
@@ -114,10 +116,14 @@ def test_a_pointer_that_stayed_behind_is_moved_before_versions_are_deleted() -> 
 def test_nothing_is_deleted_where_a_manifest_was_lost() -> None:
     async def main() -> None:
         store = await data_set()
+        first = [run.run for run in (await versions.read_manifest(store, 1)).runs]
         for key in (version_key(2), POINTER_KEY):
             await store.delete(key)
         before = await stored(store)
-        for abandoned in (False, True):
+        (second,) = [
+            run for run in {key.split("/")[1] for key in before if key.startswith("data/")} if run not in first
+        ]
+        for abandoned in ([], [second]):
             with pytest.raises(PackError, match="rebuild-manifest"):
                 await gc(store, delete=True, abandoned=abandoned)
         assert await stored(store) == before
@@ -125,14 +131,33 @@ def test_nothing_is_deleted_where_a_manifest_was_lost() -> None:
     asyncio.run(main())
 
 
-def test_without_a_data_set_only_what_is_abandoned_is_garbage() -> None:
+def test_without_a_data_set_only_what_is_given_up_is_garbage() -> None:
     async def main() -> None:
         store = fresh_store()
-        await leave_unfinished(store, "only", mode="create")
-        with pytest.raises(NotFoundError, match="gc --abandoned --delete"):
+        with pytest.raises(NotFoundError, match="no data set"):
             await gc(store, delete=True)
-        await gc(store, delete=True, abandoned=True)
+        run_id = await leave_unfinished(store, "only", mode="create")
+        orphan = "e" * 16
+        await store.put(object_key(orphan, 0), b"of a pack whose record is lost")
+        before = await stored(store)
+        report = await gc(store, delete=True)
+        assert (report.objects, report.records, set(report.unfinished)) == ((), (), {run_id})
+        assert await stored(store) == before
+        await gc(store, delete=True, abandoned=[orphan, run_id])
         assert await stored(store) == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["a run of the data set", "nothing"])
+def test_only_what_is_unfinished_can_be_given_up(what: str) -> None:
+    async def main() -> None:
+        store = await data_set()
+        before = await stored(store)
+        run_id = (await versions.read_manifest(store)).runs[0].run if what != "nothing" else "no run"
+        with pytest.raises(ConfigError, match=f"has the id '{run_id}'; stoker gc memory"):
+            await gc(store, delete=True, abandoned=[run_id])
+        assert await stored(store) == before
 
     asyncio.run(main())
 

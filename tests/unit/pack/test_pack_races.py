@@ -153,7 +153,7 @@ def test_a_pack_whose_record_is_collected_as_abandoned_stops_before_it_commits()
             async with AsyncPacker(store, config(mode="append")) as packer:
                 for sample in numbered(60):
                     await packer.write(sample)
-                await gc(store, delete=True, abandoned=True)
+                await gc(store, delete=True, abandoned=list((await gc(store)).unfinished))
 
         with pytest.raises(PackError, match="was deleted while the pack was running"):
             await packing()

@@ -1,0 +1,71 @@
+"""``stoker gc``: what it says of packs that did not finish, and what it takes to give them up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stoker.cli import main
+from stoker.pack.part import Part
+from stoker.pack.record import PackRecord
+from stoker.sources.folders import files_schema
+from stoker.store import open_store
+from stoker.store.protocol import ObjectInfo, Store
+from support.leftovers import leave_half
+from support.packing import numbered, pack, stored
+
+JOB = "a" * 16
+
+
+async def _begun(store: Store, number: int, job: str) -> PackRecord:
+    """Leave what a function that packs one object has written when it is killed."""
+    raw = (ObjectInfo(key=f"{number}.bin", size_bytes=3, tag="t"),)
+    record = Part(
+        dataset=store.url,
+        dataset_id="d" * 16,
+        source="memory://raw",
+        kind="files",
+        schema=files_schema(),
+        super_sample_bytes=1000,
+        objects=raw,
+        job=job,
+    ).record()
+    await store.put(f"packs/{record.run}.safetensors", record.to_bytes())
+    await store.put(f"data/{record.run}/00000000", b"one of its super-samples")
+    return record
+
+
+def test_what_is_unfinished_is_listed_with_what_finishes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def prepared() -> str:
+        store = open_store(tmp_path)
+        await pack(store, numbered(30))
+        half = await leave_half(store, "a \x1b[31msource")
+        for number in range(5):
+            await _begun(store, number, JOB if number < 3 else "")
+        return half
+
+    half = asyncio.run(prepared())
+    before = asyncio.run(stored(open_store(tmp_path)))
+    assert main(["gc", "--delete", str(tmp_path)]) == 0
+    resumed = f"pack the same again to resume it, or give it up with --abandoned {half}"
+    driven = f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {JOB}"
+    assert capsys.readouterr().out.splitlines() == [
+        "no garbage",
+        f'left alone: the unfinished pack {half} of "a \\x1b[31msource", 10 super-samples; {resumed}',
+        f"left alone: 3 runs of job {JOB}, 3 super-samples; {driven}",
+        "left alone: 2 runs of functions, 2 super-samples; functions finish and commit them",
+    ]
+    assert asyncio.run(stored(open_store(tmp_path))) == before
+    assert main(["gc", "--abandoned", half, "--abandoned", JOB, str(tmp_path)]) == 0
+    assert "17 objects could be deleted with --delete" in capsys.readouterr().out
+    assert main(["gc", "--abandoned", half, "--abandoned", JOB, "--delete", str(tmp_path)]) == 0
+    assert "2 runs of functions" in capsys.readouterr().out
+    assert len(asyncio.run(stored(open_store(tmp_path)))) == len(before) - 17
+
+
+def test_an_id_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asyncio.run(pack(open_store(tmp_path), numbered(3)))
+    assert main(["gc", "--abandoned", JOB, "--delete", str(tmp_path)]) == 2
+    assert f"has the id '{JOB}'" in capsys.readouterr().err
