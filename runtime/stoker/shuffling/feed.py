@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan
-from stoker.errors import BudgetError, ChecksumError, FormatError, NotFoundError, ObjectChangedError, StokerError
+from stoker.errors import (
+    BudgetError,
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    ObjectChangedError,
+    PermissionDeniedError,
+    StokerError,
+)
 from stoker.feed import Batch, Feed, FeedConfig, FeedStatistics
 from stoker.fetch.fetcher import FetchStatistics
 from stoker.gather import GatherRows, gather_rows
@@ -274,8 +282,11 @@ class MaterializedFeed:
 
 
 def _is_lost(error: StokerError) -> bool:
-    """Return whether an object is gone, replaced or spoilt: then others than it may still be had."""
-    lost = NotFoundError, ObjectChangedError, FormatError, ChecksumError
+    """Return whether an object is gone, replaced or spoilt: then others than it may still be had.
+
+    Those who may not list a bucket are told that they may not read what is gone.
+    """
+    lost = NotFoundError, PermissionDeniedError, ObjectChangedError, FormatError, ChecksumError
     return isinstance(error, lost) or isinstance(error.__cause__, ChecksumError)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import CredentialsError, PermissionDeniedError
+from stoker.errors import CredentialsError, NotFoundError, PermissionDeniedError, StoreError
 from stoker.feed import Batch, FeedConfig
 from stoker.loop_thread import LoopThread
 from stoker.order import Order, OrderConfig
@@ -36,13 +36,15 @@ def url() -> str:
 class Vanishing(WatchedStore):
     """A store that has no object of an epoch any more once it was told so, or never had: their manifests stay."""
 
+    answer: StoreError = NotFoundError("404")
+
     def __init__(self, url: str) -> None:
         super().__init__(open_store(url))
         self.is_gone = False
 
     async def before(self, number: int, operation: str, key: str) -> None:
         if self.is_gone and key.startswith("epochs/") and "/data/" in key:
-            await self.store.get("no such object")
+            raise self.answer
 
 
 def feed_of(store: Any, thread: LoopThread, **config: Any) -> MaterializedFeed:
@@ -97,10 +99,17 @@ def test_every_rank_gets_the_positions_that_are_dealt_to_it(
         thread.close()
 
 
-def test_batches_taken_before_objects_vanish_still_know_their_samples(url: str) -> None:
+class Hiding(Vanishing):
+    """Answers as buckets do to those who may not list them."""
+
+    answer = PermissionDeniedError("403")
+
+
+@pytest.mark.parametrize("kind", [Vanishing, Hiding])
+def test_batches_taken_before_objects_vanish_still_know_their_samples(url: str, kind: type[Vanishing]) -> None:
     thread = LoopThread()
     try:
-        store = Vanishing(url)
+        store = kind(url)
         feed = feed_of(store, thread, order=full_order(2), batch_size=9, end_epoch=2)
         batches: list[Batch] = []
         while (batch := feed.next()) is not None:
@@ -137,14 +146,14 @@ def test_an_error_that_full_would_meet_too_is_not_evaded(url: str) -> None:
 
 
 def test_a_bucket_that_hides_what_is_not_there_is_read_as_full(caplog: pytest.LogCaptureFixture) -> None:
-    class Hiding(WatchedStore):
+    class HidingAll(WatchedStore):
         async def before(self, number: int, operation: str, key: str) -> None:
             if key.startswith("epochs/"):
                 raise PermissionDeniedError("403")
 
     thread = LoopThread()
     try:
-        feed = feed_of(Hiding(open_store(pack_numbers(20))), thread, order=full_order(1), batch_size=20, end_epoch=1)
+        feed = feed_of(HidingAll(open_store(pack_numbers(20))), thread, order=full_order(1), batch_size=20, end_epoch=1)
         batch = feed.next()
         assert batch is not None
         assert sorted(feed.sample_ids(batch).tolist()) == list(range(20))
