@@ -118,7 +118,9 @@ def test_a_configuration_comes_from_a_file_or_from_standard_input_whose_end_is_t
     [
         (["--function", "nameless"], "not like NAME=VALUE"),
         (["--function", "f=m.f", "--memory-mb", "1"], "memory_mb=1"),
-        (["--config", "x.json", "--function", "f=m.f"], "not both"),
+        (["--config", "x.json", "--function", "f=m.f"], "--function does not go with --config"),
+        (["--config", "x.json", "--port", "0"], "--port does not go with --config"),
+        ([], "give --function NAME=MODULE.HANDLER"),
         (["--config", "/does/not/exist.json"], "No such file"),
     ],
 )

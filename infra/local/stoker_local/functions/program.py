@@ -24,6 +24,13 @@ __all__ = ["add_command", "run"]
 _HELP = "run Lambda and Google functions, and a bucket, until it is interrupted"
 _DESCRIPTION = f"{_HELP}; the line that it prints leads a shell to them; what functions write goes to standard error"
 
+_MEMORY_MB, _TIMEOUT_SECONDS = 512, 60.0
+_OWN_FLAGS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("function", "task_root", "memory_mb", "timeout", "environment", "url_auth", "port")
+}
+"""What a file of ``--config`` says itself, by the name of the option."""
+
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the program's."""
@@ -33,14 +40,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="FILE",
         help="the configuration as JSON; '-' reads one line of standard input and ends with it",
     )
-    parser.add_argument("--function", action="append", default=[], metavar="NAME=MODULE.HANDLER", help="a function")
-    parser.add_argument("--task-root", default=".", metavar="FOLDER", help="folder of the code (default: this one)")
-    parser.add_argument("--memory-mb", type=int, default=512, metavar="N", help="of each function (default: 512)")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of each function (default: 60)")
-    parser.add_argument("--environment", action="append", default=[], metavar="NAME=VALUE", help="of each function")
-    parser.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], default="", help="give each function a URL")
-    parser.add_argument("--port", type=int, default=0, help="of the Lambda endpoint (default: a free one)")
     parser.add_argument("--bucket", action="append", metavar="NAME", help="a bucket to make (default: stoker)")
+    own = parser.add_argument_group("without a file")
+    own.add_argument("--function", action="append", metavar="NAME=MODULE.HANDLER", help="a function")
+    own.add_argument("--task-root", metavar="FOLDER", help="folder of the code (default: this one)")
+    own.add_argument("--memory-mb", type=int, metavar="N", help="of each function (default: 512)")
+    own.add_argument("--timeout", type=float, metavar="SECONDS", help="of each function (default: 60)")
+    own.add_argument("--environment", action="append", metavar="NAME=VALUE", help="of each function")
+    own.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], help="give each function a URL")
+    own.add_argument("--port", type=int, help="of the Lambda endpoint (default: a free one)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -50,31 +58,34 @@ def run(options: argparse.Namespace) -> None:
         ValueError: an option or the configuration is not valid.
         OSError: the configuration cannot be read, or a port is taken.
     """
-    if options.config is not None and options.function:
-        raise ValueError("give functions by --function or in the file of --config, not both")
+    own = [flag for name, flag in _OWN_FLAGS.items() if getattr(options, name) is not None]
+    if options.config is not None and own:
+        raise ValueError(f"{own[0]} does not go with --config, whose file has it all")
     watched = options.config == "-"
     if watched:
         config = FunctionCloudConfig.from_json(sys.stdin.readline())
     elif options.config is not None:
         config = FunctionCloudConfig.from_json(Path(options.config).read_text("utf-8"))
+    elif options.function:
+        config = FunctionCloudConfig(functions=tuple(_functions(options)), port=options.port or 0)
     else:
-        config = FunctionCloudConfig(functions=tuple(_functions(options)), port=options.port)
+        raise ValueError("there is no function; give --function NAME=MODULE.HANDLER, or --config FILE")
     names = options.bucket or sorted({"stoker", *(each.bucket for each in config.notifications)})
     buckets = BucketConfig(region=config.region, keys=config.keys, buckets=tuple(BucketSpec(name=n) for n in names))
     asyncio.run(_serve(config, buckets, watch_stdin=watched))
 
 
 def _functions(options: argparse.Namespace) -> list[FunctionSpec]:
-    environment = dict(_pair(text) for text in options.environment)
+    environment = dict(_pair(text) for text in options.environment or ())
     return [
         FunctionSpec(
             name=name,
             handler=handler,
-            task_root=options.task_root,
-            memory_mb=options.memory_mb,
-            timeout_seconds=options.timeout,
+            task_root=options.task_root or ".",
+            memory_mb=_MEMORY_MB if options.memory_mb is None else options.memory_mb,
+            timeout_seconds=_TIMEOUT_SECONDS if options.timeout is None else options.timeout,
             environment=environment,
-            url_auth=options.url_auth,
+            url_auth=options.url_auth or "",
         )
         for name, handler in map(_pair, options.function)
     ]
