@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import stoker
@@ -278,6 +280,43 @@ def test_a_state_goes_on_with_or_without_objects_exactly_once(url: str, first: s
     assert len(seen) - len(set(seen)) < 3, "only what makes ranks even is repeated"
     assert seen[:40] == sorted(seen[:40], key=seen.index)
     assert sorted(seen[:40]) == sorted(full()[:40])
+
+
+@given(
+    lanes=st.sampled_from((1, 2, 3, 4)),
+    limit=st.sampled_from((None, 7, 50)),
+    drop_last=st.booleans(),
+    stretches=st.lists(
+        st.tuples(st.sampled_from(("full", "materialized")), st.integers(1, 4), st.integers(1, 12), st.integers(1, 4)),
+        min_size=2,
+        max_size=6,
+    ),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_run_that_changes_its_size_and_its_source_again_and_again_is_exactly_once(
+    url: str, lanes: int, limit: int | None, drop_last: bool, stretches: list[tuple[str, int, int, int]]
+) -> None:
+    """Each stretch is some steps on all ranks, of an epoch that has objects or, from the third on, has none."""
+    state: dict[str, Any] = {}
+    epoch = position = 0
+    for shuffle, world_size, batch_size, steps in stretches:
+        seen: list[int] = []
+        for rank in range(world_size):
+            place = {"rank": rank, "world_size": world_size, "limit": limit, "drop_last": drop_last, "lanes": lanes}
+            with loader(url, shuffle, batch_size=batch_size, **place) as mine:
+                if state:
+                    mine.load_state_dict(json.loads(json.dumps(state)))
+                seen += numbers(itertools.islice(mine, steps))
+                after = mine.state_dict()
+        state = after
+        wanted = full(epoch)[:limit][position:]
+        if len(wanted) < (world_size * batch_size if drop_last and position else 1):  # nothing was left of the epoch
+            epoch, wanted = epoch + 1, full(epoch + 1)[:limit]
+        whole = world_size * batch_size
+        end = min(steps * whole, len(wanted) // whole * whole if drop_last else len(wanted))
+        assert sorted(set(seen)) == sorted(wanted[:end])
+        assert len(seen) - end < world_size, "only what makes ranks even is repeated"
+        epoch, position = state["epoch"], state["position"]
 
 
 def test_ranks_agree_and_share_an_epoch_of_which_one_sees_objects_and_the_other_does_not(url: str) -> None:
