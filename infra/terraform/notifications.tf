@@ -113,6 +113,12 @@ resource "google_pubsub_subscription" "dead_letters" {
   expiration_policy {
     ttl = ""
   }
+
+  # For when they are sent again.
+  retry_policy {
+    minimum_backoff = "10s"
+    maximum_backoff = "600s"
+  }
 }
 
 resource "google_monitoring_alert_policy" "dead_letters" {

@@ -28,7 +28,12 @@ output "images" {
   value       = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}"
 }
 
-output "ingest" {
-  description = "Where raw objects are announced to, and as whom: for having dead letters sent again."
-  value       = { url = google_cloud_run_v2_service.function["ingest"].uri, account = google_service_account.events.email }
+output "ingest_url" {
+  description = "Where raw objects are announced; to have dead letters sent there again."
+  value       = google_cloud_run_v2_service.function["ingest"].uri
+}
+
+output "ingest_account" {
+  description = "Who announces them."
+  value       = google_service_account.events.email
 }

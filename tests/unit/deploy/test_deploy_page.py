@@ -29,6 +29,26 @@ def test_the_costs_are_those_of_the_price_file_and_its_date(monkeypatch: pytest.
     assert f"List prices of {Prices.load().date}" in PAGE
 
 
+def test_how_fast_a_function_packs_is_what_was_measured() -> None:
+    (measured,) = re.findall(r"^measured = \{(.*)\}", PAGE, re.MULTILINE)
+    functions = (ROOT / "docs" / "functions.md").read_text("utf-8")
+    for sample_bytes, samples_a_second in re.findall(r"([0-9_]+): (\d+)", measured):
+        (row,) = re.findall(rf"^\| {int(sample_bytes) // 1000} KB, `pack` \| ([0-9,]+) \|", functions, re.MULTILINE)
+        # Measured again, it is a little else; the dollars of this page do not change for that.
+        assert int(samples_a_second) == pytest.approx(int(row.replace(",", "")), rel=0.3)
+
+
+def test_every_output_that_a_command_uses_is_there() -> None:
+    stack = "".join((ROOT / "infra" / "serverless" / name).read_text() for name in ("storage.yml", "callers.yml"))
+    outputs = {name for each in stack.split("Outputs:\n")[1:] for name in re.findall(r"^  (\w+):$", each, re.MULTILINE)}
+    used = set(re.findall(r"\$\(output (\w+)\)", PAGE))
+    assert {"Alarms", "FanOutPolicy", "IngestDeadLetters", "TrainerRole"} <= used <= outputs
+    terraform = (ROOT / "infra" / "terraform" / "outputs.tf").read_text()
+    names = re.findall(r"terraform output -raw (\w+)", PAGE)
+    assert len(names) > 3
+    assert all(f'output "{name}" {{' in terraform for name in names)
+
+
 def test_every_file_that_the_page_links_to_is_there() -> None:
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGE)} - {""}
     assert not [link for link in links if not link.startswith("http") and not (ROOT / "docs" / link).exists()]
@@ -60,7 +80,8 @@ def test_commands_of_stoker_and_options_of_the_training_job_are_there() -> None:
         shown = subprocess.run(
             [sys.executable, "-m", "stoker.cli", name, "--help"], capture_output=True, text=True, check=True
         ).stdout
-        assert all(option in shown for option in re.findall(r"--[a-z-]+", rest.partition(')"')[0]))
+        own = re.sub(r"\$\([^)]*\)", "", rest).partition(" | ")[0]
+        assert all(option in shown for option in re.findall(r"--[a-z-]+", own))
     job = (ROOT / "examples" / "train_job.py").read_text()
     terraform = (ROOT / "infra" / "terraform" / "trainer.tf").read_text()
     options = re.findall(r'"(--[a-z-]+)=', PAGE + terraform)
