@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from stoker_local.functions import (
     ObjectFinalized,
     QueueSpec,
 )
+from stoker_local.functions.google.instance import _reserved_port
 from support.function_cloud import GOOGLE_CODE, cloud_of, is_running, until
 
 
@@ -101,6 +103,33 @@ def test_requests_and_responses_have_their_limits() -> None:
                 assert answer.status == 413
 
     asyncio.run(scenario())
+
+
+def test_memory_beyond_the_limit_is_an_error_and_the_end_of_the_instance() -> None:
+    async def scenario() -> None:
+        async with cloud_of(google=(google("allocate", memory_mb=256),)) as cloud:
+
+            async def allocate(mebibytes: int) -> tuple[int, str]:
+                async with page_of(f"{cloud.google_urls['allocate']}/?mebibytes={mebibytes}") as answer:
+                    return answer.status, await answer.text()
+
+            status, pid = await allocate(8)
+            assert status == 200
+            status, text = await allocate(256)
+            assert (status, text.startswith("Memory limit of 256 MiB exceeded with ")) == (503, True)
+            await until(lambda: not is_running(int(pid)))
+            assert (await allocate(8))[0] == 200
+            assert cloud.statistics()["allocate"].cold_starts == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_port_that_is_kept_for_an_instance_goes_to_nobody_who_wants_any() -> None:
+    kept = {_reserved_port("127.0.0.1") for _ in range(400)}
+    with ExitStack() as stack:
+        others = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(400)]
+        assert kept.isdisjoint(other.getsockname()[1] for other in others)  # of 28,000: at random, some would be there
+        stack.enter_context(socket.create_server(("127.0.0.1", kept.pop())))
 
 
 def test_an_instance_that_is_killed_or_too_slow_is_an_error_and_the_next_call_works() -> None:

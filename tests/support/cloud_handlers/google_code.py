@@ -10,6 +10,8 @@ from typing import Any
 
 import functions_framework.aio
 
+_kept: list[bytes] = []
+
 
 @functions_framework.aio.http
 async def mirror(request: Any) -> dict[str, Any]:
@@ -48,6 +50,13 @@ async def error(request: Any) -> tuple[dict[str, str], int]:
 @functions_framework.aio.http
 async def large(request: Any) -> str:
     return "x" * int(request.query_params["bytes"])
+
+
+@functions_framework.aio.http
+async def allocate(request: Any) -> str:
+    """Hold on to memory that is really used."""
+    _kept.append(os.urandom(1 << 10) * (int(request.query_params["mebibytes"]) << 10))
+    return str(os.getpid())
 
 
 @functions_framework.aio.cloud_event

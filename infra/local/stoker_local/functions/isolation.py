@@ -87,13 +87,30 @@ def _under_tmp(*paths: str) -> list[str]:
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """Return the most resident memory that a process has had, or 0 where that cannot be told."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
-    except OSError:
-        return 0
+    """Return the most resident memory that a process or one that it has started has had; 0 where that cannot be told.
+
+    They are not added up: what was forked shares pages.
+    """
+    status = _text_of(f"/proc/{pid}/status")
     peaks = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(next(peaks, "0")) << 10
+    return max([int(next(peaks, "0")) << 10, *map(peak_memory_bytes, _children(pid))])
+
+
+def _children(pid: int) -> list[int]:
+    threads = f"/proc/{pid}/task"
+    try:
+        names = os.listdir(threads)  # noqa: PTH208  (pathlib is slow, and this is done after every invocation)
+    except OSError:
+        return []
+    return [int(child) for name in names for child in _text_of(f"{threads}/{name}/children").split()]
+
+
+def _text_of(path: str) -> str:
+    """Return what the kernel says, or nothing of a process or thread that has ended."""
+    try:
+        return Path(path).read_text("ascii", "replace")
+    except OSError:
+        return ""
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker_local.functions.google.spec import GoogleSpec
-from stoker_local.functions.isolation import ProcessLimits, signal_group
+from stoker_local.functions.isolation import ProcessLimits, peak_memory_bytes, signal_group
 from stoker_local.functions.output import Output
 from stoker_local.functions.warden import ProcessPlan, Warden
 
@@ -51,7 +51,7 @@ class Instance:
         self.active = 0
         self.start_seconds = 0.0
         self._config = config
-        self._port = _free_port(config.host)
+        self._port = _reserved_port(config.host)
         self._pid = 0
         self._is_killed = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -129,6 +129,11 @@ class Instance:
         self.kill()
         return False
 
+    @property
+    def peak_bytes(self) -> int:
+        """The most resident memory that one of its processes has had, 0 where the system does not tell."""
+        return 0 if self._ended.done() else peak_memory_bytes(self._pid)
+
     def kill(self) -> None:
         """End the process and all that it has started, at once."""
         self._signal(signal.SIGKILL)
@@ -161,13 +166,19 @@ async def _terminate(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-def _free_port(host: str) -> int:
-    """Return a port that nothing listens on; the framework can only be told one, not be given a socket."""
+def _reserved_port(host: str) -> int:
+    """Return a port that only who asks for it by number gets, for a minute.
+
+    The framework can only be told a port, not be given a socket. After a connection that this side has closed first,
+    the system gives the port to nobody who wants any (TIME_WAIT; Stevens, "TCP/IP Illustrated", section 13.5).
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server((host, 0), family=family) as server:
+        address = server.getsockname()
+        with socket.create_connection(address[:2]):
+            server.accept()[0].close()
+    port: int = address[1]
+    return port
 
 
 def _bracketed(host: str) -> str:

@@ -149,6 +149,11 @@ class Service:
         except (aiohttp.ClientError, OSError):
             instance.kill()
             return web.Response(status=503, text="The instance has ended before it answered.")
+        if (peak_bytes := instance.peak_bytes) > self.spec.memory_bytes:
+            # Cloud Run would have killed it before it could answer.
+            instance.kill()
+            text = f"Memory limit of {self.spec.memory_mb} MiB exceeded with {peak_bytes >> 20} MiB used."
+            return web.Response(status=503, text=text)
         if content is None:
             return web.Response(status=500, text="The response is larger than 32 MiB.")
         return web.Response(status=answer.status, body=content, headers=_end_to_end(answer.headers))
