@@ -15,6 +15,8 @@ from stoker_functions.serve.messages import Request, Response
 
 __all__ = ["AsgiApp", "asgi_app", "from_asgi", "to_asgi"]
 
+_PIECE_BYTES = 256 << 10
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -37,13 +39,21 @@ def from_asgi(scope: MutableMapping[str, Any]) -> Request:
 
 
 def to_asgi(response: Response) -> AsgiApp:
-    """Return an ASGI application that gives this response, whatever is asked."""
+    """Return an ASGI application that gives this response, whatever is asked.
+
+    Its body is copied in pieces, each when the server takes it.
+    """
 
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
-        named = {"Content-Length": str(len(response.body)), **response.headers}
+        # The length beside 304 would be that of what the client has (RFC 9110, section 8.6), which is not looked up.
+        length = {} if response.status == 304 else {"Content-Length": str(len(response.body))}
+        named = {**length, **response.headers}
         headers = [(name.lower().encode(), value.encode()) for name, value in named.items()]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await send({"type": "http.response.body", "body": bytes(response.body)})
+        body, end = memoryview(response.body), len(response.body)
+        for start in range(0, max(end, 1), _PIECE_BYTES):
+            piece, is_last = body[start : start + _PIECE_BYTES], start + _PIECE_BYTES >= end
+            await send({"type": "http.response.body", "body": bytes(piece), "more_body": not is_last})
 
     return app
 

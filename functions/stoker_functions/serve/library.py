@@ -50,15 +50,17 @@ class Shelf:
             StoreError: it could not be had.
         """
         tag = "" if version else await self._pointer_tag()
+        if (known := self._known(version, tag)) is not None:
+            return known
         async with self._reading:
+            if (known := self._known(version, tag)) is not None:
+                return known
             if version is not None:
                 async with self.telling_what_is_missing():
-                    return self._kept(version) or self._keep(await read_manifest(self.store, version))
-            known = self._kept(self._newest[1]) if tag and self._newest[0] == tag else None
-            if known is None:
-                known = self._keep(await read_manifest(self.store))
-                self._newest = tag, known.version
-            return known
+                    return self._keep(await read_manifest(self.store, version))
+            newest = self._keep(await read_manifest(self.store))
+            self._newest = tag, newest.version
+            return newest
 
     @asynccontextmanager
     async def telling_what_is_missing(self) -> AsyncIterator[None]:
@@ -81,6 +83,12 @@ class Shelf:
             return (await self.store.head(POINTER_KEY)).tag
         except NotFoundError:
             return ""
+
+    def _known(self, version: int | None, tag: str) -> Manifest | None:
+        """Return a version that is kept; for None, the newest one, if the pointer has the tag still."""
+        if version is None:
+            return self._kept(self._newest[1]) if tag and self._newest[0] == tag else None
+        return self._kept(version)
 
     def _kept(self, version: int) -> Manifest | None:
         found = self._manifests.get(version)

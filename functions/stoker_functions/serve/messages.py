@@ -78,7 +78,9 @@ class Refusal(StokerError):  # noqa: N818 - an answer, not a failure
         self.headers = headers or {}
 
     def response(self, *, with_body: bool = True) -> Response:
-        """Return what the client is told."""
-        body = json.dumps({"error": self.code, "message": str(self)}).encode() if with_body else b""
+        """Return what the client is told; without the body to who asks with HEAD."""
+        body = json.dumps({"error": self.code, "message": str(self)}).encode()
         headers = {"Cache-Control": "no-store", "Content-Type": "application/json", **self.headers}
+        if not with_body:
+            headers["Content-Length"], body = str(len(body)), b""
         return Response(status=self.status, headers=headers, body=body)

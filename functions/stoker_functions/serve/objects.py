@@ -43,7 +43,7 @@ class Wanted:
 async def answer_object(store: RetryingStore, wanted: Wanted, request: Request, config: ServeConfig) -> Response:
     """Return the response to a request for an object.
 
-    A copied bucket has other tags than the manifest: it is asked for them then.
+    A copied bucket has other tags than the manifest: it is asked for them then, and before anybody is sent there.
 
     Raises:
         Refusal: a condition does not hold, the range is none, or the answer is too large and cannot be redirected.
@@ -72,7 +72,8 @@ async def _answer(
     asked = asked_range(request.headers, info.size_bytes, etag)
     start, end = asked or (0, info.size_bytes)
     if end - start > config.answer_bytes:
-        return await _redirect(store, config, info, end - start)
+        told = info if wanted.pinned is None else await store.head(info.key)
+        return await _redirect(store, config, told, end - start)
     body = bytearray(end - start)
     if body:
         await store.get_range(info.key, start, end, into=memoryview(body), tag=info.tag)

@@ -310,6 +310,17 @@ def test_a_copied_bucket_is_answered_from_under_its_own_tags(url: str, manifest:
     assert (response.status, response.body, response.headers["ETag"]) == (200, body, f'"{info.tag}"')
     pinned = {"if-match": f'"{manifest.rows.tag(1)}"'}
     assert ask(serving(copy), "/v1/ds/super-samples/1", headers=pinned).status == 412
+    sent_on = ask(serving(copy, answer_bytes=500), "/v1/ds/super-samples/1", store=lambda at: Signing(open_store(at)))
+    assert sent_on.headers["Location"].endswith(f"&tag={info.tag}"), "another generation cannot be read there"
+
+
+def test_nobody_is_sent_to_what_is_not_there(url: str, manifest: Manifest) -> None:
+    def emptied(at: str) -> Store:
+        store = Failing(Signing(open_store(at)))
+        store.error, store.beginning = NotFoundError("MARKER"), "data/"
+        return store
+
+    assert ask(serving(url, answer_bytes=500), "/v1/ds/super-samples/1", store=emptied).status == 404
 
 
 def append(url: str) -> None:
@@ -348,6 +359,34 @@ def test_a_manifest_is_read_once_however_many_ask_for_it(url: str) -> None:
         assert len(super_samples) == 21, "one GET each: size and tag are the manifest's"
 
     with_service(serving(url), use, store=lambda _: watched)
+
+
+def test_who_asks_for_a_version_that_is_kept_does_not_wait_for_one_that_is_being_read() -> None:
+    url = pack_numbers(30)
+    append(url)
+
+    class Held(WatchedStore):
+        """A bucket of which one object comes when it may."""
+
+        reading, may_come = asyncio.Event(), asyncio.Event()
+
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if (operation, key) == ("get", version_key(1)):
+                self.reading.set()
+                await self.may_come.wait()
+
+    async def use(service: Service) -> None:
+        assert (await get(service, "/v1/ds/super-samples/0")).headers["Stoker-Version"] == "2"
+        async with asyncio.TaskGroup() as tasks:
+            slow = tasks.create_task(get(service, "/v1/ds/super-samples/0", "version=1"))
+            await Held.reading.wait()
+            for query in ("version=2", ""):
+                assert (await get(service, "/v1/ds/super-samples/0", query)).headers["Stoker-Version"] == "2"
+            assert not slow.done()
+            Held.may_come.set()
+        assert slow.result().headers["Stoker-Version"] == "1"
+
+    with_service(serving(url), use, store=lambda at: Held(open_store(at)))
 
 
 def test_manifests_are_kept_while_there_is_room(url: str) -> None:

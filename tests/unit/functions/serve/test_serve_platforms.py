@@ -152,6 +152,29 @@ def test_a_response_is_an_asgi_application() -> None:
     assert dict(start["headers"])[b"content-length"] == b"7"
 
 
+def test_an_answer_is_sent_piece_by_piece_and_never_copied_whole() -> None:
+    data = bytes(range(256)) * 10_000
+    _, *bodies = sent_by(to_asgi(Response(status=200, body=bytearray(data))), {})
+    assert b"".join(message["body"] for message in bodies) == data
+    assert max(len(message["body"]) for message in bodies) <= 1 << 20
+    assert [message["more_body"] for message in bodies] == [True] * (len(bodies) - 1) + [False]
+    assert all(type(message["body"]) is bytes for message in bodies), "which ASGI wants"
+    _, only = sent_by(to_asgi(Response(status=200)), {})
+    assert (only["body"], only["more_body"]) == (b"", False)
+
+
+def test_what_a_client_has_already_is_not_said_to_have_no_bytes() -> None:
+    start, _ = sent_by(to_asgi(Response(status=304, headers={"ETag": '"x"'})), {})
+    assert b"content-length" not in dict(start["headers"])
+
+
+def test_a_refusal_of_a_head_has_the_length_of_what_a_get_is_told() -> None:
+    refusal = Refusal(404, "not-found", "there is none")
+    asked, seen = refusal.response(), refusal.response(with_body=False)
+    assert seen.body == b""
+    assert seen.headers["Content-Length"] == str(len(asked.body))
+
+
 def test_an_asgi_server_can_start_and_stop_it_and_gets_no_websocket() -> None:
     async def answer(_: Request) -> Response:
         return Response(status=204)
