@@ -36,6 +36,7 @@ from stoker.store.protocol import Buffer, ObjectInfo
 __all__ = ["HttpStore"]
 
 _BY_CODE: dict[str, Rule] = {
+    "failed": (StoreError, "the function cannot answer this, and its log says why; ask whoever deployed it"),
     "forbidden": (PermissionDeniedError, "the token is for other data sets; ask for one that names this"),
     "no-such-dataset": (BucketNotFoundError, "the function serves no data set of that name"),
     "too-large": (StoreError, "the function cannot send so much at once; whoever deployed it can let it sign URLs"),

@@ -291,6 +291,8 @@ def test_a_function_cannot_send_us_to_ever_more_hosts() -> None:
         (refusal("412 No", "changed"), ObjectChangedError, "overwritten"),
         (refusal("413 No", "too-large"), StoreError, "so much at once"),
         (refusal("416 No", "bad-range"), TruncatedError, "end"),
+        (refusal("500 No", "failed"), StoreError, "its log says why"),
+        (reply(status="500 No", body=b"<html>"), ServerError, "try again"),
         (refusal("503 No", "unavailable", "x", "Retry-After: 3"), ThrottledError, "slow down"),
         (reply(status="502 Bad Gateway", body=b"<html>"), ServerError, "502"),
         (reply(status="403 Forbidden", body=b'{"Message":"Forbidden"}'), PermissionDeniedError, "403"),
