@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -258,6 +259,21 @@ def test_nothing_is_left_when_the_block_is_left_by_an_error() -> None:
     for url in left["urls"]:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address_of(url)).close()
+
+
+def test_a_process_that_was_forked_from_this_one_does_not_hold_up_the_end() -> None:
+    async def scenario() -> None:
+        async with cloud_of(function("about")) as cloud:
+            await result(cloud, "about")
+            forked.start()
+
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), 60))
+    finally:
+        forked.kill()
+        forked.join()
+        forked.close()
 
 
 def test_nothing_is_left_when_the_block_is_cancelled_during_a_cold_start() -> None:

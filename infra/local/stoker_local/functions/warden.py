@@ -100,5 +100,6 @@ async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warde
     try:
         yield Warden(chosen, guardian.stdin)
     finally:
+        guardian.stdin.write(b".\n")
         guardian.stdin.close()
         await guardian.wait()
