@@ -36,7 +36,7 @@ FLOORS = {
     "pure": """access_token budget checksum feistel fields gather images lane_share manifest meter order partition
         philox prices ring schedule sizes steps supersample tensorfile tier
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
-        pack.cutter pack.difference pack.known pack.record
+        pack.cutter pack.difference pack.digest pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task""",
     "waiting": """bounded clock first_touch loop_thread progress task_group

@@ -196,7 +196,7 @@ def _packed_twice(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place
             place in claimed and place in survey.objects for place in theirs
         )
         mine = set() if record.prefix is None else {place for place, _ in _places(record.prefix)}
-        is_whole = all(place in survey.objects or place in found for place in mine)
+        is_whole = bool(mine) and all(place in survey.objects or place in found for place in mine)
         if is_whole or not are_there:
             found |= theirs
         else:

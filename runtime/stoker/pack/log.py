@@ -14,7 +14,7 @@ from stoker.errors import (
     PackError,
     PreconditionFailedError,
 )
-from stoker.pack.record import PackRecord, record_key
+from stoker.pack.record import PackRecord, is_record_key, record_key
 from stoker.retry import RetryingReader, RetryingStore
 from stoker.store.protocol import ObjectInfo, Readable, Store
 
@@ -60,7 +60,7 @@ async def list_records(
             found[info.key] = logged
 
     try:
-        listed = [info async for info in reader.list(f"packs/{run_prefix}")]
+        listed = [info async for info in reader.list(f"packs/{run_prefix}") if is_record_key(info.key)]
     except NotFoundError:  # the bucket itself does not exist: a local folder before its first object
         return []
     await for_each(listed, read, concurrency=_READS_AT_ONCE)

@@ -25,7 +25,17 @@ from stoker.errors import ChecksumError, FormatError
 from stoker.manifest import Manifest, PackRun
 from stoker.supersample import FORMAT
 
-__all__ = ["SOURCE_BYTES", "STATES", "PackRecord", "no_sources", "record_key", "run_id", "run_name", "run_prefix"]
+__all__ = [
+    "SOURCE_BYTES",
+    "STATES",
+    "PackRecord",
+    "is_record_key",
+    "no_sources",
+    "record_key",
+    "run_id",
+    "run_name",
+    "run_prefix",
+]
 
 SOURCE_BYTES = 16
 """Of the hash that names a raw object: two of 10**9 are the same with a probability of 10**-21."""
@@ -35,6 +45,7 @@ MODES = ("create", "append", "deferred")
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _IDENTITY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_RECORD_KEY = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
 _JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 _MAX_ROWS = 1 << 32
@@ -48,6 +59,11 @@ def no_sources() -> NDArray[np.uint8]:
 def record_key(run: str) -> str:
     """Return the key of a run's record."""
     return f"packs/{run}.safetensors"
+
+
+def is_record_key(key: str) -> bool:
+    """Return whether a record may be under a key: there is something else below ``packs/``, and more may come."""
+    return _RECORD_KEY.fullmatch(key) is not None
 
 
 def run_name(run: str) -> NDArray[np.uint8]:
@@ -187,9 +203,10 @@ class PackRecord:
         if self.state not in STATES or self.mode not in MODES or self.is_committed != (self.version > 0):
             raise FormatError("the pack record's mode, state and version do not go together")
         runs = [] if self.prefix is None else [(run.run, run.first_number) for run in self.prefix.runs]
-        if runs != ([(self.run, 0)] if len(self) else []) or (self.state != "packing" and not len(self)):
+        if runs != ([(self.run, 0)] if len(self) else []) or (self.state == "complete" and not len(self)):
             raise FormatError("the pack record's prefix is not that of its run")
-        if self.state != "packing" and not self.replaces and len(self.sources) not in (0, 1, self.samples):
+        is_ended = self.state != "packing" and len(self)  # a committed record may be without what the manifest has
+        if is_ended and not self.replaces and len(self.sources) not in (0, 1, self.samples):
             raise FormatError("the pack record does not name the raw object of every sample")
 
 
