@@ -33,6 +33,9 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main as torchrun
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker import Array, open_store
@@ -42,7 +45,8 @@ from stoker.retry import RetryingStore
 from stoker_torch import Loader, Preemption, save_on_sigterm
 
 TAKEN_AWAY = 128 + signal.SIGTERM
-"""Exit code of a training that is not over: platforms count it as a failure, and start the next attempt."""
+"""Exit code of a training that is not over: platforms count it as a failure, and start the next attempt. Of torchrun's
+own, which is 1, they could not tell that from a mistake."""
 
 _INDEPENDENT = (
     ("CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
@@ -88,12 +92,12 @@ class Placement:
         )
 
     def torchrun(self, processes: int, port: int) -> list[str]:
-        """Return the command that starts this node's ranks; restarting is the platform's business."""
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--max-restarts=0"]
+        """Return what torchrun is told to start this node's ranks; restarting is the platform's business."""
+        words = [f"--nproc-per-node={processes}", "--max-restarts=0"]
         if self.nodes == 1:
-            return [*command, "--standalone", "--local-addr=127.0.0.1"]
+            return [*words, "--standalone", "--local-addr=127.0.0.1"]
         where = [f"--node-rank={self.node}", f"--master-addr={self.main_address}", f"--master-port={port}"]
-        return [*command, f"--nnodes={self.nodes}", *where]
+        return [*words, f"--nnodes={self.nodes}", *where]
 
 
 class Checkpoint:
@@ -261,6 +265,19 @@ def train(job: argparse.Namespace, placement: Placement) -> bool:
             distributed.destroy_process_group()
 
 
+def start_ranks(words: Sequence[str]) -> bool:
+    """Run torchrun to its end; return False if the ranks left before theirs, told by this machine or by another."""
+    try:
+        torchrun(words)
+    except SignalException:
+        return False
+    except ChildFailedError as error:
+        if all(failure.exitcode != TAKEN_AWAY for failure in error.failures.values()):
+            raise
+        return False
+    return True
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Return what was asked for on the command line."""
     parser = argparse.ArgumentParser(description="Train a classifier from a packed data set of images and labels.")
@@ -285,9 +302,10 @@ def main() -> None:
     job, placement = arguments(), Placement.of(os.environ)
     processes = job.processes or max(1, torch.cuda.device_count())
     if not placement.is_rank and processes * placement.nodes > 1:
-        command = [*placement.torchrun(processes, job.port), *sys.argv]
-        os.execv(command[0], command)  # noqa: S606 - torchrun takes this process's place, and its signals
-    if not train(job, placement):
+        is_over = start_ranks([*placement.torchrun(processes, job.port), *sys.argv])
+    else:
+        is_over = train(job, placement)
+    if not is_over:
         raise SystemExit(TAKEN_AWAY)
 
 

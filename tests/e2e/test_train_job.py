@@ -23,6 +23,7 @@ from support.places import with_store
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_job.py"
 SAMPLES, EPOCHS = 60, 100
 DATA, RUN = "s3://stoker/train-job/data", "s3://stoker/train-job/run"
+TAKEN_AWAY = 128 + signal.SIGTERM
 _TIMEOUT_SECONDS = 120
 
 
@@ -116,12 +117,12 @@ def test_told_to_go_it_goes_on_elsewhere_with_another_world_size_and_every_sampl
         nodes = [stack.enter_context(training(node_of_two(environment, index), port=port)) for index in range(2)]
         wait_until_under_way(nodes[0])
         nodes[1].terminate()  # the other node is only told by this one
-        assert all(end_of(node) for node in nodes)  # not 0, so that the platform starts another attempt
+        assert [end_of(node) for node in nodes] == [TAKEN_AWAY] * 2  # so that the platform starts another attempt
     reached = check_so_far()
     with training(environment) as process:
         wait_until_under_way(process)
         process.terminate()
-        assert end_of(process) == 128 + signal.SIGTERM
+        assert end_of(process) == TAKEN_AWAY
     assert check_so_far() > reached
     with training(environment, checkpoint_steps=10_000) as process:
         assert end_of(process) == 0

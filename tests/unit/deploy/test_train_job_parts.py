@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import stoker
 from stoker.errors import PreconditionFailedError
@@ -73,6 +74,33 @@ def test_nodes_that_run_together_start_torchrun_with_the_main_node_first(job: Mo
 def test_one_machine_with_several_gpus_starts_torchrun_for_itself(job: ModuleType) -> None:
     command = placement(job, {}).torchrun(2, 29500)
     assert {"--standalone", "--nproc-per-node=2", "--max-restarts=0"} < set(command)
+
+
+@pytest.mark.parametrize("exit_codes", [(143, -15), (-15, 143)])
+def test_ranks_that_were_taken_away_are_no_mistake(
+    job: ModuleType, monkeypatch: pytest.MonkeyPatch, exit_codes: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(job, "torchrun", failing(exit_codes))
+    assert job.start_ranks([]) is False
+
+
+def test_a_mistake_of_a_rank_is_one(job: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "torchrun", failing((1, -15)))
+    with pytest.raises(ChildFailedError):
+        job.start_ranks([])
+
+
+def failing(exit_codes: tuple[int, ...]) -> Callable[[Sequence[str]], None]:
+    """Return a torchrun whose ranks end with these codes."""
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="")
+        for rank, code in enumerate(exit_codes)
+    }
+
+    def torchrun(words: Sequence[str]) -> None:
+        raise ChildFailedError("train_job.py", failures)
+
+    return torchrun
 
 
 def test_what_torchrun_started_is_a_rank(job: ModuleType) -> None:
