@@ -6,11 +6,20 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from stoker import versions
 from stoker.bounded import for_each
-from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PermissionDeniedError, StokerError
+from stoker.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    PackError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StokerError,
+)
 from stoker.manifest import Manifest, Rows, version_key
 from stoker.retry import RetryingReader, RetryingStore
 from stoker.shuffling.folder import FolderStore
@@ -84,9 +93,13 @@ async def commit_epoch(
     folder = FolderStore(store, layout.folder)
     if await read_epoch(store, layout) is None:
         built = await _built(folder, layout, runs)
-        await versions.commit(folder, lambda base: built if base is None else base)
+        with suppress(PreconditionFailedError):  # somebody was first
+            await versions.publish(folder, built)
         if await read_epoch(store, layout) is None:
-            raise PackError(f"something else stands where the epoch belongs: delete {folder.url}, and shuffle again")
+            raise PackError(
+                f"epoch {layout.epoch} was committed, and is not there: it was deleted meanwhile, or something else "
+                f"stands where it belongs; delete {folder.url}, and shuffle again"
+            )
     deleted, is_done = await delete_epochs(store, layout, keep=keep, stop_at_seconds=stop_at_seconds)
     return {
         "state": "complete" if is_done else "packing",

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.clock import run_virtual
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
-from stoker.manifest import Manifest, PackRun, Rows, version_key
+from stoker.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
 from stoker.order import Order, OrderConfig
 from stoker.prices import Prices
 from stoker.reading.head_memory import HeadMemory
@@ -216,7 +216,7 @@ def test_the_same_tasks_at_the_same_time_make_one_epoch(way: Way) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_task_that_is_killed_anywhere_is_gone_on_with(way: Way, late: bool) -> None:
-    """At every tenth of its requests; each time by another process, which finds only what is in the store."""
+    """At every fifth of its requests; each time by another process, which finds only what is in the store."""
 
     async def main() -> None:
         store = await packed(samples=60)
@@ -601,6 +601,23 @@ def test_what_is_old_goes_in_the_order_in_which_nothing_names_what_is_not_there(
         deleted = [call.split("/")[3] for call in watched.calls if call.startswith("delete")]
         assert deleted == sorted(deleted, key=lambda name: (not name.startswith("manifest"), name != "parts"))
         assert set(deleted) == {"manifests", "manifest.safetensors", "parts", "data"}
+
+    asyncio.run(main())
+
+
+def test_an_epoch_of_which_only_the_copy_of_its_manifest_is_left_is_made_again() -> None:
+    """As where one process deletes it while another one commits it."""
+
+    async def main() -> None:
+        store = await packed(samples=30)
+        await made(store)
+        task = phases()[0][0]
+        folder = (await layout_of(store, task)).folder
+        for key in await stored(store, folder):
+            if key != f"{folder}{POINTER_KEY}":
+                await store.delete(key)
+        await made(store)
+        await check_epoch(store, task)
 
     asyncio.run(main())
 
