@@ -121,6 +121,10 @@ class Library:
         self._reading_bytes = memory_bytes - memory_bytes // 4
         self._shelves: dict[str, Shelf] = {}
         self._reader: tuple[str, int, SampleReader] | None = None
+        self._lent = 0  # to how many, at this time
+        self._is_free = asyncio.Event()
+        self._is_free.set()
+        self._turn = asyncio.Lock()
 
     def shelf(self, name: str) -> Shelf:
         """Return a data set by its name.
@@ -134,18 +138,33 @@ class Library:
             self._shelves[name] = Shelf(self._store(self._datasets[name]), self._manifest_bytes)
         return self._shelves[name]
 
-    def reader(self, name: str, manifest: Manifest) -> SampleReader:
-        """Return what reads samples of a version of a data set; that of the one used last is kept, with its heads.
+    @asynccontextmanager
+    async def reader(self, name: str, manifest: Manifest) -> AsyncIterator[SampleReader]:
+        """Lend what reads samples of a version of a data set; it is kept with its heads until another is wanted.
+
+        A reader may take all the memory, so there is one at a time, for any number of readings at once. Who wants
+        another waits until it is free, and who comes later waits behind him.
 
         Raises:
             BudgetError: the memory is too small.
         """
-        if self._reader is None or self._reader[:2] != (name, manifest.version):
-            memory = SampleMemory.plan(manifest, 0, self._reading_bytes)
-            store = self.shelf(name).store.wrapped
-            reader = SampleReader(store, manifest, manifest.schema, memory, _FETCHES)
-            self._reader = name, manifest.version, reader
-        return self._reader[2]
+        async with self._turn:
+            if self._reader is None or self._reader[:2] != (name, manifest.version):
+                await self._is_free.wait()
+                self._reader = name, manifest.version, self._opened(name, manifest)
+            reader = self._reader[2]
+            self._lent += 1
+            self._is_free.clear()
+        try:
+            yield reader
+        finally:
+            self._lent -= 1
+            if not self._lent:
+                self._is_free.set()
+
+    def _opened(self, name: str, manifest: Manifest) -> SampleReader:
+        memory = SampleMemory.plan(manifest, 0, self._reading_bytes)
+        return SampleReader(self.shelf(name).store.wrapped, manifest, manifest.schema, memory, _FETCHES)
 
 
 def manifest_key(version: int | None) -> str:

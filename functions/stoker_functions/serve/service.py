@@ -113,7 +113,8 @@ class Service:
         headers |= {"ETag": etag, "Accept-Ranges": "none"}
         if is_unchanged(request.headers, etag):
             return Response(status=304, headers=headers)
-        body = await read_batch(manifest, library.reader(ask.dataset, manifest), ask, self._config.answer_bytes)
+        async with library.reader(ask.dataset, manifest) as reader:
+            body = await read_batch(manifest, reader, ask, self._config.answer_bytes)
         headers["Content-Type"] = "application/octet-stream"
         if request.method == "HEAD":
             return Response(status=200, headers={**headers, "Content-Length": str(len(body))})

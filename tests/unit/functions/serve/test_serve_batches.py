@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from functools import cache
@@ -14,16 +15,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 import stoker
-from stoker.manifest import Manifest
+from stoker.manifest import Manifest, version_key
 from stoker.order import Order, OrderConfig
 from stoker.store import open_store
 from stoker.supersample import SuperSample
 from stoker.versions import read_manifest
 from stoker_functions.serve import Request, Response, Service
-from support.datasets import pack_numbers, sample_of
+from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.packing import WatchedStore
 from support.places import with_store
 from support.served_requests import ask, error_of, serving, with_service
+from support.stores import eventually
 from support.supersamples import EVERY_KIND, samples_of
 
 SAMPLES = 300
@@ -154,6 +156,48 @@ def test_a_batch_that_is_too_large_is_not_read_to_its_end() -> None:
     assert response.status == 413
     read = {call for call in watched.calls if "data/" in call}
     assert len(read) < len(manifest) / 4
+
+
+def test_batches_of_several_versions_take_turns_since_each_may_take_all_the_memory() -> None:
+    url = pack_numbers(40)
+    with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=800, mode="append") as packer:
+        packer.extend(map(sample_of, range(40, 60)))
+    reading, may_come = asyncio.Event(), asyncio.Event()
+
+    class Held(WatchedStore):
+        """A bucket whose super-samples come when they may."""
+
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if key.startswith("data/"):
+                reading.set()
+                await may_come.wait()
+
+    async def use(service: Service) -> None:
+        def asked(version: int, position: int) -> asyncio.Task[Response]:
+            query = f"size=4&shuffle=none&version={version}"
+            request = Request(method="GET", path=f"/v1/ds/batches/{position}", query=query)
+            return asyncio.get_running_loop().create_task(service.answer(request))
+
+        first, beside = asked(1, 0), asked(1, 30)
+        await reading.wait()
+        await eventually(lambda: len(read()) == 2)
+        other, gone, later = asked(2, 50), asked(2, 54), asked(1, 20)
+        await eventually(lambda: held.calls.count(f"get {version_key(2)}") == 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gone.cancel()
+        assert len(read()) == 2, "nothing of another version, and who came after that waits his turn"
+        may_come.set()
+        wanted = {first: 0, beside: 30, other: 50, later: 20}
+        for task, number in wanted.items():
+            assert numbers_of(await task) == list(range(number, number + 4))
+        assert gone.cancelled()
+
+    def read() -> list[str]:
+        return [call for call in held.calls if "data/" in call]
+
+    held = Held(open_store(url))
+    with_service(serving(url), use, store=lambda _: held)
 
 
 def test_a_sample_that_alone_is_too_large_is_referred_to_its_super_sample(url: str) -> None:
