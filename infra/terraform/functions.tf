@@ -8,12 +8,13 @@ locals {
 
   # One instance does one thing at a time (concurrency 1), since its memory is the budget of one invocation. But serve
   # waits for the bucket most of the time; and ingest packs together what is announced within a second to one instance:
-  # the more requests it has, the larger the super-samples.
+  # the more requests it has, the larger the super-samples. More than 4 GiB come with two processors at least, of which
+  # the second is idle: an instance has one thread.
   sizes = {
     pack        = { cpu = 1, memory = "2Gi", timeout_seconds = 3600, concurrency = 1, instances = 100 }
     ingest      = { cpu = 1, memory = "2Gi", timeout_seconds = 300, concurrency = 500, instances = 20 }
     commit      = { cpu = 1, memory = "2Gi", timeout_seconds = 300, concurrency = 1, instances = 2 }
-    compact     = { cpu = 2, memory = "4Gi", timeout_seconds = 1800, concurrency = 1, instances = 2 }
+    compact     = { cpu = 1, memory = "4Gi", timeout_seconds = 1800, concurrency = 1, instances = 2 }
     shuffle     = { cpu = 2, memory = "8Gi", timeout_seconds = 3600, concurrency = 1, instances = 100 }
     serve       = { cpu = 1, memory = "2Gi", timeout_seconds = 60, concurrency = 8, instances = 20 }
     serve-token = { cpu = 1, memory = "2Gi", timeout_seconds = 60, concurrency = 8, instances = 5 }
