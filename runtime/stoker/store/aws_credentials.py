@@ -32,7 +32,7 @@ class AwsCredentials:
     Args:
         profile: a section of the AWS configuration files.
         keys: an access key, its secret, and a session token or None; nothing else is asked then.
-        otherwise: what else a user without credentials can do, for the message.
+        otherwise: what else a user without credentials can do; the message ends with it.
 
     Attributes:
         session: botocore's, which is another one after credentials were looked for afresh.
@@ -53,7 +53,7 @@ class AwsCredentials:
             try:
                 found = await self.session.get_credentials()
                 if found is None:
-                    raise CredentialsError(f"{_NONE_FOUND}, {self._otherwise}")
+                    raise CredentialsError(f"{_NONE_FOUND}{self._otherwise}")
                 frozen: ReadOnlyCredentials = await found.get_frozen_credentials()
             except (BotoCoreError, ClientError) as error:
                 raise CredentialsError(f"AWS credentials could not be had: {error}") from error

@@ -44,10 +44,11 @@ class IdentityTokens:
 
     Args:
         service_account: the e-mail address of the account to act for.
+        otherwise: what else a user without credentials can do; the message ends with it.
     """
 
-    def __init__(self, service_account: str | None) -> None:
-        self._service_account = service_account
+    def __init__(self, service_account: str | None, *, otherwise: str = "") -> None:
+        self._service_account, self._otherwise = service_account, otherwise
         self._lock = asyncio.Lock()
         self._kept: dict[str, tuple[str, float]] = {}
 
@@ -93,7 +94,7 @@ class IdentityTokens:
             ) from None
         except (aiohttp.ClientConnectionError, TimeoutError) as error:
             if is_machine:
-                raise CredentialsError(_NO_CREDENTIALS) from None
+                raise CredentialsError(f"{_NO_CREDENTIALS}{self._otherwise}") from None
             raise ConnectionLostError(f"Google's token endpoint could not be reached: {error}") from None
         except (OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
             raise CredentialsError(

@@ -18,9 +18,12 @@ from stoker.store.network import LAMBDA_URL
 from stoker.store.options import Auth, ServedOptions
 from stoker.store.renewal import Renewable
 
-__all__ = ["Bearer", "Caller", "auth_of", "callers_of"]
+__all__ = ["OTHERWISE", "Bearer", "Caller", "auth_of", "callers_of"]
 
 _P = TypeVar("_P")
+
+OTHERWISE = ", set STOKER_TOKEN if the function wants a token, or send none with ServedOptions(anonymous=True)"
+"""What those can do who have no credentials of the platform that a host belongs to."""
 
 # Auth → module, its caller, its extra.
 _CALLERS: Mapping[Auth, tuple[str, str, str]] = {

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from stoker.errors import ConfigError, PermissionDeniedError
 from stoker.store.aws_credentials import AwsCredentials, configured_region, signed
 from stoker.store.failures import Rule
+from stoker.store.http_store_auth import OTHERWISE
 from stoker.store.network import LAMBDA_URL
 from stoker.store.options import ServedOptions
 from stoker.store.renewal import ExpiredCredentialsError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AwsCaller"]
 
-_OTHERWISE = "set STOKER_TOKEN if the function wants a token, or send none with ServedOptions(anonymous=True)"
 _NEEDED = "lambda:InvokeFunctionUrl and lambda:InvokeFunction on the function"
 
 
@@ -38,7 +38,7 @@ class AwsCaller:
         Raises:
             ConfigError: the region is not known.
         """
-        credentials = AwsCredentials(profile=options.profile, otherwise=_OTHERWISE)
+        credentials = AwsCredentials(profile=options.profile, otherwise=OTHERWISE)
         match = LAMBDA_URL.fullmatch(urlsplit(url).hostname or "")
         region = options.region or (match[1] if match else environment.get("AWS_REGION"))
         region = region or configured_region(credentials.session)

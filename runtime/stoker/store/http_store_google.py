@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from stoker.errors import PermissionDeniedError
 from stoker.store.failures import Rule
 from stoker.store.google_identity import IdentityTokens
+from stoker.store.http_store_auth import OTHERWISE
 from stoker.store.options import ServedOptions
 from stoker.store.renewal import ExpiredCredentialsError
 
@@ -25,7 +26,7 @@ class GoogleCaller:
     @classmethod
     def of(cls, url: str, options: ServedOptions, _environment: Mapping[str, str]) -> GoogleCaller:
         """Return who calls the function at ``url``, less ``/v1/NAME``: that is what its tokens are made out to."""
-        return cls(IdentityTokens(options.service_account), url.rsplit("/", 2)[0])
+        return cls(IdentityTokens(options.service_account, otherwise=OTHERWISE), url.rsplit("/", 2)[0])
 
     async def current(self) -> str:
         """Return a token that has not expired."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Access"]
 
-_OTHERWISE = "or send none with S3Options(anonymous=True) or --anonymous"
+_OTHERWISE = ", or send none with S3Options(anonymous=True) or --anonymous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

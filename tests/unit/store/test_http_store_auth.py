@@ -372,6 +372,16 @@ def test_a_token_that_is_refused_is_dropped_and_the_request_is_sent_again(metada
     assert sorted(door.seen) == ["token-1"] * 4 + ["token-2"] * 4
 
 
+def test_where_there_are_no_google_credentials_nothing_is_sent(monkeypatch: pytest.MonkeyPatch, dataset: str) -> None:
+    monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:9/{audience}")
+    door = BearerDoor(good=[])
+    error = behind(door, dataset, GOOGLE)
+    assert type(error) is CredentialsError
+    assert "no Google credentials were found" in str(error)
+    assert "STOKER_TOKEN" in str(error)
+    assert door.seen == []
+
+
 def test_an_account_that_may_not_call_the_function_is_told_its_role(metadata: list[str], dataset: str) -> None:
     error = behind(BearerDoor(good=[], known=["token-1"]), dataset, GOOGLE)
     assert type(error) is PermissionDeniedError
