@@ -127,6 +127,6 @@ def _refused(function: str, url: str, reply: Reply) -> StokerError:
 def _object(body: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

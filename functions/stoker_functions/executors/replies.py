@@ -72,7 +72,7 @@ def result_of(function: str, body: bytes) -> dict[str, Any]:
     """
     try:
         result = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ServerError(f"{function} answered {len(body)} bytes that are not JSON") from None
     if not isinstance(result, dict):
         raise error_of_function(function, "TypeError", f"the result is no JSON object but a {type(result).__name__}")

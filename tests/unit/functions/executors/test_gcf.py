@@ -118,9 +118,15 @@ def test_what_a_function_itself_says_goes_before_the_status(
     assert "so it is" in str(error)
 
 
-@pytest.mark.parametrize("body", ["[]", "null", '{"errorType": 5}', '{"error": {}}', "{"])
+@pytest.mark.parametrize("body", ["[]", "null", '{"errorType": 5}', '{"error": {}}', "{", "[" * 100_000])
 def test_an_answer_that_is_not_a_functions_error_is_the_platforms(body: str) -> None:
     error, _, _ = called(answering(500, body))
+    assert isinstance(error, ServerError)
+
+
+@pytest.mark.parametrize("body", ["", "<html>", "[" * 100_000])
+def test_a_success_that_is_no_json_is_somebody_elses_and_called_again(body: str) -> None:
+    error, _, _ = called(answering(200, body))
     assert isinstance(error, ServerError)
 
 
