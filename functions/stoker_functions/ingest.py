@@ -29,7 +29,7 @@ from stoker.pack.part import Part, provisional_dataset
 from stoker.schema import Array, Schema
 from stoker.sources.folders import belongs, files_schema, images_schema
 from stoker.sources.listing import Listing, is_wanted
-from stoker.sources.parts import grouped
+from stoker.sources.parts import Samples, grouped
 from stoker.sources.webdataset import open_webdataset
 from stoker.store.location import check_key, parse_url
 from stoker.store.protocol import ObjectInfo
@@ -235,9 +235,9 @@ class _Packing:
 
     async def _pack(self, objects: Sequence[ObjectInfo]) -> None:
         """Pack raw objects as one run, to its end."""
-        part = await self._part(objects)
+        part, opened = await self._part(objects)
         try:
-            record = await pack_part(part, self._deployment, self._deadline)
+            record = await pack_part(part, self._deployment, self._deadline, opened)
         except StokerError as error:
             if not isinstance(error, TransientError):
                 self._given_up.append(part.run)
@@ -248,13 +248,15 @@ class _Packing:
                 "are announced again"
             )
 
-    async def _part(self, objects: Sequence[ObjectInfo]) -> Part:
+    async def _part(self, objects: Sequence[ObjectInfo]) -> tuple[Part, Samples | None]:
+        """Return the part that raw objects are, and its samples where they had to be opened to tell the columns."""
         target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
-        schema = target.schema
+        schema, opened = target.schema, None
         if schema is None:
             listing = Listing(self._source, self._deployment.source(self._source), ordered, is_folder=False)
-            schema = (await open_webdataset(listing)).schema
-        return Part(
+            opened = Samples(await open_webdataset(listing))
+            schema = opened.source.schema
+        part = Part(
             dataset=target.url,
             dataset_id=target.dataset_id,
             source=self._source,
@@ -264,6 +266,7 @@ class _Packing:
             objects=ordered,
             is_remembered=True,
         )
+        return part, opened
 
     async def _still_there(self, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         """Return the objects that are in the bucket as they were announced, with the sizes that they have."""

@@ -19,7 +19,7 @@ from stoker.pack.record import PackRecord
 from stoker.pack.run import PackRunner, RunConfig
 from stoker.pack.uploads import Uploads
 from stoker.sizes import format_bytes
-from stoker.sources.parts import open_part
+from stoker.sources.parts import Samples, open_part
 from stoker.sources.reading import MAX_AHEAD_BYTES
 from stoker_functions.deadline import Deadline
 from stoker_functions.deployment import Deployment
@@ -65,8 +65,17 @@ def pack_result(record: PackRecord) -> dict[str, Any]:
     }
 
 
-async def pack_part(part: Part, deployment: Deployment, deadline: Deadline) -> PackRecord:
-    """Pack a part, as far as the time allows, and return its record; see :func:`pack`."""
+async def pack_part(
+    part: Part, deployment: Deployment, deadline: Deadline, opened: Samples | None = None
+) -> PackRecord:
+    """Pack a part, as far as the time allows, and return its record; see :func:`pack`.
+
+    Args:
+        part: what to pack.
+        deployment: whose stores and catalog.
+        deadline: of the invocation.
+        opened: the part's samples, where they were opened before.
+    """
     time_seconds = deadline.remaining_seconds()
     store, source = deployment.dataset(part.dataset), deployment.source(part.source)
     concurrency = _concurrency(deployment.settings.memory_bytes, part.super_sample_bytes)
@@ -81,7 +90,7 @@ async def pack_part(part: Part, deployment: Deployment, deadline: Deadline) -> P
     uploads = Uploads(store, run, concurrency=concurrency)
     try:
         async with asyncio.timeout_at(deadline.stop_at_seconds) as limit:
-            samples = await open_part(part, source)
+            samples = opened or await open_part(part, source)
             run.cutter.skip(len(record), record.samples)
             uploads.take_in(run.durable)
             async with aclosing(samples.read(record.samples)) as found:

@@ -355,6 +355,31 @@ def test_of_tars_each_is_a_run_and_a_bad_one_fails_alone() -> None:
     asyncio.run(main())
 
 
+def test_the_first_tar_of_all_is_opened_as_often_as_any_other() -> None:
+    async def main() -> None:
+        place = S3Place()
+        store = open_store(place.raw)
+        tars = Ingest(dataset="train", kind="webdataset", super_sample_bytes=2000)
+        reads: list[list[str]] = []
+        for number, key in enumerate(["first.tar", "second.tar"]):
+            info = await store.put(key, tar_of(range(10 * number, 10 * number + 10)))
+            watched: list[WatchedStore] = []
+
+            def wrap(store: Store, watched: list[WatchedStore] = watched) -> Store:
+                watched.append(WatchedStore(store))
+                return watched[-1]
+
+            assert await ingested(place, one_each([info]), ingest=tars, wrap=wrap) == []
+            await commit({"dataset": place.dataset}, place.deployment(), plenty())
+            reads.append([call.split()[0] for each in watched for call in each.calls if call.endswith(key)])
+        assert reads[0] == reads[1]
+        manifest = await place.manifest()
+        assert manifest is not None
+        assert manifest.samples == 20
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("kind", ["files", "webdataset"])
 def test_what_was_taken_in_before_somebody_else_created_the_data_set_is_in_it(kind: str) -> None:
     async def main() -> None:
