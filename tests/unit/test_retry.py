@@ -7,6 +7,7 @@ import itertools
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,17 +29,8 @@ class Damaging(WatchedStore):
         self.damage = damage
         self.readings = itertools.count()
 
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:
-        info = await super().get_range(key, start, end, into=into, tag=tag, begun=begun)
+    async def get_range(self, *range_: Any, into: memoryview, **conditions: Any) -> ObjectInfo:
+        info = await super().get_range(*range_, into=into, **conditions)
         self.damage(next(self.readings), into)
         return info
 
