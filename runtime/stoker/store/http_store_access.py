@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from stoker.errors import ConfigError, StoreError
-from stoker.store.failures import Failure, error_of
+from stoker.errors import ConfigError, ServerError, StoreError
+from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.http import Call, Destination, HttpReader, Reply
 from stoker.store.http_session import open_reader, open_session
 from stoker.store.http_store_auth import Caller
@@ -21,6 +21,10 @@ from stoker.store.renewal import with_renewal
 __all__ = ["ServedAccess", "said_of"]
 
 _REDIRECT = 307
+_STALE: Rule = (
+    ServerError,
+    "the bucket does not take the URL that the function has signed, which holds for a short time; ask for another",
+)
 _MAX_LOCATION_CHARACTERS = 8192
 _MAX_ORIGINS = 8  # the function itself, and the hosts of the bucket that it redirects to
 
@@ -66,6 +70,8 @@ class ServedAccess:
         reply = await self._carried(Call(method="GET", url=target, headers=plain, address=address), destination)
         if 300 <= reply.status < 400:
             raise StoreError(f"{address}: the function redirects to what redirects again; that is not followed")
+        if reply.status in (400, 401, 403):
+            raise error_of(Failure(address=address, status=reply.status), {str(reply.status): _STALE})
         return reply
 
     def _shut_out(self, address: str, reply: Reply) -> StoreError:

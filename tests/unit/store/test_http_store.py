@@ -259,6 +259,15 @@ def test_a_redirect_of_a_redirect_is_not_followed() -> None:
     assert (len(met.function), len(met.bucket)) == (1, 1)
 
 
+@pytest.mark.parametrize("status", [400, 401, 403])
+def test_a_signed_url_that_the_bucket_does_not_take_any_more_may_be_had_anew(status: int) -> None:
+    expired = b"<Error><Code>AccessDenied</Code><Message>Request has expired MARKER-url</Message></Error>"
+    met = meet(read_pointer, redirecting("BUCKET/key"), lambda _: reply(status=f"{status} No", body=expired))
+    assert type(met.error) is ServerError, "which is tried again"
+    assert "signed" in str(met.error)
+    assert "MARKER" not in str(met.error)
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 308])
 def test_no_other_redirect_is_followed(status: int) -> None:
     met = meet(read_pointer, lambda _, bucket: reply(f"Location: {bucket}/key", status=f"{status} X"))
