@@ -18,14 +18,13 @@ from stoker.errors import (
     PackError,
     PermissionDeniedError,
     PreconditionFailedError,
-    StokerError,
 )
 from stoker.manifest import Manifest, Rows, version_key
-from stoker.retry import RetryingReader, RetryingStore
+from stoker.retry import RetryingStore
 from stoker.shuffling.folder import FolderStore
 from stoker.shuffling.layout import EpochLayout
-from stoker.shuffling.record import RECORD_FOLDER, PartRecord
-from stoker.store.protocol import Readable, Store
+from stoker.shuffling.record import RECORD_FOLDER, PartRecord, stored_manifest
+from stoker.store.protocol import Store
 
 __all__ = ["SCATTERED_FOLDER", "commit_epoch", "delete_epochs", "read_epoch"]
 
@@ -44,25 +43,16 @@ async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
         StoreError: the store failed.
     """
     folder = FolderStore(store, layout.folder)
-    reader: RetryingReader[Readable] = RetryingReader(folder)
-    problem: StokerError | None = None
-    for _ in range(2):
-        try:
-            data, _ = await reader.get(version_key(_VERSION))
-            manifest = Manifest.from_bytes(data)
-            _check(manifest, layout)
-        except NotFoundError:
-            return None
-        except ChecksumError as error:  # damaged on its way, perhaps
-            problem = error
-        except (FormatError, PermissionDeniedError) as error:
-            # Those who may not list a bucket are told that they may not read what does not exist.
-            problem = error
-            break
-        else:
-            return manifest
-    _log.warning("the materialized epoch %s cannot be used: %s", folder.url, problem)
-    return None
+    try:
+        manifest, _ = await stored_manifest(folder, version_key(_VERSION))
+        _check(manifest, layout)
+    except NotFoundError:
+        return None
+    except (ChecksumError, FormatError, PermissionDeniedError) as error:
+        # Those who may not list a bucket are told that they may not read what does not exist.
+        _log.warning("the materialized epoch %s cannot be used: %s", folder.url, error)
+        return None
+    return manifest
 
 
 def _check(manifest: Manifest, layout: EpochLayout) -> None:

@@ -8,12 +8,30 @@ from __future__ import annotations
 
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
 from stoker.manifest import Manifest
-from stoker.retry import RetryingStore
-from stoker.store.protocol import Store
+from stoker.retry import RetryingReader, RetryingStore
+from stoker.store.protocol import ObjectInfo, Readable, Store
 
-__all__ = ["RECORD_FOLDER", "PartRecord"]
+__all__ = ["RECORD_FOLDER", "PartRecord", "stored_manifest"]
 
 RECORD_FOLDER = "parts/"
+
+
+async def stored_manifest(store: Readable, key: str) -> tuple[Manifest, ObjectInfo]:
+    """Return a manifest, and what the store says of it: one GET, or two where it was damaged on its way.
+
+    Raises:
+        NotFoundError: there is none.
+        FormatError: what is there is no manifest.
+        ChecksumError: it is damaged.
+        StoreError: the store failed.
+    """
+    reader = RetryingReader(store)
+    data, info = await reader.get(key)
+    try:
+        return Manifest.from_bytes(data), info
+    except ChecksumError:
+        data, info = await reader.get(key)
+        return Manifest.from_bytes(data), info
 
 
 class PartRecord:
@@ -62,31 +80,22 @@ class PartRecord:
             except PreconditionFailedError:
                 await self._read()
                 if self.written is None:
-                    name = f"{self._store.url}/{self._key}"
-                    raise PackError(f"{name} was deleted while it was written; shuffle the epoch again") from None
+                    raise PackError(f"{self._name} was deleted while it was written; shuffle it again") from None
             else:
                 self.written, self._tag = written, info.tag
 
     async def _read(self) -> None:
         try:
-            data, info = await self._store.get(self._key)
+            written, info = await stored_manifest(self._store, self._key)
         except NotFoundError:
             self.written = self._tag = None
             return
-        try:
-            written = Manifest.from_bytes(data)
-        except ChecksumError:  # damaged on its way, perhaps
-            data, info = await self._store.get(self._key)
-            written = self._parsed(data)
-        except FormatError:
-            written = self._parsed(data)
+        except (FormatError, ChecksumError) as error:
+            raise PackError(f"{self._name} is damaged: {error}; delete it, and it is made again") from None
         if written.dataset != self._dataset:
-            raise PackError(f"{self._store.url}/{self._key} is of another data set; delete it, and it is made again")
+            raise PackError(f"{self._name} is of another data set; delete it, and it is made again")
         self.written, self._tag = written, info.tag
 
-    def _parsed(self, data: bytes) -> Manifest:
-        try:
-            return Manifest.from_bytes(data)
-        except (FormatError, ChecksumError) as error:
-            name = f"{self._store.url}/{self._key}"
-            raise PackError(f"{name} is damaged: {error}; delete it, and it is made again") from None
+    @property
+    def _name(self) -> str:
+        return f"{self._store.url}/{self._key}"

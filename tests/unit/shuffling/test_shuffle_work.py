@@ -27,7 +27,7 @@ from stoker.shuffling.plan import PlanConfig, Worker, plan_ways
 from stoker.shuffling.task import ShuffleTask, Way
 from stoker.shuffling.work import perform
 from stoker.store import open_store
-from stoker.store.protocol import Store
+from stoker.store.protocol import ObjectInfo, Store
 from stoker.supersample import Packed, SuperSample
 from stoker.versions import read_manifest
 from support.materialized import MEMORY_BYTES, WAYS, carry_out, layout_of, made, phases
@@ -670,5 +670,23 @@ def test_finding_an_epoch_takes_one_request() -> None:
         await made(store)
         assert await read_epoch(watched, layout) is not None
         assert watched.calls == [f"get {layout.folder}{version_key(1)}"] * 2
+
+    asyncio.run(main())
+
+
+def test_a_manifest_or_record_that_is_damaged_on_its_way_is_read_again() -> None:
+    class Damaging(WatchedStore):
+        async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+            is_first = f"get {key}" not in self.calls
+            data, info = await super().get(key)
+            return (data[:-1] + bytes([data[-1] ^ 1]) if is_first and key.startswith("epochs/") else data), info
+
+    async def main() -> None:
+        store = await packed(samples=30)
+        tasks = phases()
+        await carry_out(store, tasks[:1])
+        await carry_out(Damaging(store), tasks)
+        assert await read_epoch(Damaging(store), await layout_of(store, tasks[0][0])) is not None
+        await check_epoch(store, tasks[0][0])
 
     asyncio.run(main())
