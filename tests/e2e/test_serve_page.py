@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import pytest
@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 import stoker
 from stoker.access_token import TokenKeys
 from stoker.store import S3Options
+from stoker.store.options import Auth
 from stoker_functions.serve.asgi import AsgiApp
 from stoker_local.bucket import LocalBucket
 from support.datasets import SCHEMA, pack_numbers, sample_of
@@ -80,6 +81,10 @@ def test_the_table_of_errors_has_every_code_and_no_other() -> None:
     rows = re.findall(r"^\| ([0-9, ]+) \| ([^|]+) \|", PAGE, re.MULTILINE)
     assert {code for _, code in raised} == {code for _, codes in rows for code in re.findall(r"`([a-z-]+)`", codes)}
     assert {status for status, _ in raised} == {status for statuses, _ in rows for status in statuses.split(", ")}
+
+
+def test_the_table_of_identities_has_every_kind_and_no_other() -> None:
+    assert sorted(re.findall(r'^\| `"(\w+)"` \|', PAGE, re.MULTILINE)) == sorted(get_args(Auth))
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([a-z.-]+\.md)\)", PAGE))
