@@ -7,7 +7,6 @@ super-samples do, the last of which says that it is the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from stoker.bounded import for_each
@@ -17,7 +16,7 @@ from stoker.manifest import Manifest, PackRun, Rows
 from stoker.pack.record import PackRecord
 from stoker.retry import RetryingReader
 from stoker.store.protocol import ObjectInfo, Readable
-from stoker.supersample import Head, Packed
+from stoker.supersample import Head, Origin, Packed
 
 __all__ = ["restored"]
 
@@ -41,25 +40,28 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
     numbers = range(len(objects))
     keys = [f"data/{record.run}/{number:08d}" for number in numbers]
     prefix = next((number for number in numbers if keys[number] not in objects), len(keys))
-    heads: dict[int, tuple[Head, Packed]] = {}
+    if not prefix:
+        return record
+    first, packed = await _read_head(reader, objects[keys[0]], 0)
+    rows = {0: packed}
+    is_complete = first.is_last
 
     async def read(number: int) -> None:
-        heads[number] = await _read_head(reader, objects[keys[number]], number)
+        nonlocal is_complete
+        head, rows[number] = await _read_head(reader, objects[keys[number]], number)
+        _check(record, first, head, number)
+        if number == prefix - 1:
+            is_complete = head.is_last
 
-    await for_each(range(prefix), read, concurrency=_HEADS_AT_ONCE)
-    if not heads:
-        return record
-    _check(record, heads)
-    first, _ = heads[0]
-    rows = Rows.of([heads[number][1] for number in range(prefix)])
+    _check(record, first, first, 0)
+    await for_each(range(1, prefix), read, concurrency=_HEADS_AT_ONCE)  # none is kept: they are large
     manifest = Manifest(
         dataset=first.origin.dataset,
         version=1,
         schema=first.schema,
-        rows=rows,
+        rows=Rows.of([rows[number] for number in range(prefix)]),
         runs=(PackRun(record.run, 0, prefix),),
     )
-    is_complete = heads[prefix - 1][0].is_last
     found = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
     return found if found.progress > record.progress else record
 
@@ -86,13 +88,7 @@ async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo, number:
     return head, packed
 
 
-def _check(record: PackRecord, heads: Mapping[int, tuple[Head, Packed]]) -> None:
-    first, _ = heads[0]
-    for number, (head, _) in heads.items():
-        if (head.origin.run, head.origin.ordinal, head.origin.dataset, head.schema) != (
-            record.run,
-            number,
-            first.origin.dataset,
-            first.schema,
-        ):
-            raise FormatError(f"data/{record.run}/{number:08d} says that it is {head.origin}")
+def _check(record: PackRecord, first: Head, head: Head, number: int) -> None:
+    origin = Origin(dataset=first.origin.dataset, run=record.run, ordinal=number)
+    if (head.origin, head.schema) != (origin, first.schema):
+        raise FormatError(f"data/{record.run}/{number:08d} says that it is {head.origin}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,22 @@ async def packed(store: Store, schema: Schema, samples: list[dict[str, Any]], su
 def begun(record: PackRecord) -> PackRecord:
     """Return the record with which its run began."""
     return replace(record, state="packing", prefix=None)
+
+
+def test_restoring_a_run_of_many_super_samples_does_not_keep_their_heads() -> None:
+    async def main() -> int:
+        store = fresh_store()
+        samples = [{"b": bytes(60_000)}] * 300
+        record = await packed(store, Schema({"b": Bytes()}), samples, 70_000)
+        tracemalloc.start()
+        try:
+            assert (await restored(store, begun(record))).to_bytes() == record.to_bytes()
+            _, most_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return most_bytes
+
+    assert asyncio.run(main()) < 5 << 20
 
 
 LONG_HEADER = Schema(
