@@ -29,9 +29,10 @@ from stoker.schema import Schema
 from stoker.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
 from stoker.tier import ObjectRef
 
-__all__ = ["POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "pack_runs", "version_key"]
+__all__ = ["MAX_VERSION", "POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "pack_runs", "version_key"]
 
 POINTER_KEY = "manifest.safetensors"
+MAX_VERSION = 999_999_999
 _HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")

@@ -24,7 +24,7 @@ from stoker.errors import (
     PreconditionFailedError,
 )
 from stoker.maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
-from stoker.manifest import Manifest, Rows, object_key, pack_runs
+from stoker.manifest import MAX_VERSION, Manifest, Rows, object_key, pack_runs
 from stoker.pack.log import list_records
 from stoker.pack.record import PackRecord
 from stoker.retry import RetryingReader
@@ -100,6 +100,11 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
         dataset, adopted, refused = await _adopt(reader, orphans, dataset)
     if dataset is None or not (found or adopted):
         raise NotFoundError(f"there is no super-sample at {store.url} that a manifest could be made of")
+    if survey.newest_version >= MAX_VERSION:
+        raise PackError(
+            f"{store.url} tells of version {survey.newest_version}, which none can follow; delete the manifest or pack "
+            "record that says so and rebuild again"
+        )
     rebuilt = _manifest(dataset, survey.newest_version + 1, {**found, **adopted})
     manifest = await _publish(store, survey.base, rebuilt)
     return RebuildReport(

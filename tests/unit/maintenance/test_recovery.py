@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from stoker import versions
 from stoker.errors import DatasetExistsError, NotFoundError, PackError
 from stoker.maintenance import gc, rebuild_manifest, verify
 from stoker.manifest import POINTER_KEY, object_key, version_key
+from stoker.pack.record import PackRecord
 from stoker.schema import Array, Bytes, Schema
 from stoker.store import open_store
 from stoker.supersample import Origin
@@ -223,6 +225,24 @@ def test_there_is_nothing_to_rebuild_in_an_empty_place() -> None:
     for url in ("memory://nothing-was-ever-here", fresh_store().url):
         with pytest.raises(NotFoundError, match="no super-sample"):
             asyncio.run(rebuild_manifest(open_store(url), adopt=True))
+
+
+@pytest.mark.parametrize("where", ["a version", "a pack record"])
+def test_a_version_that_none_can_follow_is_not_followed(where: str) -> None:
+    async def main() -> None:
+        store = await data_set()
+        if where == "a version":
+            await store.put(version_key(999_999_999), b"of somebody else")
+        else:
+            ((key, data), *_) = (await stored(store, "packs/")).items()
+            await store.put(key, replace(PackRecord.from_bytes(data), version=999_999_999).to_bytes())
+        await leave_unfinished(store, "late")
+        before = await stored(store)
+        with pytest.raises(PackError, match="version 999999999, which none can follow"):
+            await rebuild_manifest(store)
+        assert await stored(store) == before
+
+    asyncio.run(main())
 
 
 def test_a_rebuild_that_another_writer_overtakes_says_so() -> None:
