@@ -207,10 +207,14 @@ class _Memory:
         """Return what is left of a manifest when a compaction takes the place of its rows.
 
         None where some of them are not there, or where it would be the end of a run whose names it does not hand on:
-        when the compaction began there was more of that run, and that went to another.
+        when the compaction began there was more of that run, and that went to another. Nor is a finished one believed
+        that does not have as many samples as those rows.
         """
         rest = left.without(record.replaces)
         if len(rest) != len(left) - sum(run.rows for run in record.replaces):
+            return None
+        if record.state != "packing" and record.samples != left.samples - rest.samples:
+            _log.warning("run %s has %d samples in place of others; leaving it out", record.run, record.samples)
             return None
         ended = {run.run for run in left.runs} - {run.run for run in rest.runs}
         names = remembered((self._committed[run] for run in ended if run in self._committed), self._now_seconds)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from stoker.maintenance.garbage import gc
 from stoker.maintenance.inspection import verify
 from stoker.maintenance.recovery import rebuild_manifest
 from stoker.pack.catalog import BucketCatalog
+from stoker.pack.known import remembered
+from stoker.pack.record import record_key
 from stoker.retry import RetryingStore
 from stoker.store import open_store
 from stoker.store.protocol import ObjectInfo, Store
@@ -208,6 +211,24 @@ def test_two_compactions_that_share_a_third_one_out_do_not_lose_its_names() -> N
         assert sorted(await place.numbers()) == list(range(43))
 
     run_virtual(main())
+
+
+def test_a_compaction_that_does_not_have_the_samples_that_it_takes_the_place_of_is_not_believed() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 4)
+        catalog = BucketCatalog(open_store(place.dataset))
+        manifest = await place.manifest()
+        assert manifest is not None
+        part = place.part(await place.put([50]), super_sample_bytes=TARGET_BYTES)
+        await pack(part.to_json(), place.deployment(), plenty())
+        records = {record.run: record for record in await catalog.records()}
+        forged = replace(records.pop(part.run), replaces=manifest.runs, sources=remembered(records.values(), 0))
+        await open_store(place.dataset).put(record_key(forged.run), forged.to_bytes())
+        await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        assert sorted(await place.numbers()) == list(range(12))
+
+    asyncio.run(main())
 
 
 def test_a_compaction_whose_rows_another_has_packed_again_is_forgotten() -> None:
