@@ -35,7 +35,10 @@ def _run(args: Namespace) -> int:
     done = asyncio.run(_compact(args))
     if done.objects_before:
         what = f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}"
-        print(f"{what}: version {done.manifest.version}; the old ones go with: stoker gc --keep-versions 1 --delete")
+        print(
+            f"{what}: version {done.manifest.version}; when no training runs on an older one, the old ones go with: "
+            "stoker gc --keep-versions 1 --delete"
+        )
     else:
         print(f"nothing to gain in version {done.manifest.version}")
     return 0
