@@ -18,15 +18,16 @@ from stoker_local.functions.authority import Authority
 from stoker_local.functions.config import FunctionCloudConfig
 from stoker_local.functions.event_invoke import EventInvoker
 from stoker_local.functions.faults import FunctionFaultInjector
-from stoker_local.functions.fleet import Fleet, FleetConfig
+from stoker_local.functions.fleet import Fleet
 from stoker_local.functions.function_url import FunctionUrl
 from stoker_local.functions.google.finalized import finalized_message, push
 from stoker_local.functions.google.instance import InstanceConfig
-from stoker_local.functions.google.service import Service, ServiceConfig
+from stoker_local.functions.google.service import Service
 from stoker_local.functions.google.spec import GoogleSpec
 from stoker_local.functions.invoke_api import InvokeApi
-from stoker_local.functions.ledger import Ledger
+from stoker_local.functions.ledger import Account, Ledger
 from stoker_local.functions.outcome import Invocation, Outcome
+from stoker_local.functions.pool import PoolConfig
 from stoker_local.functions.sandbox import SandboxConfig
 from stoker_local.functions.serving import serving
 from stoker_local.functions.spec import FunctionSpec
@@ -127,25 +128,23 @@ class Assembly:
             warden=self.warden,
             init_seconds=config.init_seconds,
         )
-        return Fleet(
-            FleetConfig(
-                sandbox=sandbox,
-                idle_seconds=config.idle_seconds,
-                faults=self.faults,
-                account=self.ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes),
-                tasks=self._tasks,
-            )
-        )
+        account = self.ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes)
+        return Fleet(sandbox, self._pool(spec.name, spec.concurrency, account))
 
     def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
-        config = ServiceConfig(
-            instance=InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self.warden),
+        instance = InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self.warden)
+        account = self.ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus)
+        return Service(instance, self._pool(spec.name, spec.instances * spec.concurrency, account), self._session)
+
+    def _pool(self, function: str, slots: int, account: Account) -> PoolConfig:
+        return PoolConfig(
+            function=function,
+            slots=slots,
             idle_seconds=self.config.idle_seconds,
             faults=self.faults,
-            account=self.ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus),
+            account=account,
             tasks=self._tasks,
         )
-        return Service(config, self._session)
 
     def _start_triggers(self) -> None:
         config = self.config

@@ -81,9 +81,9 @@ class FunctionCloud:
     def reclaim(self) -> None:
         """Take all idle instances back at once."""
         for fleet in self._assembly.fleets.values():
-            fleet.reclaim()
+            fleet.pool.reclaim()
         for service in self._assembly.services.values():
-            service.reclaim()
+            service.pool.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the figures of every function; :func:`~stoker_local.functions.statistics.total` adds them up."""

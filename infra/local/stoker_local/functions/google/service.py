@@ -14,37 +14,21 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from stoker_local.functions.faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
+from stoker_local.functions.errors import ServiceError
+from stoker_local.functions.faults import FunctionFault, FunctionFaultKind
 from stoker_local.functions.google.instance import Instance, InstanceConfig
 from stoker_local.functions.google.spec import GoogleSpec
-from stoker_local.functions.ledger import Account
 from stoker_local.functions.payload import read_body
+from stoker_local.functions.pool import Pool, PoolConfig
 from stoker_local.functions.strike import Target, striking
-from stoker_local.functions.tasks import Tasks
 
-__all__ = ["Call", "Service", "ServiceConfig"]
+__all__ = ["Call", "Service"]
 
 _MAX_BODY_BYTES = 32 << 20
 _BILLED_STEPS_PER_SECOND = 10
 _HOP_BY_HOP = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceConfig:
-    """What a service is made of.
-
-    Attributes:
-        instance: what its instances have in common.
-        idle_seconds: an instance without work for so long is taken back.
-    """
-
-    instance: InstanceConfig
-    idle_seconds: float
-    faults: FunctionFaultInjector
-    account: Account
-    tasks: Tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +44,13 @@ class Call:
 class Service:
     """One Google function: requests go to the first instance that has room, else to a new one."""
 
-    def __init__(self, config: ServiceConfig, session: aiohttp.ClientSession) -> None:
-        self.spec: GoogleSpec = config.instance.spec
-        self._config = config
-        self._session = session
+    def __init__(self, instance: InstanceConfig, config: PoolConfig, session: aiohttp.ClientSession) -> None:
+        self.spec: GoogleSpec = instance.spec
+        self.pool: Pool[Instance] = Pool(config)
         self._account, self._meter = config.account, config.account.meter
-        self._slots = asyncio.Semaphore(self.spec.instances * self.spec.concurrency)
-        self._instances: dict[Instance, asyncio.Task[None]] = {}
-        self._idle: dict[Instance, asyncio.TimerHandle] = {}
+        self._instance = instance
+        self._tasks = config.tasks
+        self._session = session
         self._active_since: dict[Instance, float] = {}
         self._started = 0
 
@@ -89,27 +72,16 @@ class Service:
 
     async def call(self, call: Call) -> web.Response:
         """Let an instance answer a request."""
-        fault = self._config.faults.draw(self.spec.name)
-        kind = fault and fault.kind
-        if fault is not None and kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
-            self._account.struck(fault.kind)
-        if kind is FunctionFaultKind.THROTTLE or self._slots.locked():
-            self._account.throttled()
+        try:
+            fault = await self.pool.admit()
+        except ServiceError:
             return web.Response(status=429, text="Rate exceeded.")
-        if kind is FunctionFaultKind.RECLAIM:
-            self.reclaim()
-        await self._slots.acquire()
-        if kind is FunctionFaultKind.DUPLICATE:
-            self._config.tasks.start(self._call_again(call))
+        if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
+            self._tasks.start(self._call_again(call))
         return await self._in_slot(call, fault)
 
-    def reclaim(self) -> None:
-        """Take all idle instances back at once."""
-        for instance in list(self._idle):
-            self._take_back(instance)
-
     async def _call_again(self, call: Call) -> None:
-        await self._slots.acquire()
+        await self.pool.slots.acquire()
         await self._in_slot(call, None)
 
     async def _in_slot(self, call: Call, fault: FunctionFault | None) -> web.Response:
@@ -126,7 +98,7 @@ class Service:
                 response = web.Response(status=503, text="The service has failed to start.")
         finally:
             self._release(instance)
-            self._slots.release()
+            self.pool.slots.release()
         self._meter.errors += response.status >= 500
         what = "error" if response.status >= 500 else "answer"
         self._account.note(what, instance=instance.name, detail=str(response.status))
@@ -162,11 +134,10 @@ class Service:
 
     def _lease(self) -> Instance:
         """Return an instance with room for one more request, which is counted; started if there is none."""
-        usable = (i for i in self._instances if i.is_alive and i.active < self.spec.concurrency)
+        usable = (i for i in self.pool.living if i.is_alive and i.active < self.spec.concurrency)
         instance = next(usable, None) or self._start()
+        self.pool.wake(instance)
         instance.active += 1
-        if timer := self._idle.pop(instance, None):
-            timer.cancel()
         if instance.active == 1:
             self._meter.busy += 1
             self._active_since[instance] = asyncio.get_running_loop().time()
@@ -174,39 +145,22 @@ class Service:
 
     def _start(self) -> Instance:
         self._started += 1
-        instance = Instance(f"{self.spec.name}/{self._started}", self._config.instance)
+        instance = Instance(f"{self.spec.name}/{self._started}", self._instance)
         self._account.note("cold-start", instance=instance.name)
-        self._instances[instance] = self._config.tasks.start(self._live(instance))
-        self._account.started(instances=len(self._instances))
+        self.pool.start(instance)
         return instance
 
-    async def _live(self, instance: Instance) -> None:
-        try:
-            await instance.live()
-        finally:
-            self._instances.pop(instance, None)
-            if timer := self._idle.pop(instance, None):
-                timer.cancel()
-            self._meter.instances = len(self._instances)
-
     def _release(self, instance: Instance) -> None:
-        loop = asyncio.get_running_loop()
         instance.active -= 1
         self._meter.invocations += 1
         self._account.wrote(instance.take_log())
         if instance.active:
             return
         self._meter.busy -= 1
-        seconds = loop.time() - self._active_since.pop(instance)
+        seconds = asyncio.get_running_loop().time() - self._active_since.pop(instance)
         self._meter.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
         if instance.is_alive:
-            self._idle[instance] = loop.call_later(self._config.idle_seconds, self._take_back, instance)
-
-    def _take_back(self, instance: Instance) -> None:
-        self._idle.pop(instance).cancel()
-        self._account.reclaimed(instance.name)
-        self._instances.pop(instance).cancel()
-        self._meter.instances = len(self._instances)
+            self.pool.rest(instance)
 
 
 def _is_let_in(header: str, token: str) -> bool:
