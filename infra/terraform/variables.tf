@@ -29,6 +29,11 @@ variable "dataset" {
   description = "Name of the data set, and the folder of the data bucket that it is in."
   type        = string
   default     = "train"
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", var.dataset))
+    error_message = "A data set is called by at most 64 letters, digits, hyphens and underscores."
+  }
 }
 
 variable "image" {
@@ -43,8 +48,22 @@ variable "image" {
 
 variable "ingest" {
   description = "What becomes of raw objects that appear; the fields are those of stoker_functions.settings.Ingest."
-  type        = object({ kind = optional(string, "files"), classes = optional(list(string), []) })
-  default     = {}
+  type = object({
+    kind               = optional(string, "files")
+    classes            = optional(list(string), [])
+    super_sample_bytes = optional(number, 8388608)
+  })
+  default = {}
+
+  validation {
+    condition     = contains(["files", "image-folder", "webdataset"], var.ingest.kind)
+    error_message = "Raw objects are files, an image-folder or a webdataset."
+  }
+
+  validation {
+    condition     = (var.ingest.kind == "image-folder") == (length(var.ingest.classes) > 0)
+    error_message = "An image-folder needs the names of all classes, and nothing else has any."
+  }
 }
 
 variable "commit_schedule" {

@@ -218,6 +218,31 @@ def test_parameters_reach_the_functions(public: Template) -> None:
     assert "rate(1 minute)" in rates
 
 
+def test_another_prefix_bucket_and_data_set_share_nothing_with_the_first(tmp_path: Path, template: Template) -> None:
+    installed()
+    other = packaged(tmp_path, prefix="second", bucket="emca", dataset="photos")
+
+    def names(of: Template) -> set[str]:
+        """Return what resources are called, where AWS does not choose."""
+        every = (each.get("Properties", {}) for each in of.resources.values())
+        return {
+            value
+            for properties in every
+            for key, value in properties.items()
+            if key.endswith("Name") and key != "MetricName" and isinstance(value, str)
+        } - set(of.resources)
+
+    assert len(names(other)) == len(names(template)) > 15
+    assert not names(other) & names(template)
+    assert not re.search(r"/train\b|\btrain=|acme", other.text.replace(IMAGE, ""))
+    (function,) = (
+        each for each in other.of_type("AWS::Lambda::Function").values() if each["FunctionName"] == "second-ingest"
+    )
+    settings = Settings.from_environment(function["Environment"]["Variables"])
+    assert settings.ingest is not None
+    assert settings.datasets[settings.ingest.dataset] == "s3://emca-data/photos"
+
+
 def test_every_bucket_is_private_encrypted_and_spoken_to_over_tls(template: Template) -> None:
     buckets = template.of_type("AWS::S3::Bucket")
     assert len(buckets) == 4  # raw, incoming, data, and the deployment's own

@@ -13,9 +13,10 @@ import hcl2
 import pytest
 from hcl2.utils import SerializationOptions
 
+from stoker.access_token import DATASET_NAME
 from stoker.pack.known import REMEMBERED_SECONDS
 from stoker_functions import gcp
-from stoker_functions.settings import Settings
+from stoker_functions.settings import INGEST_KINDS, Ingest, Settings
 from support.function_rights import RIGHTS
 
 FOLDER = Path(__file__).parents[3] / "infra" / "terraform"
@@ -94,6 +95,22 @@ def test_members_that_a_person_names_are_named() -> None:
         assert re.match(pattern, "user:jane@example.com")
         assert not re.match(pattern, "allUsers")
         assert not re.match(pattern, "allAuthenticatedUsers")
+
+
+def test_what_a_function_would_not_understand_is_refused_before_it_is_deployed() -> None:
+    variables = {name: body for block in parsed(FOLDER / "variables.tf")["variable"] for name, body in block.items()}
+    (validation,) = variables["dataset"]["validation"]
+    assert f"^{DATASET_NAME.pattern}$" in validation["condition"]
+    kinds, classes = (each["condition"] for each in variables["ingest"]["validation"])
+    assert json.dumps(INGEST_KINDS) in kinds
+    assert "image-folder" in classes
+    wanted = re.findall(r"(\w+) *= *optional\(\w+(?:\(\w+\))?, ([^)]*)\)", (FOLDER / "variables.tf").read_text())
+    default = Ingest(dataset="train")
+    assert {name: json.loads(value) for name, value in wanted} == {
+        "kind": default.kind,
+        "classes": list(default.classes),
+        "super_sample_bytes": default.super_sample_bytes,
+    }
 
 
 @pytest.mark.parametrize("name", ["image", "trainer_image"])
