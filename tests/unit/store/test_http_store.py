@@ -30,11 +30,14 @@ from stoker.errors import (
 )
 from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.store import HttpOptions, ServedOptions, Store, open_store
+from stoker.store.google_identity import IdentityTokens
 from stoker.store.http_store_access import ServedAccess
 from stoker.store.http_store_auth import Bearer
 from stoker.store.location import parse_url
+from stoker_local.s3.signature import KeyPair
 from support.datasets import pack_numbers
 from support.places import with_store
+from support.platform_doors import enter
 from support.serving_host import running_service
 from support.speaking import Server, serving
 from support.stores import keys_of, read_range, run_with
@@ -81,6 +84,7 @@ def meet(
     *,
     token: str | None = TOKEN,
     http: HttpOptions | None = None,
+    **identity: Any,
 ) -> Meeting:
     """Use a store whose function answers ``function(head, URL of the bucket)``."""
     meeting = Meeting()
@@ -109,7 +113,7 @@ def meet(
             at = await stack.enter_async_context(
                 serving(speaking(meeting.function, lambda head: function(head, behind.url)))
             )
-            options = ServedOptions(token=token, http=http or HttpOptions())
+            options = ServedOptions(token=None if identity else token, http=http or HttpOptions(), **identity)
             store = open_store(f"stoker+{at.url}/v1/ds", options=options)
             try:
                 meeting.result = await use(store)
@@ -146,6 +150,28 @@ def test_a_redirect_is_followed_with_the_range_and_without_the_token(transport: 
     assert b"authorization" not in sent_on.lower()
     assert b"MARKER" not in sent_on
     assert b"if-match" not in sent_on.lower()
+
+
+@pytest.mark.parametrize("transport", ["direct", "aiohttp"])
+@pytest.mark.parametrize("identity", [{"auth": "aws", "region": "eu-west-1"}, {"auth": "google"}], ids=str)
+def test_no_proof_of_who_reads_goes_beyond_the_function(
+    monkeypatch: pytest.MonkeyPatch, identity: dict[str, Any], transport: Any
+) -> None:
+    async def token(_: IdentityTokens, audience: str) -> str:
+        return "MARKER-identity"
+
+    monkeypatch.setattr(IdentityTokens, "get", token)
+    enter(monkeypatch, KeyPair(access_key="key", secret_key="MARKER-secret", session_token="MARKER-session"))
+    met = meet(read_pointer, redirecting("BUCKET/key"), http=HttpOptions(transport=transport), **identity)
+    assert met.result == BODY[10:20]
+    (asked,), (sent_on,) = met.function, met.bucket
+    assert b"MARKER-secret" not in asked
+    assert (b"MARKER-identity" in asked, b"MARKER-session" in asked) == (
+        identity["auth"] == "google",
+        identity["auth"] == "aws",
+    )
+    names = {line.partition(b":")[0].lower() for line in sent_on.split(b"\r\n")[1:] if line}
+    assert names <= {b"host", b"range", b"accept", b"accept-encoding", b"user-agent"}
 
 
 def test_what_the_bucket_answers_is_compared_with_the_tag_that_was_asked_for() -> None:
