@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from typing import Any
 
@@ -90,6 +91,34 @@ def test_finalized_objects_are_trained_on_exactly_once_though_instances_die() ->
             done = cloud.statistics()["stoker-ingest"]
             assert done.faults["duplicate"]
             assert done.faults["kill"]
+            await raw.close()
+
+    asyncio.run(main())
+
+
+def test_what_can_never_be_packed_ends_among_the_dead_letters_and_all_else_is_packed() -> None:
+    queues = (
+        QueueSpec(name="finalized", visibility_seconds=3.0, max_receives=2, dead_letters="dead"),
+        QueueSpec(name="dead"),
+    )
+
+    async def main() -> None:
+        async with (
+            LocalGcs(GcsConfig(buckets=("raw", "stoker"))) as gcs,
+            function_cloud(dataclasses.replace(CONFIG, queues=queues), gcs=gcs) as cloud,
+            aiohttp.ClientSession() as session,
+        ):
+            async with session.post(cloud.google_urls["stoker-ingest"], data="nonsense") as answer:
+                assert (answer.status, (await answer.json())["errorType"]) == (400, "EventError")
+            raw = open_store("gs://raw", options=GcsOptions(endpoint_url=gcs.url))
+            await for_each(range(8), lambda number: raw.put(f"in/{number:05d}.bin", content(number)), concurrency=8)
+            await raw.put("in/too-large.bin", bytes(20_001))
+            await raw.put("beside.bin", content(9))
+            await asyncio.wait_for(cloud.queues["finalized"].drained(), 60)
+            dead = {json.loads(body)["body"]["name"] for body in cloud.queues["dead"].bodies}
+            assert dead == {"in/too-large.bin", "beside.bin"}
+            async with session.post(cloud.google_urls["stoker-commit"], json={"dataset": DATASET}) as answer:
+                assert (await answer.json())["samples"] == 8
             await raw.close()
 
     asyncio.run(main())
