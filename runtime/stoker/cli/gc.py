@@ -61,6 +61,10 @@ def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
         record = each.record
         if record is None:
             yield f"run {each.run}, whose record is damaged, {counted(each.objects, 'super-sample')}"
+        elif each.is_refused:
+            remedy = f"it has other columns, or is of another data set; give it up with --abandoned {each.run}"
+            found = f"run {each.run} of {shortened(record.source)}, {counted(each.objects, 'super-sample')}"
+            yield f"{found}; no commit adds it: {remedy}"
         elif record.mode == "deferred":
             jobs[record.job].append(each.objects)
         else:

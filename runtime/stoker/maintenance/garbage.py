@@ -33,11 +33,14 @@ class Unfinished:
         run: its id.
         objects: how many super-samples it has.
         record: what is known of it; None where that is damaged.
+        is_refused: whether it has come to its end and no commit adds it: it is of another data set, or has other
+            columns.
     """
 
     run: str
     objects: int
     record: PackRecord | None
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,8 @@ async def gc(
         objects = {place: info for place, info in objects.items() if place[0] in given_up}
     unfinished = {_run_of(item): item.record for item in logged if _is_unfinished(item)}
     protected = {run: record for run, record in unfinished.items() if run not in given_up}
-    report = replace(_sorted_out(objects, logged, covered, protected), versions=tuple(dropped))
+    refused = {run for run, record in protected.items() if _is_refused(record, newest, store.url)}
+    report = replace(_sorted_out(objects, logged, covered, protected, refused), versions=tuple(dropped))
     if delete:
         await _delete(retrying, newest, report)
         report = replace(report, is_deleted=True)
@@ -150,7 +154,7 @@ async def _check_none_waits(store: RetryingStore, newest: Manifest | None, given
         if record.state == "packing":
             with suppress(FormatError):  # with an object of somebody else it never comes to its end
                 record = await restored(store, record)
-        if record.state == "complete" and _fits(record, newest, store.url):
+        if record.state == "complete" and not _is_refused(record, newest, store.url):
             waiting.append(record.run)
     if waiting:
         raise PackError(
@@ -159,12 +163,12 @@ async def _check_none_waits(store: RetryingStore, newest: Manifest | None, given
         )
 
 
-def _fits(record: PackRecord, newest: Manifest | None, url: str) -> bool:
-    """Return whether a run is of the data set; one that is not waits for ever."""
-    prefix = record.prefix
+def _is_refused(record: PackRecord | None, newest: Manifest | None, url: str) -> bool:
+    """Return whether no commit adds a run that has come to its end, since it is not of the data set."""
+    prefix = None if record is None or record.mode != "deferred" or record.state != "complete" else record.prefix
     if newest is None or prefix is None:
-        return newest is None
-    return prefix.schema == newest.schema and prefix.dataset in (newest.dataset, provisional_dataset(url))
+        return False
+    return prefix.schema != newest.schema or prefix.dataset not in (newest.dataset, provisional_dataset(url))
 
 
 def _sorted_out(
@@ -172,6 +176,7 @@ def _sorted_out(
     logged: Sequence[Logged],
     covered: Mapping[str, set[tuple[int, int]]],
     protected: Mapping[str, PackRecord | None],
+    refused: Collection[str],
 ) -> GarbageReport:
     """Return what is garbage where some runs are protected and some intervals of some are covered."""
     counts: Counter[str] = Counter()
@@ -182,7 +187,7 @@ def _sorted_out(
         elif not any(start <= number < end for start, end in covered.get(run, ())):
             garbage.append(info)
     unfinished = {
-        run: Unfinished(run=run, objects=counts[run], record=record)
+        run: Unfinished(run=run, objects=counts[run], record=record, is_refused=run in refused)
         for run, record in protected.items()
         if run not in covered
     }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stoker.cli import main
+from stoker.manifest import PackRun
 from stoker.pack.part import Part
 from stoker.pack.record import PackRecord
 from stoker.sources.folders import files_schema
@@ -16,7 +18,7 @@ from stoker.store.protocol import ObjectInfo, Store
 from support.leftovers import leave_half
 from support.packing import numbered, pack, stored
 
-JOB = "a" * 16
+JOB, OTHER = "a" * 16, "f" * 16
 
 
 async def _begun(store: Store, number: int, job: str) -> PackRecord:
@@ -44,16 +46,23 @@ def test_what_is_unfinished_is_listed_with_what_finishes_it(tmp_path: Path, caps
         half = await leave_half(store, "a \x1b[31msource")
         for number in range(5):
             await _begun(store, number, JOB if number < 3 else "")
+        record = PackRecord.from_bytes((await store.get(f"packs/{half}.safetensors"))[0])
+        assert record.prefix is not None
+        other = replace(record.prefix, dataset="other", runs=(PackRun(OTHER, 0, 10),))
+        refused = replace(record, run=OTHER, mode="deferred", state="complete", prefix=other)
+        await store.put(f"packs/{OTHER}.safetensors", refused.to_bytes())
         return half
 
     half = asyncio.run(prepared())
     before = asyncio.run(stored(open_store(tmp_path)))
     assert main(["gc", "--delete", str(tmp_path)]) == 0
     resumed = f"pack the same again to resume it, or give it up with --abandoned {half}"
+    refused = f"no commit adds it: it has other columns, or is of another data set; give it up with --abandoned {OTHER}"
     driven = f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {JOB}"
     assert capsys.readouterr().out.splitlines() == [
         "no garbage",
         f'left alone: the unfinished pack {half} of "a \\x1b[31msource", 10 super-samples; {resumed}',
+        f'left alone: run {OTHER} of "a \\x1b[31msource", 0 super-samples; {refused}',
         f"left alone: 3 runs of job {JOB}, 3 super-samples; {driven}",
         "left alone: 2 runs of functions, 2 super-samples; functions finish and commit them",
     ]

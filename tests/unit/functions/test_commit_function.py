@@ -247,6 +247,8 @@ def test_runs_of_another_data_set_or_with_other_columns_are_refused_and_do_not_s
         await packed(place, range(20, 30))
         result = await commit_all(place)
         assert (result["refused"], result["samples"]) == ([foreign.run], 20)
+        unfinished = (await gc(open_store(place.dataset))).unfinished
+        assert {each.run for each in unfinished.values() if each.is_refused} == {foreign.run, elsewhere.run}
         assert set((await gc(open_store(place.dataset), abandoned=[foreign.run])).unfinished) == {elsewhere.run}
         with pytest.raises(PackError, match="packed for another data set"):
             await commit(job_event(place, [elsewhere.run], "append"), place.deployment(), plenty())
