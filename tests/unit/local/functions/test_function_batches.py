@@ -9,6 +9,7 @@ import pytest
 
 from stoker.clock import run_virtual
 from stoker_local.functions import EventSource, Outcome, QueueSpec, ServiceError
+from stoker_local.functions.payload import MAX_REQUEST_BYTES
 from stoker_local.functions.triggers.event_source import batch_event, failed_messages, poll
 from stoker_local.functions.triggers.queue import Delivery, LocalQueue
 
@@ -72,6 +73,30 @@ def test_the_messages_that_are_named_have_failed() -> None:
 )
 def test_a_report_that_cannot_be_understood_fails_the_whole_batch(result: Any) -> None:
     assert failed_messages(BATCH, outcome(result), reports=True) == EVERYTHING
+
+
+@pytest.mark.parametrize(("body", "count"), [("x", 10_000), ("ü" * 300, 10_000), ('"' * 500_000, 20)])
+def test_no_batch_is_larger_than_an_event_may_be(body: str, count: int) -> None:
+    sizes: list[int] = []
+
+    async def invoke(event: dict[str, Any]) -> Outcome:
+        sizes.append(len(json.dumps(event).encode()))
+        return outcome(None)
+
+    async def scenario() -> None:
+        queue = LocalQueue(QueueSpec(name="q"), chance=random.Random(1))
+        for _ in range(count):
+            queue.send(body)
+        source = EventSource(queue="q", function="f", batch_size=10_000)
+        arn = "arn:aws:sqs:eu-central-1:123456789012:" + "q" * 80
+        polling = asyncio.create_task(poll(source, queue, invoke, queue_arn=arn))
+        await queue.drained()
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+
+    run_virtual(scenario())
+    assert len(sizes) > 1
+    assert 5_000_000 < max(sizes) <= MAX_REQUEST_BYTES
 
 
 def test_a_batch_that_was_throttled_is_left_to_the_queue() -> None:

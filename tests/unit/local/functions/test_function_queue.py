@@ -103,6 +103,21 @@ def test_a_batch_ends_before_it_is_too_large() -> None:
     run_virtual(scenario())
 
 
+def test_what_comes_in_the_window_and_does_not_fit_is_left_and_ends_the_wait() -> None:
+    async def scenario() -> None:
+        q, loop = queue(), asyncio.get_running_loop()
+        waiting = asyncio.create_task(q.receive(10, limit_bytes=100, window_seconds=9.0))
+        for body in ("a" * 60, "b" * 30, "c" * 20):
+            await asyncio.sleep(1)
+            q.send(body)
+        assert [delivery.body[0] for delivery in await waiting] == ["a", "b"]
+        assert loop.time() == pytest.approx(3.0)
+        assert [delivery.body[0] for delivery in await q.receive(10)] == ["c"]
+        q.close()
+
+    run_virtual(scenario())
+
+
 def test_duplicates_come_again_although_they_are_deleted_as_the_seed_says() -> None:
     async def received() -> list[str]:
         q = queue(duplicate_probability=0.5)

@@ -12,10 +12,13 @@ from typing import Any
 
 from stoker_local.functions.errors import ServiceError
 from stoker_local.functions.outcome import Outcome
+from stoker_local.functions.payload import MAX_REQUEST_BYTES
 from stoker_local.functions.triggers.queue import Delivery, LocalQueue
 from stoker_local.functions.triggers.spec import EventSource
 
 __all__ = ["batch_event", "failed_messages", "poll"]
+
+_RECORD_BYTES = 640  # of a record beside its body, at most
 
 
 async def poll(
@@ -26,7 +29,12 @@ async def poll(
     Messages that were not handled are left to the queue: they come back when their visibility ends.
     """
     while True:
-        batch = await queue.receive(source.batch_size, window_seconds=source.window_seconds)
+        batch = await queue.receive(
+            source.batch_size,
+            window_seconds=source.window_seconds,
+            limit_bytes=MAX_REQUEST_BYTES - _RECORD_BYTES,
+            size_of=lambda body: _RECORD_BYTES + len(json.dumps(body)),
+        )
         try:
             outcome = await invoke(batch_event(batch, queue_arn=queue_arn))
         except ServiceError:

@@ -6,6 +6,7 @@ Source: Amazon SQS Developer Guide, "visibility timeout", "dead-letter queues" a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import deque
@@ -97,28 +98,37 @@ class LocalQueue:
         self.add(Message(message_id=message_id, body=body, sent_at=self._clock()))
         return message_id
 
-    async def receive(self, limit: int, *, window_seconds: float = 0.0, limit_bytes: int = 6_000_000) -> list[Delivery]:
-        """Wait for messages, then until there are ``limit`` or for the window; return and hide them, oldest first."""
-        taken = self._take(limit, limit_bytes)
+    async def receive(
+        self,
+        limit: int,
+        *,
+        window_seconds: float = 0.0,
+        limit_bytes: int = 6_000_000,
+        size_of: Callable[[str], int] = len,
+    ) -> list[Delivery]:
+        """Wait for messages, then until there are ``limit`` or for the window; return and hide them, oldest first.
+
+        Args:
+            limit: most messages.
+            window_seconds: from the first message on.
+            limit_bytes: most bytes of all together; a message that is longer comes alone.
+            size_of: returns how many bytes a body counts.
+        """
+        taken: list[Delivery] = []
+        left_bytes = self._take(taken, limit, limit_bytes, size_of)
         while not taken:
-            self._arrived.clear()
-            await self._arrived.wait()
-            taken = self._take(limit, limit_bytes)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + window_seconds
-        while len(taken) < limit and loop.time() < until:
-            self._arrived.clear()
-            try:
-                async with asyncio.timeout_at(until):
-                    await self._arrived.wait()
-            except TimeoutError:
-                break
-            room = limit_bytes - sum(len(delivery.body) for delivery in taken)
-            more = self._take(limit - len(taken), room)
-            if not more and self._visible:
-                break  # what comes next does not fit
-            taken += more
+            await self._arrival()
+            left_bytes = self._take(taken, limit, limit_bytes, size_of)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(window_seconds):
+                while len(taken) < limit and not self._visible:  # what is visible does not fit
+                    await self._arrival()
+                    left_bytes = self._take(taken, limit, left_bytes, size_of)
         return taken
+
+    async def _arrival(self) -> None:
+        self._arrived.clear()
+        await self._arrived.wait()
 
     def delete(self, receipt: str) -> None:
         """Remove a message for good; a receipt that is not valid any more is ignored."""
@@ -140,22 +150,25 @@ class LocalQueue:
         self._arrived.set()
         self._note_size()
 
-    def _take(self, limit: int, limit_bytes: int) -> list[Delivery]:
-        """Hide and return visible messages; those that were received too often become dead letters instead."""
-        taken: list[Delivery] = []
+    def _take(self, taken: list[Delivery], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
+        """Hide visible messages and add them to ``taken``, as long as they fit; return the bytes that are left.
+
+        Those that were received too often become dead letters instead.
+        """
         while self._visible and len(taken) < limit:
             message = self._visible[0]
             if self._dead_letters is not None and message.receives >= self.spec.max_receives:
                 self._visible.popleft()
                 self._dead_letters.add(replace(message, receives=0, first_received_at=0.0))
                 continue
-            if taken and len(message.body) > limit_bytes:
+            size_bytes = size_of(message.body)
+            if taken and size_bytes > left_bytes:
                 break
-            limit_bytes -= len(message.body)
+            left_bytes -= size_bytes
             self._visible.popleft()
             taken.append(self._hide(message))
         self._note_size()
-        return taken
+        return left_bytes
 
     def _hide(self, message: Message) -> Delivery:
         message = replace(
