@@ -62,7 +62,9 @@ class IdentityTokens:
         async with self._lock:
             token, until_seconds = self._kept.get(audience, ("", 0.0))
             if asyncio.get_running_loop().time() >= until_seconds:
-                token = await self._fresh(audience)
+                token = (await self._fresh(audience)).strip()
+                if not (token.isascii() and token.isprintable() and token and " " not in token):
+                    raise CredentialsError(f"what Google answered is no identity token for {audience}")
                 until_seconds = asyncio.get_running_loop().time() + _good_seconds(token)
                 self._kept[audience] = (token, until_seconds)
             return token

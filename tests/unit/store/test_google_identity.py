@@ -156,6 +156,32 @@ def test_a_machine_with_an_account_is_asked_for_its_token(monkeypatch: pytest.Mo
     assert asyncio.run(token()) == "of-the-machine"
 
 
+@pytest.mark.parametrize("answer", ["", "\n", "two lines\nX-Header: a", "identit\u00e9"])
+def test_what_is_no_token_is_told_and_not_sent(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(text=answer)
+
+    async def token() -> str:
+        async with google(handler) as url:
+            monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/{audience}")
+            return await IdentityTokens(None).get(FUNCTION)
+
+    with pytest.raises(CredentialsError, match="is no identity token"):
+        asyncio.run(token())
+
+
+def test_the_line_end_behind_a_token_is_not_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(text="of-the-machine\r\n")
+
+    async def token() -> str:
+        async with google(handler) as url:
+            monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/{audience}")
+            return await IdentityTokens(None).get(FUNCTION)
+
+    assert asyncio.run(token()) == "of-the-machine"
+
+
 def test_a_person_acts_for_a_service_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.Response:
         if request.path == "/token":

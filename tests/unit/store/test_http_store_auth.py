@@ -7,8 +7,7 @@ import itertools
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from stoker.errors import (
 from stoker.manifest import POINTER_KEY
 from stoker.store import ServedOptions, Store, google_identity, open_store
 from stoker.store.http_store_auth import auth_of, callers_of
-from stoker_local.host import running
 from stoker_local.s3.signature import KeyPair
 from support.datasets import pack_numbers
+from support.google_metadata import machine_account
 from support.platform_doors import REGION, BearerDoor, Door, IamDoor, enter
 from support.serving_host import running_service
 from support.stores import run_with
@@ -304,27 +303,8 @@ def test_where_there_are_no_aws_credentials_nothing_is_sent(dataset: str) -> Non
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """A machine whose account has tokens token-1, token-2, and so on; the audiences that are asked for."""
-    asked: list[str] = []
     numbers = itertools.count(1)
-
-    async def answer(request: web.Request) -> web.Response:
-        asked.append(request.query["audience"])
-        return web.Response(text=f"token-{next(numbers)}")
-
-    @asynccontextmanager
-    async def serving() -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_get("/identity", answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/identity"
-        finally:
-            await runner.cleanup()
-
-    with running(serving) as url:
-        monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "?audience={audience}")
+    with machine_account(monkeypatch, lambda: f"token-{next(numbers)}") as asked:
         yield asked
 
 

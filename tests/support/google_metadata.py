@@ -1,0 +1,42 @@
+"""A machine with a Google service account: what answers there when it is asked for identity tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+from aiohttp import web
+
+from stoker.store import google_identity
+from stoker_local.host import running
+
+__all__ = ["machine_account"]
+
+
+@contextmanager
+def machine_account(monkeypatch: pytest.MonkeyPatch, token: Callable[[], str]) -> Iterator[list[str]]:
+    """Give this process such a machine, whose tokens ``token`` makes; yield the audiences that were asked for."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.query["audience"])
+        return web.Response(text=token())
+
+    @asynccontextmanager
+    async def serving() -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_get("/identity", answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/identity"
+        finally:
+            await runner.cleanup()
+
+    with running(serving) as url:
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        monkeypatch.setenv("CLOUDSDK_CONFIG", "/no/such/folder")
+        monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "?audience={audience}")
+        yield asked
