@@ -51,7 +51,10 @@ class GcfExecutor:
 
     def __init__(self, options: ExecutorOptions) -> None:
         if options.endpoint_url is None and not (options.region and options.project):
-            raise ConfigError("functions on Google Cloud are found by region and project, or by an endpoint; give them")
+            raise ConfigError(
+                "functions on Google Cloud are found by region and project, or by an endpoint; set --function-region and "
+                "--function-project, or --function-url"
+            )
         self.concurrency = options.concurrency or _CONCURRENCY
         self._root = options.endpoint_url or f"https://{options.region}-{options.project}.cloudfunctions.net"
         self._options = options

@@ -74,7 +74,9 @@ class LambdaExecutor:
                 self._stack, self._client = stack.pop_all(), client
         except NoRegionError:
             raise ConfigError("the functions' AWS region is not known; set AWS_REGION or --function-region") from None
-        except BotoCoreError as error:
+        except ConfigError:
+            raise
+        except (BotoCoreError, ValueError) as error:  # the latter for an endpoint that is no URL
             raise ConfigError(f"the AWS configuration is not valid: {error}") from None
         return self
 

@@ -49,7 +49,7 @@ class JobConfig:
         if self.part_bytes < self.super_sample_bytes:
             raise ConfigError(
                 f"a part of {self.part_bytes} bytes would not fill a super-sample of {self.super_sample_bytes}; "
-                "make parts larger"
+                "make parts larger (--part-bytes), or super-samples smaller (--super-sample-bytes)"
             )
 
 

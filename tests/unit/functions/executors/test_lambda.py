@@ -227,3 +227,11 @@ def test_an_unknown_profile_is_a_configuration_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(ConfigError, match="nobody"):
         entered(region="us-east-1")
+
+
+def test_an_endpoint_that_is_no_url_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="Invalid endpoint: nowhere"):
+        entered(region="us-east-1", endpoint_url="nowhere")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", "nowhere either")
+    with pytest.raises(ConfigError, match="Invalid endpoint: nowhere either"):
+        entered(region="us-east-1")
