@@ -39,6 +39,8 @@ def _run(args: Namespace) -> int:
             f"{what}: version {done.manifest.version}; when no training runs on an older one, the old ones go with: "
             "stoker gc --keep-versions 1 --delete"
         )
+        if done.left_objects:
+            print(f"{counted(done.left_objects, 'small super-sample')} left for another time: run it again")
     else:
         print(f"nothing to gain in version {done.manifest.version}")
     return 0

@@ -29,6 +29,7 @@ from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 __all__ = ["Compacted", "compact"]
 
 _LEAST_OBJECTS = 2
+_MOST_REPLACED = 12_000  # intervals of runs: a record names them in its header, which is limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ async def compact(
 
     It may die at any point, and run twice at the same time: a version has either all of the small ones or all of the
     large ones. The median size is at least half of ``super_sample_bytes`` afterwards, but for data sets of one or two
-    super-samples, and where ``limit_bytes`` left some.
+    super-samples, and where ``limit_bytes``, or how many runs a record can name, left some.
 
     Args:
         store: where the data set is.
@@ -105,11 +106,10 @@ async def compact(
 
 
 def _first(base: Manifest, rows: Sequence[int], limit_bytes: int | None) -> list[int]:
-    """Return the first of some rows that have at most ``limit_bytes`` together."""
-    if limit_bytes is None:
-        return list(rows)
+    """Return the first of some rows, of at most ``limit_bytes`` together, and of as many runs as a record can name."""
     ends = np.cumsum(base.rows.size_bytes[list(rows)], dtype=np.int64)
-    return list(rows[: int(np.searchsorted(ends, limit_bytes, side="right"))])
+    fitting = len(rows) if limit_bytes is None else int(np.searchsorted(ends, limit_bytes, side="right"))
+    return list(rows[: min(fitting, sum(run.rows for run in pack_runs(map(base.place, rows))[:_MOST_REPLACED]))])
 
 
 def _would_remain(base: Manifest, rows: Sequence[int], super_sample_bytes: int) -> bool:

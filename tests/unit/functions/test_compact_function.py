@@ -15,14 +15,15 @@ import pytest
 from stoker import versions
 from stoker.clock import run_virtual
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
-from stoker.maintenance.compaction import Compacted
+from stoker.maintenance.compaction import _MOST_REPLACED, Compacted
 from stoker.maintenance.compaction import compact as compact_dataset
 from stoker.maintenance.garbage import gc
 from stoker.maintenance.inspection import verify
 from stoker.maintenance.recovery import rebuild_manifest
+from stoker.manifest import PackRun
 from stoker.pack.catalog import BucketCatalog
 from stoker.pack.known import remembered
-from stoker.pack.record import record_key
+from stoker.pack.record import PackRecord, record_key
 from stoker.retry import RetryingStore
 from stoker.store import open_store
 from stoker.store.protocol import ObjectInfo, Store
@@ -385,6 +386,29 @@ def test_what_was_compacted_several_times_is_rebuilt_once_without_any_manifest(c
             await gc(store, delete=True, keep_versions=1)
 
     asyncio.run(main())
+
+
+def test_of_very_many_runs_as_many_are_compacted_as_a_record_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.maintenance.compaction._MOST_REPLACED", 12)
+
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 30)
+        deployment = place.deployment()
+        before = []
+        while not before or before[-1]:
+            before.append((await compact(event(place), deployment, plenty()))["objects_before"])
+        assert before[:2] == [12, 12]
+        assert len(await sizes(place)) < 4
+        assert sorted(await place.numbers()) == list(range(90))
+
+    asyncio.run(main())
+
+
+def test_a_record_can_name_as_many_runs_as_a_compaction_takes_the_place_of() -> None:
+    runs = tuple(PackRun(f"{n:016x}", (1 << 32) - 1, (1 << 32) - 1) for n in range(_MOST_REPLACED))
+    record = PackRecord(run="a" * 16, identity="0" * 64, source="x" * 10_000, mode="deferred", replaces=runs)
+    assert PackRecord.from_bytes(record.to_bytes()).replaces == runs
 
 
 @pytest.mark.parametrize("targets_bytes", [(100_000,), (5000,), (5000, 100_000), (4000, 11_000)])
