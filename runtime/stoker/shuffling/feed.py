@@ -10,6 +10,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -162,7 +163,7 @@ class MaterializedFeed:
     def start(
         self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
     ) -> None:
-        """Go to a position of an epoch; fetching begins, of this epoch only. What is under way is ended.
+        """Go to a position of an epoch; fetching begins. What is under way is ended.
 
         Raises:
             BudgetError: the epoch has no objects of its own, and to read it as ``full`` takes too much.
@@ -171,8 +172,18 @@ class MaterializedFeed:
         self.stop()
         self._place, self._dealing, self._epoch = (epoch, position), partition, None
         self._end_epoch = self.config.end_epoch if end_epoch is None else end_epoch
-        if not self._is_over:
-            self._read(self._found(epoch))
+        if self._is_over:
+            return
+        source = self._found(epoch)
+        if source is None:
+            order = self.config.order
+            _log.warning(
+                "%s has no materialized epoch %d of version %d for seed %d and %d lanes: it is read as 'full'. To make "
+                "it: stoker shuffle %s --at %d --seed %d --lanes %d --epoch %d",
+                *(self.store.url, epoch, self.manifest.version, order.seed, order.lanes),
+                *(self.store.url, self.manifest.version, order.seed, order.lanes, epoch),
+            )
+        self._read(source)
 
     @property
     def _is_over(self) -> bool:
@@ -185,15 +196,7 @@ class MaterializedFeed:
         order = self.config.order
         layout = EpochLayout(self.manifest, seed=order.seed, lanes=order.lanes, epoch=epoch)
         manifest = self._thread.run(read_epoch(self.store, layout))
-        if manifest is not None:
-            return _Epoch(layout, manifest)
-        _log.warning(
-            "%s has no materialized epoch %d of version %d for seed %d and %d lanes: it is read as 'full'. To make it: "
-            "stoker shuffle %s --at %d --seed %d --lanes %d --epoch %d",
-            *(self.store.url, epoch, self.manifest.version, order.seed, order.lanes),
-            *(self.store.url, self.manifest.version, order.seed, order.lanes, epoch),
-        )
-        return None
+        return None if manifest is None else _Epoch(layout, manifest)
 
     def _read(self, source: _Epoch | None) -> None:
         """Read from the place on: an epoch's own objects, or else ``full``."""
@@ -242,12 +245,25 @@ class MaterializedFeed:
         if batch is None:
             return None
         self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
+        if self._source is not None:
+            values = {each.name: getattr(batch, each.name) for each in fields(Batch)}
+            batch = _EpochBatch(**values, source=self._source)
         if batch.is_last:
             self._dealing = None
-        if self._source is None:
-            return batch
-        values = {each.name: getattr(batch, each.name) for each in fields(Batch)}
-        return _EpochBatch(**values, source=self._source)
+            self._go_ahead()
+        return batch
+
+    def _go_ahead(self) -> None:
+        """Begin with the next epoch while the last batch of the one before is used, if it has objects of its own.
+
+        One that has none may yet be made before it is asked for: then that is decided, and told.
+        """
+        if self._is_over:
+            return
+        with suppress(StokerError):  # whoever asks for the epoch meets it too
+            source = self._found(self._place[0])
+            if source is not None:
+                self._read(source)
 
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would not wait for the bucket."""

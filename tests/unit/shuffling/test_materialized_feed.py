@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from stoker.feed import Batch, FeedConfig
 from stoker.loop_thread import LoopThread
 from stoker.order import Order, OrderConfig
 from stoker.shuffling.feed import MaterializedFeed
+from stoker.shuffling.layout import EpochLayout
 from stoker.store import open_store
 from stoker.versions import read_manifest
 from support.datasets import pack_numbers
@@ -158,5 +161,118 @@ def test_a_bucket_that_hides_what_is_not_there_is_read_as_full(caplog: pytest.Lo
         assert batch is not None
         assert sorted(feed.sample_ids(batch).tolist()) == list(range(20))
         assert "403" in caplog.text
+    finally:
+        thread.close()
+
+
+# From one epoch to the next.
+
+
+@pytest.fixture(scope="module")
+def three() -> str:
+    """A data set of which epochs 0, 1 and 3 are materialized."""
+    found = pack_numbers(SAMPLES, super_sample_bytes=900)
+    for epoch in (0, 1, 3):
+        materialize(found, epoch=epoch, object_bytes=400, keep=99)
+    return found
+
+
+def taken(feed: MaterializedFeed, epoch: int) -> list[int]:
+    """Take the batches of an epoch, and return the numbers of their samples."""
+    found: list[int] = []
+    while (batch := feed.next()) is not None:
+        assert batch.epoch == epoch
+        assert feed.sample_ids(batch).tolist() == batch.columns["x"].tolist()  # type: ignore[union-attr]
+        found += feed.sample_ids(batch).tolist()
+        if batch.is_last:
+            break
+    return found
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for what happens on another thread."""
+    give_up = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
+
+
+def full_of(epoch: int) -> list[int]:
+    return [int(number) for number in Order(np.array([SAMPLES]), full_order(1), epoch).at(0, SAMPLES)]
+
+
+def asked_for(store: WatchedStore, feed: MaterializedFeed, epoch: int) -> list[str]:
+    folder = EpochLayout(feed.manifest, seed=7, lanes=1, epoch=epoch).folder
+    return [call.removeprefix(f"get {folder}").split("/")[0] for call in store.calls if folder in call]
+
+
+def test_the_next_epoch_is_fetched_while_the_last_batch_of_the_one_before_is_used(three: str) -> None:
+    thread = LoopThread()
+    try:
+        store = WatchedStore(open_store(three))
+        feed = feed_of(store, thread, order=full_order(1), batch_size=10, end_epoch=2)
+        assert taken(feed, 0) == full_of(0)
+        assert feed.place == (1, 0)
+        until(feed.is_ready)
+        before = feed.statistics()
+        batch = feed.next()
+        assert batch is not None
+        after = feed.statistics()
+        assert (after.misses, after.wait_seconds) == (before.misses, before.wait_seconds), "nothing is waited for"
+        assert feed.sample_ids(batch).tolist() + taken(feed, 1) == full_of(1)
+        assert feed.next() is None
+        asked = asked_for(store, feed, 1)
+        assert (asked[0], asked.count("manifests"), asked.count("data")) == ("manifests", 1, len(asked) - 1)
+        assert asked_for(store, feed, 2) == [], "the run ends before"
+    finally:
+        thread.close()
+
+
+def test_an_epoch_that_is_made_after_the_last_batch_before_it_is_read_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url = pack_numbers(SAMPLES, super_sample_bytes=900)
+    materialize(url, object_bytes=400)
+    thread = LoopThread()
+    try:
+        feed = feed_of(open_store(url), thread, order=full_order(1), batch_size=10, end_epoch=2)
+        assert taken(feed, 0) == full_of(0)
+        assert feed.place is None
+        materialize(url, epoch=1, object_bytes=400)
+        assert taken(feed, 1) == full_of(1)
+        assert feed.is_materialized
+        assert "is read as 'full'" not in caplog.text
+    finally:
+        thread.close()
+
+
+def test_epochs_with_and_without_objects_follow_each_other(three: str) -> None:
+    thread = LoopThread()
+    try:
+        feed = feed_of(WatchedStore(open_store(three)), thread, order=full_order(1), batch_size=7, end_epoch=5)
+        assert [taken(feed, epoch) for epoch in range(5)] == [full_of(epoch) for epoch in range(5)]
+    finally:
+        thread.close()
+
+
+def test_a_bucket_that_fails_between_two_epochs_costs_no_batch(three: str) -> None:
+    class Failing(WatchedStore):
+        is_failing = False
+
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if self.is_failing and "/manifests/" in key:
+                raise CredentialsError("the credentials have expired")
+
+    thread = LoopThread()
+    try:
+        store = Failing(open_store(three))
+        feed = feed_of(store, thread, order=full_order(1), batch_size=10, end_epoch=2)
+        assert feed.next() is not None
+        store.is_failing = True
+        assert full_of(0)[10:] == taken(feed, 0)
+        with pytest.raises(CredentialsError):
+            feed.next()
+        store.is_failing = False
+        assert taken(feed, 1) == full_of(1)
     finally:
         thread.close()
