@@ -395,7 +395,7 @@ def test_of_very_many_runs_as_many_are_compacted_as_a_record_can_name(monkeypatc
         place = Place()
         await trickled(place, [3] * 30)
         deployment = place.deployment()
-        before = []
+        before: list[int] = []
         while not before or before[-1]:
             before.append((await compact(event(place), deployment, plenty()))["objects_before"])
         assert before[:2] == [12, 12]
