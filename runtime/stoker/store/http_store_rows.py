@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 
 from stoker.manifest import Manifest, version_key
@@ -16,20 +15,12 @@ _DATA_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Consecutive super-samples of one run, and where they stand in a version of the manifest."""
-
-    rows: int
-    first_row: int
-    version: int
-
-
 class RowIndex:
     """Learns manifests, and knows then at which row of one of them an object stands. Keeps their runs, no rows."""
 
     def __init__(self) -> None:
-        self._stretches: dict[str, dict[int, _Stretch]] = {}
+        # Run → its stretches: first number and rows → the newest version that has just that, and the first row there.
+        self._stretches: dict[str, dict[tuple[int, int], tuple[int, int]]] = {}
         self._versions: set[int] = set()
 
     def __contains__(self, version: int) -> bool:
@@ -43,9 +34,8 @@ class RowIndex:
         first_rows = accumulate((run.rows for run in manifest.runs), initial=0)
         for run, first_row in zip(manifest.runs, first_rows, strict=False):
             stretches = self._stretches.setdefault(run.run, {})
-            known = stretches.get(run.first_number)
-            if known is None or (known.rows, known.version) < (run.rows, manifest.version):
-                stretches[run.first_number] = _Stretch(run.rows, first_row, manifest.version)
+            stretch = run.first_number, run.rows
+            stretches[stretch] = max(stretches.get(stretch, (0, 0)), (manifest.version, first_row))
 
     def path_of(self, key: str) -> str | None:
         """Return the path, below the data set's, at which a super-sample is served; None if no known version has it."""
@@ -53,10 +43,15 @@ class RowIndex:
         if match is None:
             return None
         number = int(match[2])
-        for first_number, stretch in self._stretches.get(match[1], {}).items():
-            if first_number <= number < first_number + stretch.rows:
-                return f"super-samples/{stretch.first_row + number - first_number}?version={stretch.version}"
-        return None
+        found = [
+            (version, first_row + number - first_number)
+            for (first_number, rows), (version, first_row) in self._stretches.get(match[1], {}).items()
+            if first_number <= number < first_number + rows
+        ]
+        if not found:
+            return None
+        version, row = max(found)  # the newest: an older one may be deleted first
+        return f"super-samples/{row}?version={version}"
 
 
 def version_of(key: str) -> int | None:

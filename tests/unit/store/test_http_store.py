@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from stoker.store import HttpOptions, ServedOptions, Store, open_store
 from stoker.store.google_identity import IdentityTokens
 from stoker.store.http_store_access import ServedAccess
 from stoker.store.http_store_auth import Bearer
+from stoker.store.http_store_rows import RowIndex
 from stoker.store.location import parse_url
 from stoker_local.s3.signature import KeyPair
 from support.datasets import pack_numbers
@@ -437,6 +439,25 @@ def test_a_version_that_was_asked_for_in_vain_does_no_harm(shrunk: tuple[str, Ma
         assert (await store.head(new.key(0))).size_bytes == new.ref(0).size_bytes
 
     run_with(open_store(url), check)
+
+
+def test_an_object_is_asked_for_by_the_newest_version_that_has_it() -> None:
+    def version(number: int, *runs: tuple[str, int, int]) -> Any:
+        stretches = [SimpleNamespace(run=run, first_number=first, rows=rows) for run, first, rows in runs]
+        return SimpleNamespace(version=number, runs=stretches)
+
+    first, second = "0" * 15 + "1", "0" * 15 + "2"
+    old = version(1, (first, 0, 10))
+    new = version(2, (second, 0, 3), (first, 0, 4), (first, 8, 2))  # what lay between is compacted
+    for order in ((old, new), (new, old)):
+        index = RowIndex()
+        for manifest in order:
+            index.learn(manifest)
+        for number, path in {0: "3?version=2", 3: "6?version=2", 4: "4?version=1", 9: "8?version=2"}.items():
+            assert index.path_of(f"data/{first}/{number:08d}") == f"super-samples/{path}"
+        assert index.path_of(f"data/{second}/00000002") == "super-samples/2?version=2"
+        assert index.path_of(f"data/{first}/00000010") is None
+        assert index.path_of(f"data/{second}/00000003") is None
 
 
 @pytest.mark.parametrize(
