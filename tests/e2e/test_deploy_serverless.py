@@ -271,10 +271,10 @@ def test_what_is_ephemeral_expires_and_what_was_given_up_is_removed(template: Te
         assert any(rule.get("AbortIncompleteMultipartUpload") == {"DaysAfterInitiation": 1} for rule in rules)
 
 
-def test_deleting_the_stack_deletes_no_samples(template: Template) -> None:
+def test_deleting_the_stack_deletes_no_samples_and_a_first_try_that_fails_leaves_no_bucket(template: Template) -> None:
     for logical in ("RawBucket", "IncomingBucket", "DataBucket"):
         resource = template.resources[logical]
-        assert (resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == ("Retain", "Retain")
+        assert (resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == ("RetainExceptOnCreate", "Retain")
 
 
 def test_raw_objects_reach_ingest_through_a_queue_that_loses_none(template: Template) -> None:
