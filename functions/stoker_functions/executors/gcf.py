@@ -52,8 +52,8 @@ class GcfExecutor:
     def __init__(self, options: ExecutorOptions) -> None:
         if options.endpoint_url is None and not (options.region and options.project):
             raise ConfigError(
-                "functions on Google Cloud are found by region and project, or by an endpoint; set --function-region and "
-                "--function-project, or --function-url"
+                "functions on Google Cloud are found by region and project, or by an endpoint; set "
+                "--function-region and --function-project, or --function-url"
             )
         self.concurrency = options.concurrency or _CONCURRENCY
         self._root = options.endpoint_url or f"https://{options.region}-{options.project}.cloudfunctions.net"

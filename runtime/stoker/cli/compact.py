@@ -7,12 +7,11 @@ import time
 from argparse import ArgumentParser, Namespace
 
 from stoker.cli.command import Command
-from stoker.cli.flags import add_store_options, opened, size
+from stoker.cli.flags import add_store_options, add_written_dataset, opened, super_sample_size
 from stoker.cli.output import counted
 from stoker.maintenance.compaction import Compacted, compact
 from stoker.pack.catalog import BucketCatalog
 from stoker.retry import RetryingStore
-from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
 __all__ = ["command"]
 
@@ -20,10 +19,10 @@ _DEFAULT_BYTES = 8 << 20
 
 
 def _configure(parser: ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    add_written_dataset(parser)
     parser.add_argument(
         "--super-sample-bytes",
-        type=size,
+        type=super_sample_size,
         default=_DEFAULT_BYTES,
         metavar="SIZE",
         help="how large a super-sample should be: those below half of it are packed again (default: 8MiB)",
@@ -52,7 +51,7 @@ async def _compact(args: Namespace) -> Compacted:
             RetryingStore(store),
             BucketCatalog(store),
             now_seconds=time.time(),
-            super_sample_bytes=min(args.super_sample_bytes, MAX_SUPER_SAMPLE_BYTES),
+            super_sample_bytes=args.super_sample_bytes,
         )
 
 

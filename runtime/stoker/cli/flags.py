@@ -8,19 +8,41 @@ from contextlib import asynccontextmanager
 from typing import get_args
 
 from stoker.errors import ConfigError
-from stoker.sizes import parse_bytes
+from stoker.sizes import format_bytes, parse_bytes
 from stoker.store import GcsOptions, S3Options, ServedOptions, Store, open_store
 from stoker.store.location import parse_url
 from stoker.store.options import Auth, StoreOptions
+from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
-__all__ = ["add_dataset", "add_store_options", "opened", "positive", "size", "store_options"]
+__all__ = [
+    "add_dataset",
+    "add_store_options",
+    "add_version",
+    "add_written_dataset",
+    "opened",
+    "positive",
+    "size",
+    "store_options",
+    "super_sample_size",
+    "writable",
+]
+
+
+def add_written_dataset(parser: ArgumentParser) -> None:
+    """Add the URL of a data set that the command writes to."""
+    parser.add_argument("url", type=writable, metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
 
 
 def add_dataset(parser: ArgumentParser) -> None:
     """Add the URL of a data set, its version, and how to reach it."""
     parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3://, gs:// or stoker+https:// URL")
-    parser.add_argument("--at", type=positive, metavar="N", help="version of the data set (default: the newest)")
+    add_version(parser)
     add_store_options(parser)
+
+
+def add_version(parser: ArgumentParser) -> None:
+    """Add which version of a data set."""
+    parser.add_argument("--at", type=positive, metavar="N", help="version of the data set (default: the newest)")
 
 
 def add_store_options(parser: ArgumentParser, *, prefix: str = "", of: str = "") -> None:
@@ -78,6 +100,21 @@ def size(text: str) -> int:
         return parse_bytes(text)
     except ConfigError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def super_sample_size(text: str) -> int:
+    """Return how large a super-sample may be, for ``add_argument(type=...)``."""
+    size_bytes = size(text)
+    if not 1 <= size_bytes <= MAX_SUPER_SAMPLE_BYTES:
+        raise ArgumentTypeError(f"{text!r} is not from 1 byte to {format_bytes(MAX_SUPER_SAMPLE_BYTES)}")
+    return size_bytes
+
+
+def writable(text: str) -> str:
+    """Return the URL of a data set to write to, for ``add_argument(type=...)``."""
+    if text.startswith("stoker+"):
+        raise ArgumentTypeError(f"what a function serves is read-only: {text}; write to the bucket behind it")
+    return text
 
 
 def positive(text: str) -> int:

@@ -41,8 +41,8 @@ def add_function_options(add: Callable[..., object], name: str) -> None:
         name: of the function that the command calls most.
     """
     add("--on", metavar="WHERE", help="local (processes of this machine), lambda, gcf, ray, or another")
-    add("--workers", type=positive, metavar="N", help="functions at once, at most")
-    add("--function-prefix", metavar="NAME", help=f"functions are called NAME-{name} and so on (stoker)")
+    add("--workers", type=positive, metavar="N", help="functions at once, at most (default: what WHERE can take)")
+    add("--function-prefix", metavar="NAME", help=f"functions are called NAME-{name} and so on (default: stoker)")
     add("--function-region", metavar="NAME", help="where they are deployed (lambda, gcf)")
     add("--function-project", metavar="ID", help="where they are deployed (gcf)")
     add("--function-url", metavar="URL", help="of an emulator, of functions elsewhere, of a Ray cluster")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from stoker.cli.command import Command
-from stoker.cli.flags import add_store_options, opened, positive
+from stoker.cli.flags import add_store_options, add_written_dataset, opened, positive
 from stoker.cli.output import counted, printable, shortened
 from stoker.maintenance import GarbageReport, Unfinished, gc
 from stoker.manifest import version_key
@@ -18,7 +18,7 @@ __all__ = ["command"]
 
 
 def _configure(parser: ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    add_written_dataset(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
     parser.add_argument(
         "--keep-versions",

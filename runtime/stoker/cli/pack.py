@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from stoker.cli.command import Command
-from stoker.cli.flags import add_store_options, positive, size, store_options
+from stoker.cli.flags import add_store_options, positive, store_options, super_sample_size, writable
 from stoker.cli.output import counted, printable
 from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on
 from stoker.errors import ConfigError
@@ -33,11 +33,16 @@ def _configure(parser: ArgumentParser) -> None:
         help="a folder (of images in class folders, of files, of .tar files), an .npy, .npz or .tar file, or several "
         "WebDataset tars as 'train-{000..099}.tar'; a path, or an s3:// or gs:// URL",
     )
-    parser.add_argument("url", metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL")
+    parser.add_argument(
+        "url", type=writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL"
+    )
     parser.add_argument("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
     parser.add_argument("--append", action="store_true", help="add to the data set that is there")
     parser.add_argument(
-        "--super-sample-bytes", type=size, metavar="SIZE", help="limit of a super-sample, as 8MiB (the default) or 16MB"
+        "--super-sample-bytes",
+        type=super_sample_size,
+        metavar="SIZE",
+        help="limit of a super-sample, at most 32MiB (default: 8MiB)",
     )
     parser.add_argument("--concurrency", type=positive, metavar="N", help="uploads at once (default: 8)")
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")

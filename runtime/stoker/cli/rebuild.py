@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 
 from stoker.cli.command import Command
-from stoker.cli.flags import add_store_options, opened
+from stoker.cli.flags import add_store_options, add_written_dataset, opened
 from stoker.cli.output import bad_object, counted, printable
 from stoker.maintenance import BadObject, RebuildReport, rebuild_manifest
 
@@ -15,7 +15,7 @@ __all__ = ["command"]
 
 
 def _configure(parser: ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3:// or gs:// URL")
+    add_written_dataset(parser)
     parser.add_argument(
         "--adopt", action="store_true", help="take in what killed packers left too, after reading it whole"
     )

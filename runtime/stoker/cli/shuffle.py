@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from stoker.cli.command import Command
-from stoker.cli.flags import add_dataset, positive, size, store_options
+from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
 from stoker.cli.functions import (
     add_function_options,
     check_function_options,
@@ -49,7 +49,9 @@ _DAYS_A_MONTH = 30
 
 
 def _configure(parser: ArgumentParser) -> None:
-    add_dataset(parser)
+    add_written_dataset(parser)
+    add_version(parser)
+    add_store_options(parser)
     parser.add_argument("--seed", type=_number, required=True, metavar="N", help="of the training")
     parser.add_argument(
         "--epoch",
@@ -65,7 +67,7 @@ def _configure(parser: ArgumentParser) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="of the training: its number of ranks, unless it says lanes=",
+        help="of the training: its number of ranks, unless it says lanes= (default: 1)",
     )
     parser.add_argument("--plan", action="store_true", help="only show what each way would take")
     parser.add_argument("--way", choices=get_args(Way), help="how samples are read (default: the cheapest that fits)")
@@ -75,14 +77,14 @@ def _configure(parser: ArgumentParser) -> None:
         type=_number,
         default=1,
         metavar="N",
-        help="epochs to keep before the first; older ones are deleted (1)",
+        help="epochs to keep before the first; older ones are deleted (default: 1)",
     )
     parser.add_argument(
         "--memory",
         type=size,
         default=_DEFAULT_BYTES,
         metavar="SIZE",
-        help="of this process, or of a function: a slice has to fit in it (1GiB)",
+        help="of this process, or of a function: a slice has to fit in it (default: 1GiB)",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")

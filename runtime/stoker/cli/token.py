@@ -14,6 +14,7 @@ from stoker.errors import ConfigError
 __all__ = ["command"]
 
 _KEYS = "STOKER_TOKEN_KEYS"
+_DEFAULT_HOURS = 24
 
 
 def _configure(parser: ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def _configure(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--dataset", action="append", metavar="NAME", help="that may be read; may be given several times")
     what.add_argument("--new-key", metavar="ID", help=f"make a key for {_KEYS} instead, and print it")
-    parser.add_argument("--hours", type=_hours, default=24.0, metavar="N", help="that the token holds (default: 24)")
+    parser.add_argument("--hours", type=_hours, metavar="N", help="that the token holds (default: 24)")
 
 
 def _hours(text: str) -> float:
@@ -36,6 +37,8 @@ def _hours(text: str) -> float:
 
 def _run(args: Namespace) -> int:
     if args.new_key is not None:
+        if args.hours is not None:
+            raise ConfigError("--hours is of a token; a key of --new-key holds until it is taken out")
         print(key_text(args.new_key, secrets.token_bytes(LEAST_KEY_BYTES)))
         return 0
     keys = os.environ.get(_KEYS)
@@ -45,7 +48,7 @@ def _run(args: Namespace) -> int:
     grant = Grant(
         datasets=tuple(args.dataset),
         not_before_seconds=now_seconds,
-        expires_seconds=now_seconds + max(1, int(args.hours * 3600)),
+        expires_seconds=now_seconds + max(1, int((args.hours or _DEFAULT_HOURS) * 3600)),
     )
     print(TokenKeys.parse(keys).sign(grant))
     return 0

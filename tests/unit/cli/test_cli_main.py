@@ -180,3 +180,32 @@ def test_a_data_set_and_its_source_may_not_lie_in_each_other(source: str, destin
 )
 def test_neighbours_are_fine(source: str, destination: str) -> None:
     pack._check_apart(source, destination)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pack", "somewhere"],
+        ["rebuild-manifest"],
+        ["shuffle", "--seed", "1", "--epoch", "0"],
+        ["compact"],
+        ["gc"],
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_what_a_function_serves_is_not_written_to(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*arguments, "stoker+https://host/v1/train"])
+    assert left.value.code == 2
+    assert "stoker+https://host/v1/train; write to the bucket behind it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["pack", "in"], ["compact"]], ids=lambda command: str(command[0]))
+@pytest.mark.parametrize("size", ["0", "33MiB", "1TB"])
+def test_a_super_sample_is_as_large_as_the_format_allows(
+    command: list[str], size: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([*command, "out", "--super-sample-bytes", size])
+    assert left.value.code == 2
+    assert f"'{size}' is not from 1 byte to 32.0 MiB" in capsys.readouterr().err

@@ -64,3 +64,8 @@ def test_wrong_usage_of_token_is_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["token", *arguments])
     assert left.value.code == 2
+
+
+def test_a_new_key_has_no_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["token", "--new-key", "first", "--hours", "3"]) == 2
+    assert "--hours is of a token" in capsys.readouterr().err
