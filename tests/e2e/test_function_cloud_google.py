@@ -105,6 +105,23 @@ def test_requests_and_responses_have_their_limits() -> None:
     asyncio.run(scenario())
 
 
+def test_a_long_header_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "headed.py").write_text(
+        "from functions_framework.aio import Response, http\n"
+        "@http\n"
+        "async def headed(request):\n"
+        "    return Response(headers={'X-Long': 'x' * 20_000})\n"
+    )
+
+    async def scenario() -> None:
+        async with cloud_of(google=(google("headed", source=str(tmp_path / "headed.py")),)) as cloud:
+            url = cloud.google_urls["headed"]
+            async with aiohttp.ClientSession(max_field_size=1 << 16) as session, session.get(url) as answer:
+                assert (answer.status, len(answer.headers["X-Long"])) == (200, 20_000)
+
+    asyncio.run(scenario())
+
+
 def test_memory_beyond_the_limit_is_an_error_and_the_end_of_the_instance() -> None:
     async def scenario() -> None:
         async with cloud_of(google=(google("allocate", memory_mb=256),)) as cloud:

@@ -23,6 +23,8 @@ from stoker_local.gcs import LocalGcs
 
 __all__ = ["FunctionCloud", "function_cloud"]
 
+_MAX_HEADER_BYTES = 1 << 16
+
 
 class FunctionCloud:
     """A running function cloud, as :func:`function_cloud` yields it; for use on that event loop.
@@ -140,6 +142,7 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         auto_decompress=False,
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        max_field_size=_MAX_HEADER_BYTES,
         skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
     )
 

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
+from stoker_local.functions.faults import FunctionFaultInjector
+from stoker_local.functions.ledger import Ledger
+from stoker_local.functions.pool import Pool, PoolConfig
+from stoker_local.functions.tasks import background
+
+
+class Idler:
+    """An instance that lives until it is told to end, and takes a second for that."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ends = asyncio.Event()
+
+    async def live(self) -> None:
+        try:
+            await self.ends.wait()
+        finally:
+            await asyncio.sleep(1.0)
+
+
+@asynccontextmanager
+async def pool_of(
+    *names: str, script: tuple[FunctionFault | None, ...] = ()
+) -> AsyncIterator[tuple[Pool[Idler], Ledger]]:
+    """A pool with two slots and these instances, all idle for ten seconds at most."""
+    ledger = Ledger(clock=asyncio.get_running_loop().time, echo=lambda text: None)
+    async with background() as tasks:
+        config = PoolConfig(
+            function="f",
+            slots=2,
+            idle_seconds=10.0,
+            faults=FunctionFaultInjector(FunctionFaultPlan(script=script)),
+            account=ledger.open("f", "lambda", memory_bytes=1 << 30),
+            tasks=tasks,
+        )
+        pool: Pool[Idler] = Pool(config)
+        for name in names:
+            instance = Idler(name)
+            pool.start(instance)
+            await asyncio.sleep(0)
+            pool.rest(instance)
+        yield pool, ledger
+
+
+def names(instances: Iterable[Idler]) -> list[str]:
+    return [instance.name for instance in instances]
+
+
+def test_an_instance_is_taken_back_when_it_has_been_idle_for_so_long() -> None:
+    async def scenario() -> None:
+        async with pool_of("a", "b") as (pool, ledger):
+            a, b = pool.idle
+            await asyncio.sleep(6.0)
+            pool.wake(a)
+            await asyncio.sleep(3.0)
+            pool.rest(a)
+            assert names(pool.idle) == ["b", "a"]  # the one that worked last is last
+            await asyncio.sleep(2.0)
+            assert (names(pool.idle), names(pool.living)) == (["a"], ["a"])
+            assert ledger.statistics()["f"].reclaimed == 1
+            pool.wake(a)
+            await asyncio.sleep(60.0)
+            assert names(pool.living) == ["a"]
+            assert not b.ends.is_set()  # it was cancelled
+
+    run_virtual(scenario())
+
+
+def test_an_instance_that_ends_by_itself_is_neither_idle_nor_living_nor_taken_back() -> None:
+    async def scenario() -> None:
+        async with pool_of("a", "b") as (pool, ledger):
+            next(iter(pool.idle)).ends.set()
+            await asyncio.sleep(2.0)
+            assert (names(pool.idle), names(pool.living)) == (["b"], ["b"])
+            figures = ledger.statistics()["f"]
+            assert (figures.instances, figures.cold_starts, figures.reclaimed) == (1, 2, 0)
+
+    run_virtual(scenario())
+
+
+def test_reclaiming_ends_what_is_idle_and_nothing_else() -> None:
+    async def scenario() -> None:
+        async with pool_of("a", "b") as (pool, ledger):
+            pool.wake(next(iter(pool.idle)))
+            pool.reclaim()
+            assert (names(pool.idle), names(pool.living)) == ([], ["a"])
+            assert [each.instance for each in ledger.events(0)] == ["b"]
+
+    run_virtual(scenario())
+
+
+def test_one_more_than_there_are_slots_is_throttled_unless_it_waits() -> None:
+    async def scenario() -> None:
+        async with pool_of() as (pool, ledger):
+            for _ in range(2):
+                assert await pool.admit() is None
+            with pytest.raises(ServiceError, match="Rate Exceeded"):
+                await pool.admit()
+            waiting = asyncio.create_task(pool.admit(waits=True))
+            await asyncio.sleep(5.0)
+            assert not waiting.done()
+            pool.slots.release()
+            assert await waiting is None
+            assert ledger.statistics()["f"].throttles == 1
+
+    run_virtual(scenario())
+
+
+def test_faults_that_strike_before_an_invocation_are_counted_and_the_others_handed_on() -> None:
+    throttle, reclaim, kill = (FunctionFault(kind=FunctionFaultKind(kind)) for kind in ("throttle", "reclaim", "kill"))
+
+    async def scenario() -> None:
+        async with pool_of("a", script=(throttle, reclaim, kill)) as (pool, ledger):
+            with pytest.raises(ServiceError):
+                await pool.admit()
+            assert names(pool.idle) == ["a"]
+            assert await pool.admit() is reclaim
+            assert names(pool.idle) == []
+            assert await pool.admit() is kill
+            assert ledger.statistics()["f"].faults == {"throttle": 1, "reclaim": 1}
+
+    run_virtual(scenario())
