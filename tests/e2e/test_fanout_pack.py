@@ -206,12 +206,14 @@ def test_options_that_reach_a_bucket_are_passed_on_to_the_functions(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_does_not_go_together_is_refused(
+def test_what_does_not_go_together_is_refused_before_the_source_is_opened(
     arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = files(tmp_path / "in", 3)
     assert main(["pack", str(source), str(tmp_path / "out"), *arguments]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert "opening" not in said
     assert not (tmp_path / "out").exists()
 
 

@@ -34,10 +34,15 @@ def add_fanout_options(parser: ArgumentParser) -> None:
 
 
 def check_fanout_options(args: Namespace) -> None:
-    """Raise ConfigError for options that do not go together."""
+    """Raise for options that do not go together, or are not enough: a source may take minutes to be listed."""
     check_function_options(args, "part_bytes")
-    if args.on and args.concurrency is not None:
+    if not args.on:
+        return
+    if args.concurrency is not None:
         raise ConfigError("--concurrency is for packing in this process; functions upload as their memory allows")
+    src, dst = parse_url(args.source), parse_url(args.url)
+    _job_config(args, dst)
+    check_reach(chosen_executor(args, _ways(args, src, dst)), src, dst)
 
 
 async def pack_on(args: Namespace, source: Source, store: Store) -> None:
@@ -48,8 +53,7 @@ async def pack_on(args: Namespace, source: Source, store: Store) -> None:
         StokerError: the job cannot be planned, or functions cannot be called.
     """
     src, dst = parse_url(args.source), parse_url(args.url)
-    executor = chosen_executor(args, _environment(args, src, dst, source))
-    check_reach(executor, src, dst)
+    executor = chosen_executor(args, {**_ways(args, src, dst), **_touched(dst, source)})
     job = await plan_job(source, store, _job_config(args, dst))
     _say(
         args,
@@ -73,13 +77,17 @@ async def pack_on(args: Namespace, source: Source, store: Store) -> None:
             raise FunctionError("commit", "TypeError", "it tells no version; deploy the functions of this stoker")
 
 
-def _environment(args: Namespace, src: Location, dst: Location, source: Source) -> dict[str, str]:
-    """Return what functions that are started for this may touch, and how they reach it."""
-    touched = {
+def _ways(args: Namespace, src: Location, dst: Location) -> dict[str, str]:
+    """Return how functions that are started for this reach source and data set."""
+    return {**reached(args, src, "source_"), **reached(args, dst)}
+
+
+def _touched(dst: Location, source: Source) -> dict[str, str]:
+    """Return what functions that are started for this may touch."""
+    return {
         "STOKER_DATASETS": f"data={url_for_functions(dst)}",
         "STOKER_SOURCES": url_for_functions(parse_url(source.root)),
     }
-    return {**reached(args, src, "source_"), **reached(args, dst), **touched}
 
 
 def _job_config(args: Namespace, dst: Location) -> JobConfig:
