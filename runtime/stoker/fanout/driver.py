@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from stoker.errors import ConfigError, ConnectionLostError, FanoutError, FunctionError, TransientError
@@ -18,7 +19,7 @@ from stoker.task_group import task_group
 
 __all__ = ["Driver"]
 
-_NAMED_FAILURES = 10
+_NAMED_ERRORS, _NAMED_TASKS = 10, 3  # that a message names: different ones, and tasks with the same one
 
 
 class Driver:
@@ -153,11 +154,19 @@ async def _answer(executor: Executor, task: Task) -> Answer:
 
 def _failed(tasks: Sequence[Task], board: Board) -> FanoutError:
     failures = {tasks[number].name: board.failures[number] for number in sorted(board.failures)}
-    named = [f"{name}: {error}" for name, error in list(failures.items())[:_NAMED_FAILURES]]
-    if more := len(failures) - len(named):
+    alike: dict[str, list[str]] = {}
+    for name, error in failures.items():
+        alike.setdefault(str(error), []).append(name)
+    named = [f"{_shortened(names)}: {error}" for error, names in islice(alike.items(), _NAMED_ERRORS)]
+    if more := sum(map(len, islice(alike.values(), _NAMED_ERRORS, None))):
         named.append(f"and {more} more")
     return FanoutError(
         f"{len(failures)} of {len(tasks)} tasks failed; the others are done and stay so: run the same command again "
         f"when the cause is removed ({'; '.join(named)})",
         failures,
     )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_TASKS
+    return ", ".join(names[:_NAMED_TASKS]) + (f" and {more} more" if more > 0 else "")

@@ -174,6 +174,19 @@ def test_an_error_of_a_function_is_not_tried_again_and_the_rest_is_carried_out()
     assert "part 19: the function work failed with SchemaError: part 19 has no label; and 10 more" in str(outcome)
 
 
+def test_an_error_that_many_tasks_share_is_told_once() -> None:
+    async def behave(number: int, _: int) -> Answer:
+        if number == 9:
+            raise FunctionError("work", "SchemaError", "there is no label")
+        raise FunctionError("work", "EventError", "not allowed")
+
+    outcome, _, _ = run(behave, 20)
+    assert isinstance(outcome, FanoutError)
+    assert len(outcome.failures) == 20
+    shared = "part 0, part 1, part 2 and 16 more: the function work failed with EventError: not allowed"
+    assert f"({shared}; part 9: the function work failed with SchemaError: there is no label)" in str(outcome)
+
+
 def test_an_error_that_would_meet_every_call_ends_the_run_at_once() -> None:
     async def behave(number: int, _: int) -> Answer:
         if number == 2:
