@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -191,8 +191,15 @@ def _sorted_out(
         for run, record in protected.items()
         if run not in covered
     }
-    records = [item.key for item in logged if _run_of(item) not in covered and _run_of(item) not in unfinished]
+    staying = {run for item in logged if (run := _run_of(item)) in covered or run in unfinished}
+    records = [item.key for item in logged if _run_of(item) not in staying and not _explains(item, staying)]
     return GarbageReport(objects=tuple(garbage), records=tuple(records), unfinished=unfinished)
+
+
+def _explains(item: Logged, staying: Set[str]) -> bool:
+    """Return whether a record says what became of rows of which another, that stays, tells."""
+    record = item.record
+    return record is not None and record.is_committed and any(run.run in staying for run in record.replaces)
 
 
 async def _delete(store: RetryingStore, newest: Manifest | None, report: GarbageReport) -> None:

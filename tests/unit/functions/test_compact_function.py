@@ -411,6 +411,29 @@ def test_a_record_can_name_as_many_runs_as_a_compaction_takes_the_place_of() -> 
     assert PackRecord.from_bytes(record.to_bytes()).replaces == runs
 
 
+def test_what_is_left_of_a_run_is_rebuilt_when_the_rest_was_compacted_twice_and_collected() -> None:
+    async def main() -> None:
+        place = Place()
+        store = open_store(place.dataset)
+        part = place.part(await place.put(range(16)))  # of four super-samples, of which the last is small
+        await pack(part.to_json(), place.deployment(), plenty())
+        await commit({"dataset": place.dataset}, place.deployment(), plenty())
+        for number in (1, 2):
+            await trickled(place, [2], first=20 * number)
+            done = await compact(event(place, super_sample_bytes=4000), place.deployment(), plenty())
+            assert (done["objects_before"], done["objects_after"]) == (2, 1)
+            await commit({"dataset": place.dataset}, place.deployment(), plenty())
+            await gc(store, delete=True, keep_versions=1)
+        before = await place.numbers()
+        assert sorted(before) == [*range(16), 20, 21, 40, 41]
+        for key in [*await place.keys("manifests/"), "manifest.safetensors"]:
+            await store.delete(key)
+        report = await rebuild_manifest(store)
+        assert (report.lost, await place.numbers()) == ((), before)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("targets_bytes", [(100_000,), (5000,), (5000, 100_000), (4000, 11_000)])
 def test_a_compaction_that_lost_an_object_is_rebuilt_of_what_it_had_replaced(targets_bytes: tuple[int, ...]) -> None:
     async def main() -> None:
