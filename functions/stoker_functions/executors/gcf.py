@@ -21,12 +21,13 @@ from stoker.store.http_session import exchange, translated
 from stoker_functions.executors.replies import refusal, result_of
 from stoker_functions.executors.transport import open_session
 
-__all__ = ["GcfExecutor"]
+__all__ = ["GcfExecutor", "size_of"]
 
 _MAX_EVENT_BYTES = 32 << 20
 _CONCURRENCY = 100
 _TIMEOUT_SECONDS = 3630.0  # a function has at most 3600
-_MEMORY_BYTES, _VCPUS = 2 << 30, 1.0
+_SIZES = {"compact": (4 << 30, 1.0), "shuffle": (8 << 30, 2.0)}  # as infra/terraform deploys them
+_SIZE = (2 << 30, 1.0)  # of all others
 _BILLED_STEP_SECONDS = 0.1
 _PLACE = "{function}"
 
@@ -39,7 +40,7 @@ class GcfExecutor:
     TLS gets no token.
 
     Google does not tell what a call is charged: it is the time that the answer took, in steps of 0.1 s, at the memory
-    and processors that the options name (2 GiB and one).
+    and processors that the options name, else those that ``infra/terraform`` gives the function.
 
     Raises:
         ConfigError: region and project are not given, nor an endpoint.
@@ -103,12 +104,13 @@ class GcfExecutor:
             if isinstance(error, CredentialsError) and self._tokens is not None:
                 self._tokens.forget(url, token)
             raise error
+        memory_bytes, vcpus = size_of(function)
         return Answer(
             result=result_of(url, reply.body),
             billed_seconds=math.ceil(seconds / _BILLED_STEP_SECONDS) * _BILLED_STEP_SECONDS,
-            memory_bytes=self._options.memory_bytes or _MEMORY_BYTES,
+            memory_bytes=self._options.memory_bytes or memory_bytes,
             is_cold=None,
-            vcpus=self._options.vcpus or _VCPUS,
+            vcpus=self._options.vcpus or vcpus,
         )
 
     def _url(self, function: str) -> str:
@@ -116,6 +118,11 @@ class GcfExecutor:
         if _PLACE in self._root:
             return self._root.replace(_PLACE, name)
         return f"{self._root.rstrip('/')}/{name}"
+
+
+def size_of(function: str) -> tuple[int, float]:
+    """Return the memory in bytes and the processors that a function is deployed with."""
+    return _SIZES.get(function, _SIZE)
 
 
 def _refused(function: str, url: str, reply: Reply) -> StokerError:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from stoker.errors import (
     TransientError,
 )
 from stoker.fanout import Answer, ExecutorOptions
-from stoker_functions.executors.gcf import GcfExecutor
+from stoker_functions.executors.gcf import GcfExecutor, size_of
 from support.function_endpoints import Answering, Endpoint, answering, gcf_endpoint
 
 
@@ -73,6 +75,17 @@ def test_what_a_call_is_charged_is_its_time_in_tenths_at_the_size_of_the_functio
     assert answer.billed_seconds * 10 == pytest.approx(round(answer.billed_seconds * 10))
     assert answer.billed_seconds >= 0.1
     assert (answer.memory_bytes, answer.vcpus, answer.is_cold) == (1 << 30, 0.5, None)
+    answer, _, _ = called()
+    assert isinstance(answer, Answer)
+    assert (answer.memory_bytes, answer.vcpus) == size_of("echo") == (2 << 30, 1.0)
+
+
+def test_a_function_is_charged_at_the_size_that_it_is_deployed_with() -> None:
+    sizes = (Path(__file__).parents[4] / "infra" / "terraform" / "functions.tf").read_text()
+    rows = re.findall(r'^ +([\w-]+) += \{ cpu = (\d+), memory = "(\d+)Gi"', sizes, re.MULTILINE)
+    assert len(rows) == 7
+    for name, cpus, gigabytes in rows:
+        assert size_of(name) == (int(gigabytes) << 30, float(cpus)), name
 
 
 @pytest.mark.parametrize(
