@@ -6,6 +6,7 @@ else. An SDK is imported when its platform's identities are wanted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -14,13 +15,15 @@ from urllib.parse import urlsplit
 
 from stoker.errors import ConfigError, CredentialsError, MissingExtraError, PermissionDeniedError
 from stoker.store.failures import Rule
-from stoker.store.network import LAMBDA_URL
 from stoker.store.options import Auth, ServedOptions
 from stoker.store.renewal import Renewable
 
-__all__ = ["OTHERWISE", "Bearer", "Caller", "auth_of", "callers_of"]
+__all__ = ["LAMBDA_URL", "OTHERWISE", "Bearer", "Caller", "auth_of", "callers_of"]
 
 _P = TypeVar("_P")
+
+LAMBDA_URL = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCII)
+"""The host of a Lambda function URL, in small letters, and its region."""
 
 OTHERWISE = ", set STOKER_TOKEN if the function wants a token, or send none with ServedOptions(anonymous=True)"
 """What those can do who have no credentials of the platform that a host belongs to."""

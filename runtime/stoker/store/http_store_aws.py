@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 from stoker.errors import ConfigError, PermissionDeniedError
 from stoker.store.aws_credentials import AwsCredentials, configured_region, signed
 from stoker.store.failures import Rule
-from stoker.store.http_store_auth import OTHERWISE
-from stoker.store.network import LAMBDA_URL
+from stoker.store.http_store_auth import LAMBDA_URL, OTHERWISE
 from stoker.store.options import ServedOptions
 from stoker.store.renewal import ExpiredCredentialsError
 

@@ -6,7 +6,6 @@ Both are settled once for every connection of a store, so that bulk reads and th
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from functools import cache
 from ipaddress import ip_address
@@ -16,10 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from stoker.errors import ConfigError
 
-__all__ = ["LAMBDA_URL", "check_endpoint", "is_this_machine", "proxy_of", "trusted"]
-
-LAMBDA_URL = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCII)
-"""The host of a Lambda function URL, in small letters, and its region."""
+__all__ = ["check_endpoint", "is_this_machine", "proxy_of", "trusted"]
 
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 
