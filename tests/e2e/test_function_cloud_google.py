@@ -67,6 +67,25 @@ def test_a_request_reaches_the_real_framework_and_nothing_is_left_afterwards(mon
     assert not is_running(asyncio.run(scenario()))
 
 
+def test_all_functions_are_at_one_address_below_their_names() -> None:
+    async def scenario() -> None:
+        async with cloud_of(google=(google("mirror"), google("mirror", name="other", token="hush"))) as cloud:
+            for target, path, query in (
+                ("/mirror", "/", ""),
+                ("/mirror?x=1", "/", "x=1"),
+                ("/mirror//a%20b/mirror?x=%2F", "//a%20b/mirror", "x=%2F"),
+            ):
+                async with page_of(cloud.google_url + target) as answer:
+                    seen = await answer.json()
+                assert (seen["path"], seen["query"]) == (path, query)
+                assert seen["environment"]["K_SERVICE"] == "mirror"
+            for target, status in (("/other/x", 401), ("/mirrors", 404), ("/", 404), ("/%6Dirror/x", 404)):
+                async with page_of(cloud.google_url + target) as answer:
+                    assert answer.status == status
+
+    asyncio.run(scenario())
+
+
 def test_instances_are_added_up_to_the_limit_then_calls_are_throttled() -> None:
     async def scenario() -> None:
         async with cloud_of(google=(google("sleep", instances=2, concurrency=2),)) as cloud:

@@ -21,6 +21,7 @@ from stoker_local.functions.faults import FunctionFaultInjector
 from stoker_local.functions.fleet import Fleet
 from stoker_local.functions.function_url import FunctionUrl
 from stoker_local.functions.google.finalized import finalized_message, push
+from stoker_local.functions.google.gateway import Gateway
 from stoker_local.functions.google.instance import InstanceConfig
 from stoker_local.functions.google.service import Service
 from stoker_local.functions.google.spec import GoogleSpec
@@ -48,6 +49,7 @@ class Assembly:
     Attributes:
         url: of the Lambda endpoint, once started.
         function_urls: by function, once started, as are ``google_urls``.
+        google_url: below which all Google functions are by their names, once started; empty without any.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Assembly:
         self.warden = warden
         self.function_urls: dict[str, str] = {}
         self.google_urls: dict[str, str] = {}
+        self.google_url = ""
         self.fleets: dict[str, Fleet] = {}
         self.services: dict[str, Service] = {}
         self.queues = make_queues(config.queues, seed=config.seed, clock=clock)
@@ -100,6 +103,8 @@ class Assembly:
         for google in config.google:
             service = self.services[google.name] = self._service(google, platform)
             self.google_urls[google.name] = await self._serve(stack, service)
+        if self.services:
+            self.google_url = await self._serve(stack, Gateway(self.services))
         self._start_triggers()
         if bucket is not None:
             notifier = Notifier(config.notifications, self.queues, region=config.region)
@@ -113,7 +118,9 @@ class Assembly:
         """Return an event's delivery, with an id of its own."""
         return Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
 
-    async def _serve(self, stack: AsyncExitStack, front: InvokeApi | FunctionUrl | Service, port: int = 0) -> str:
+    async def _serve(
+        self, stack: AsyncExitStack, front: InvokeApi | FunctionUrl | Service | Gateway, port: int = 0
+    ) -> str:
         address = await stack.enter_async_context(serving(front.application(), self.config.host, port))
         return f"http://{address}"
 

@@ -35,6 +35,7 @@ class FunctionCloud:
         queues: by name.
         function_urls: of the functions that have one, by function.
         google_urls: of the Google functions, by function.
+        google_url: below which all Google functions are by their names, as those of a project; empty without any.
         tmp: ``tmpfs`` if instances have a limited ``/tmp`` of their own, ``folder`` if it is a folder in ``TMPDIR``.
     """
 
@@ -45,6 +46,7 @@ class FunctionCloud:
         self.queues: Mapping[str, LocalQueue] = assembly.queues
         self.function_urls: Mapping[str, str] = assembly.function_urls
         self.google_urls: Mapping[str, str] = assembly.google_urls
+        self.google_url = assembly.google_url
         self.tmp = assembly.warden.tmp
 
     def environment(self) -> dict[str, str]:

@@ -113,6 +113,8 @@ async def _serve(config: FunctionCloudConfig, buckets: BucketConfig, *, watch_st
         print("export " + " ".join(f"{name}={value}" for name, value in variables.items()))
         for name, url in {**cloud.function_urls, **cloud.google_urls}.items():
             print(f"# {name}: {url}")
+        if cloud.google_url:
+            print(f"# all of Google's, below their names: {cloud.google_url}")
         sys.stdout.flush()
         await stop.wait()
         _write_bill(cloud)

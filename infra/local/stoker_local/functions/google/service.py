@@ -61,14 +61,18 @@ class Service:
         return application
 
     async def _answer(self, request: web.Request) -> web.Response:
+        return await self.answer(request, request.raw_path)
+
+    async def answer(self, request: web.Request, target: str) -> web.Response:
+        """Answer a request as one for ``target``, a path and query."""
         if self.spec.token and not _is_let_in(request.headers.get("Authorization", ""), self.spec.token):
             return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
-        if not request.raw_path.startswith("/"):  # meant for a proxy
+        if not target.startswith("/"):  # meant for a proxy
             return web.Response(status=400, text="Bad Request")
         body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
         if body is None:
             return web.Response(status=413, text="Request Entity Too Large")
-        return await self.call(Call(method=request.method, target=request.raw_path, headers=request.headers, body=body))
+        return await self.call(Call(method=request.method, target=target, headers=request.headers, body=body))
 
     async def call(self, call: Call) -> web.Response:
         """Let an instance answer a request."""
