@@ -15,6 +15,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -95,10 +96,9 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
             )
         records = await _settled(catalog, records, base, now_seconds)
         memory = _Memory(records, now_seconds)
-        known = memory.known
-        waiting, lapsed = _of_job(job, records, base, known, store.url) if job else _waiting(records, base, memory)
+        waiting, lapsed = _of_job(job, records, base, memory, store.url) if job else _waiting(records, base, memory)
         taken, refused = _fitting(waiting, base, job, store.url)
-        fresh = _Fresh(store, catalog, known, base or next((record.prefix for record in taken), None))
+        fresh = _Fresh(store, catalog, memory, base or next((record.prefix for record in taken), None))
         added = [kept for record in taken if (kept := await fresh.only(record)) is not None]
         if not added:
             if not (lapsed and await _has_moved(store, base)):
@@ -193,15 +193,16 @@ class _Memory:
     Args:
         records: of all runs.
         now_seconds: of the Unix epoch.
-
-    Attributes:
-        known: all of it.
     """
 
     def __init__(self, records: Iterable[PackRecord], now_seconds: float) -> None:
         self._now_seconds = now_seconds
         self._committed = {record.run: record for record in records if record.is_committed}
-        self.known = Known(remembered(self._committed.values(), now_seconds))
+
+    @cached_property
+    def known(self) -> Known:
+        """All of it: millions of names, which are sorted only where something waits for a commit."""
+        return Known(remembered(self._committed.values(), self._now_seconds))
 
     def left_by(self, record: PackRecord, left: Manifest) -> Manifest | None:
         """Return what is left of a manifest when a compaction takes the place of its rows.
@@ -251,11 +252,13 @@ def _waiting(
 
 
 def _of_job(
-    job: Job, records: Iterable[PackRecord], base: Manifest | None, known: Known, url: str
+    job: Job, records: Iterable[PackRecord], base: Manifest | None, memory: _Memory, url: str
 ) -> tuple[list[PackRecord], list[str]]:
     """Return the job's runs that were not committed yet, and none to forget."""
     by_run = {record.run: record for record in records if record.job == job.id}
-    runs = [run for run in job.runs if run in by_run or not known.has(run_name(run)).all()]  # others were compacted
+    runs = [
+        run for run in job.runs if run in by_run or not memory.known.has(run_name(run)).all()
+    ]  # others were compacted
     open_runs = [run for run in runs if run not in by_run or by_run[run].state == "packing"]
     if open_runs:
         raise PackError(
@@ -296,7 +299,7 @@ class _Fresh:
     Args:
         store: where the data set is.
         catalog: where its pack records are.
-        known: what it has.
+        memory: what it has.
         first: a manifest that has its id.
 
     Attributes:
@@ -304,8 +307,8 @@ class _Fresh:
         dropped: runs of which something was, and whose records are no longer needed.
     """
 
-    def __init__(self, store: RetryingStore, catalog: Catalog, known: Known, first: Manifest | None) -> None:
-        self._store, self._catalog, self._known = store, catalog, known
+    def __init__(self, store: RetryingStore, catalog: Catalog, memory: _Memory, first: Manifest | None) -> None:
+        self._store, self._catalog, self._memory = store, catalog, memory
         self._dataset = "" if first is None else first.dataset
         self._rests: set[str] = set()
         self.repeated_samples = 0
@@ -317,7 +320,7 @@ class _Fresh:
             return None
         if record.replaces:
             return record
-        wanted = self._known.take(record.names)
+        wanted = self._memory.known.take(record.names)
         if all(wanted) and record.prefix is not None and record.prefix.dataset == self._dataset:
             return record
         self.repeated_samples += wanted.count(False) if any(wanted) else record.samples

@@ -14,7 +14,7 @@ from stoker.clock import run_virtual
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
 from stoker.maintenance.garbage import gc
 from stoker.maintenance.recovery import rebuild_manifest
-from stoker.pack.known import REMEMBERED_SECONDS
+from stoker.pack.known import REMEMBERED_SECONDS, Known
 from stoker.pack.merge import merge
 from stoker.pack.part import Part
 from stoker.pack.record import record_key
@@ -62,6 +62,25 @@ def test_with_nothing_that_waits_nothing_is_written() -> None:
         again = await commit_all(place)
         assert (again["version"], again["samples"], again["runs"], again["added_samples"]) == (1, 10, 0, 0)
         assert await stored(open_store(place.dataset)) == before
+
+    asyncio.run(main())
+
+
+def test_with_nothing_that_waits_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        place = Place()
+        await packed(place, range(10))
+        await commit_all(place)
+
+        class Unwanted(Known):
+            def __init__(self, names: object) -> None:
+                raise AssertionError("millions of names are sorted in vain")
+
+        monkeypatch.setattr("stoker.pack.merge.Known", Unwanted)
+        assert (await commit_all(place))["samples"] == 10
+        await packed(place, range(10, 20))
+        with pytest.raises(AssertionError, match="in vain"):
+            await commit_all(place)
 
     asyncio.run(main())
 
