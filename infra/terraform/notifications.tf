@@ -15,7 +15,7 @@ resource "google_pubsub_topic" "incoming" {
 data "google_storage_project_service_account" "storage" {}
 
 resource "google_pubsub_topic_iam_member" "storage_publishes" {
-  topic  = google_pubsub_topic.incoming["ingest"].id
+  topic  = google_pubsub_topic.incoming["ingest"].name
   role   = "roles/pubsub.publisher"
   member = data.google_storage_project_service_account.storage.member
 }
@@ -92,13 +92,13 @@ resource "google_pubsub_subscription" "ingest" {
 
 # Pub/Sub moves dead letters itself: it publishes them there, and acknowledges them here.
 resource "google_pubsub_topic_iam_member" "pubsub_publishes_dead_letters" {
-  topic  = google_pubsub_topic.incoming["ingest-dead"].id
+  topic  = google_pubsub_topic.incoming["ingest-dead"].name
   role   = "roles/pubsub.publisher"
   member = local.pubsub
 }
 
 resource "google_pubsub_subscription_iam_member" "pubsub_takes_dead_letters" {
-  subscription = google_pubsub_subscription.ingest.id
+  subscription = google_pubsub_subscription.ingest.name
   role         = "roles/pubsub.subscriber"
   member       = local.pubsub
 }

@@ -298,19 +298,19 @@ def test_pubsub_and_storage_have_rights_on_their_topics_and_no_others(resources:
     assert found == {
         (
             "storage_publishes",
-            '${google_pubsub_topic.incoming["ingest"].id}',
+            '${google_pubsub_topic.incoming["ingest"].name}',
             "roles/pubsub.publisher",
             storage,
         ),
         (
             "pubsub_publishes_dead_letters",
-            '${google_pubsub_topic.incoming["ingest-dead"].id}',
+            '${google_pubsub_topic.incoming["ingest-dead"].name}',
             "roles/pubsub.publisher",
             pubsub,
         ),
         (
             "pubsub_takes_dead_letters",
-            "${google_pubsub_subscription.ingest.id}",
+            "${google_pubsub_subscription.ingest.name}",
             "roles/pubsub.subscriber",
             pubsub,
         ),
