@@ -25,7 +25,8 @@ resource "google_storage_notification" "incoming" {
   topic          = google_pubsub_topic.incoming["ingest"].id
   event_types    = ["OBJECT_FINALIZE"]
   payload_format = "JSON_API_V1"
-  depends_on     = [google_pubsub_topic_iam_member.storage_publishes]
+  # What is published before there is a subscription is lost.
+  depends_on = [google_pubsub_topic_iam_member.storage_publishes, google_pubsub_subscription.ingest]
 }
 
 resource "google_service_account" "events" {
@@ -57,6 +58,7 @@ resource "google_pubsub_subscription" "ingest" {
   depends_on = [
     google_cloud_run_v2_service_iam_member.events,
     google_service_account_iam_member.pubsub_acts_for_events,
+    google_pubsub_subscription.dead_letters,
   ]
 
   # Otherwise a subscription is deleted after a month without messages.
@@ -78,7 +80,7 @@ resource "google_pubsub_subscription" "ingest" {
     }
   }
 
-  # Twenty attempts with these pauses take more than two hours: an outage kills no message.
+  # Twenty attempts with these pauses take more than two hours: what an hour's outage stops is packed after it.
   retry_policy {
     minimum_backoff = "10s"
     maximum_backoff = "600s"

@@ -259,7 +259,8 @@ def test_raw_objects_reach_ingest_as_what_the_bucket_says_of_them(resources: dic
     assert told["bucket"] == '${google_storage_bucket.bucket["incoming"].name}'
     assert told["topic"] == '${google_pubsub_topic.incoming["ingest"].id}'
     assert (told["event_types"], told["payload_format"]) == (["OBJECT_FINALIZE"], "JSON_API_V1")
-    assert told["depends_on"] == ["${google_pubsub_topic_iam_member.storage_publishes}"]
+    # Otherwise what appears between the two would be told to nobody.
+    assert "${google_pubsub_subscription.ingest}" in told["depends_on"]
     (push,) = resources["google_pubsub_subscription"]["ingest"]["push_config"]
     assert push["push_endpoint"] == '${google_cloud_run_v2_service.function["ingest"].uri}'
     assert push["no_wrapper"] == [{"write_metadata": False}]
@@ -274,6 +275,7 @@ def test_what_cannot_be_packed_ends_among_dead_letters_and_no_subscription_expir
     subscriptions = resources["google_pubsub_subscription"]
     ingest, dead = subscriptions["ingest"], subscriptions["dead_letters"]
     (policy,), (pauses,) = ingest["dead_letter_policy"], ingest["retry_policy"]
+    assert "${google_pubsub_subscription.dead_letters}" in ingest["depends_on"]
     assert policy["dead_letter_topic"] == dead["topic"] == '${google_pubsub_topic.incoming["ingest-dead"].id}'
     least, most = (int(pauses[f"{name}imum_backoff"].removesuffix("s")) for name in ("min", "max"))
     waited_seconds = sum(min(least << attempt, most) for attempt in range(policy["max_delivery_attempts"] - 1))
