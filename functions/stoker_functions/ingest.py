@@ -119,7 +119,7 @@ async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline:
         await packing.give_up()
         failed.update(packing.failed)
     for name, problem in failed.items():
-        _log.error("message %s: %s: %s", name, type(problem).__name__, problem)
+        _log.error("message %s: %s: %s", _line(name), type(problem).__name__, _line(problem))
     return failed
 
 
@@ -163,7 +163,7 @@ def _raw(notified: Notified, message: str, deployment: Deployment, target: _Targ
     kind = target.ingest.kind
     is_sample = info.key.lower().endswith(".tar") if kind == "webdataset" else belongs(kind, info.key)
     if not is_wanted(info) or not is_sample:
-        _log.warning("leaving out %s: no sample of kind %s", full, kind)
+        _log.warning("leaving out %s: no sample of kind %s", _line(full), kind)
         return None
     limit_bytes = target.ingest.super_sample_bytes
     if kind != "webdataset" and info.size_bytes > limit_bytes:
@@ -172,6 +172,11 @@ def _raw(notified: Notified, message: str, deployment: Deployment, target: _Targ
     if kind == "image-folder" and isinstance(label, Array) and info.key.partition("/")[0] not in (label.classes or ()):
         raise EventError(f"{full} is of a class that the data set does not have; STOKER_INGEST names them")
     return _Raw(source, info, message)
+
+
+def _line(what: object) -> str:
+    """Return a text as one printable line: keys hold what their owners want, and a log is read by lines."""
+    return ascii(str(what))[1:-1]
 
 
 class _Packing:
@@ -202,7 +207,7 @@ class _Packing:
             await self._take(group)
         except StokerError as error:
             if not isinstance(error, TransientError) and len(group) > 1 and self._failed_alone < _MOST_ALONE:
-                _log.warning("%s: %s; packing the %d objects in halves", self._source, error, len(group))
+                _log.warning("%s: %s; packing the %d objects in halves", self._source, _line(error), len(group))
                 await self.take(group[: len(group) // 2])
                 await self.take(group[len(group) // 2 :])
             else:
@@ -227,7 +232,7 @@ class _Packing:
             try:
                 await self._pack(objects)
             except (ObjectChangedError, NotFoundError) as error:
-                _log.warning("%s: %s; packing what is there", self._source, error)
+                _log.warning("%s: %s; packing what is there", self._source, _line(error))
             else:
                 return
         if there := await self._still_there(objects):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -134,6 +137,24 @@ def test_exactly_the_messages_that_are_wrong_are_kept() -> None:
         assert await committed(place) == list(range(9))
 
     asyncio.run(main())
+
+
+def test_a_key_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        place = S3Place()
+        store = open_store(place.raw)
+        infos = [
+            await store.put("too large\nERROR forged\x1b[31m.bin", b"x" * 3000),
+            await store.put(".hidden\r\nERROR forged", b"x"),
+            ObjectInfo(key="gone\nERROR forged.bin", size_bytes=3, tag="t"),
+        ]
+        quoted = [replace(info, key=quote_plus(info.key)) for info in infos]
+        assert await ingested(place, one_each(quoted)) == [quoted[0].key]
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert len(caplog.messages) == 3
+    assert all(text.isprintable() and "ERROR forged" in text for text in caplog.messages)
 
 
 def test_an_object_that_cannot_be_packed_fails_alone() -> None:
