@@ -70,6 +70,25 @@ def test_a_file_parses(file: Path) -> None:
     assert set(parsed(file)) <= {"data", "locals", "output", "provider", "resource", "terraform", "variable"}
 
 
+def test_everything_that_is_named_is_there_and_used() -> None:
+    # As far as it goes, what terraform validate would say with the provider at hand.
+    documents = [parsed(file) for file in FILES]
+    there = {
+        f"{'data.' if section == 'data' else ''}{kind}.{name}"
+        for document in documents
+        for section in ("resource", "data")
+        for block in document.get(section, ())
+        for kind, named in block.items()
+        for name in named
+    }
+    there |= {f"var.{name}" for document in documents for block in document.get("variable", ()) for name in block}
+    there |= {f"local.{name}" for document in documents for block in document.get("locals", ()) for name in block}
+    text = re.sub(r"(^|\s)#.*", "", "\n".join(file.read_text() for file in FILES))
+    named = set(re.findall(r"(?<![\w.\"])((?:data\.google_\w+|google_\w+|var|local)\.[a-z]\w*)", text))
+    assert named <= there
+    assert {name for name in there if name.startswith(("var.", "local."))} <= named
+
+
 def test_the_provider_is_bound_to_a_major_version() -> None:
     (terraform,) = parsed(FOLDER / "versions.tf")["terraform"]
     (providers,) = terraform["required_providers"]
