@@ -15,8 +15,8 @@ from stoker_local.functions import FunctionFaultKind
 from stoker_local.functions.faults import FunctionFaultInjector
 from support.demo import cells, demo, mislead, read_until, running, started_by
 
-pytestmark = pytest.mark.timeout(200)
-TIMEOUT_SECONDS = 180
+pytestmark = pytest.mark.timeout(400)
+TIMEOUT_SECONDS = 330  # longer than the demo itself takes at most
 IMAGES = 400
 AT_WORK = r" +\d+ s: .* [1-9]\d* of \d+ busy"
 """How a line begins that is written while functions run."""

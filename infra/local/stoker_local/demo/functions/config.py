@@ -58,7 +58,7 @@ class FunctionDemoConfig:
     instances: int = 3
     messages: int = 80
     super_sample_bytes: int = 64 << 10
-    limit_seconds: float = 120.0
+    limit_seconds: float = 300.0
 
     def bucket(self) -> BucketConfig:
         """Return the buckets: for raw images, and for the data set; as far away as a cloud's."""
