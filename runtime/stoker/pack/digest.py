@@ -53,7 +53,7 @@ def digested(data: bytes) -> dict[str, tuple[str, PackRecord]]:
     by_name = {tensor.name: tensor for tensor in header.tensors}
     count = by_name["tag.offsets"].shape[0] - 1 if "tag.offsets" in by_name and by_name["tag.offsets"].shape else 0
     sizes = [by_name[name].end - by_name[name].start if name in by_name else 0 for name in _NAMES]
-    if header.tensors != _tensors(count, sizes):
+    if count < 0 or header.tensors != _tensors(count, sizes):
         raise FormatError("the digest's tensors are not those of one")
     content = memoryview(data)[header.header_bytes :]
     if header.metadata.get("crc32c") != f"{crc32c(content):08x}":

@@ -306,6 +306,8 @@ def resealed(data: bytes) -> bytes:
     if "stoker" in header.metadata:
         data, body = _values_resealed(data, body)
         right = f"{crc32c(body):08x}"
+    elif "stoker_digest" in header.metadata:
+        right = f"{crc32c(body):08x}"
     elif "stoker_manifest" in header.metadata:
         right = manifest._checksum(header.metadata, header.tensors, body)
     else:

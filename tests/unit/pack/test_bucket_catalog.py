@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stoker.errors import ChecksumError, PermissionDeniedError, StokerError
+from stoker.errors import ChecksumError, FormatError, PermissionDeniedError, StokerError
 from stoker.manifest import Manifest, PackRun, Rows
 from stoker.pack.catalog import BucketCatalog
 from stoker.pack.digest import DIGEST_KEY, digest_bytes, digested
@@ -20,6 +21,7 @@ from stoker.pack.record import SOURCE_BYTES, PackRecord, record_key
 from stoker.schema import Array, Schema
 from stoker.store.protocol import Store
 from stoker.supersample import Packed
+from support.fuzzed.mutations import mutated_file
 from support.packing import WatchedStore, fresh_store
 
 SCHEMA = Schema({"label": Array("int64")})
@@ -157,13 +159,13 @@ def test_instances_that_write_the_digest_at_the_same_time_go_on_writing_it() -> 
     async def main() -> None:
         store = fresh_store()
         instances = [BucketCatalog(store) for _ in range(3)]
-        for start in range(0, 900, 300):
+        for start in range(0, 600, 300):
             await written(store, [committed(number) for number in range(start, start + 300)])
             await asyncio.gather(*(instance.records() for instance in instances))
-        await written(store, [committed(number) for number in range(900, 1200)])
+        await written(store, [committed(number) for number in range(600, 900)])
         await instances[0].records()
         data, _ = await store.get(DIGEST_KEY)
-        assert len(digested(data)) == 1200
+        assert len(digested(data)) == 900
 
     asyncio.run(main())
 
@@ -220,6 +222,22 @@ def test_a_digest_comes_back_from_its_bytes_and_one_that_is_damaged_anywhere_doe
     for end in range(0, len(data), 11):
         with pytest.raises(StokerError):
             digested(data[:end])
+
+
+def test_a_hostile_digest_is_read_or_refused() -> None:
+    pool = [
+        digest_bytes({record_key(f"{n:016x}"): (f"tag {n}", replace(committed(n), prefix=None)) for n in range(count)})
+        for count in (0, 1, 3)
+    ]
+    rng, outcomes = random.Random(5), Counter[str]()
+    for _ in range(1000):
+        try:
+            digested(mutated_file(rng.choice(pool), pool, rng))
+        except (FormatError, ChecksumError) as error:
+            outcomes[type(error).__name__] += 1
+        else:
+            outcomes["read"] += 1
+    assert outcomes.keys() == {"FormatError", "ChecksumError", "read"}
 
 
 def test_a_digest_has_no_record_that_is_not_committed() -> None:
