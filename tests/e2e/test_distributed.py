@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.training_rank import RankReport, RankTask, ids_of, pack_sums, run_ranks
+from support.training_rank import RankReport, RankTask, ids_of, pack_sums, run_ranks, run_training
 
 SAMPLES = 103
 STEPS_BEFORE_STATE = 3
@@ -24,20 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def two_ranks(url: str, tmp_path_factory: pytest.TempPathFactory) -> list[RankReport]:
     """One whole epoch and the beginning of the next, on two ranks."""
     rendezvous = tmp_path_factory.mktemp("two") / "rendezvous"
-    return run_ranks(
-        [
-            RankTask(
-                url=url,
-                rank=rank,
-                world_size=2,
-                rendezvous=str(rendezvous),
-                batch_size=BATCH_SIZE,
-                epochs=1,
-                steps=STEPS_BEFORE_STATE,
-            )
-            for rank in range(2)
-        ]
-    )
+    return run_training([url] * 2, rendezvous, batch_size=BATCH_SIZE, epochs=1, steps=STEPS_BEFORE_STATE)
 
 
 def test_an_epoch_delivers_every_sample_exactly_once_over_both_ranks(two_ranks: list[RankReport]) -> None:
@@ -64,20 +51,8 @@ def test_the_state_of_either_rank_is_the_state_of_both(two_ranks: list[RankRepor
 def test_another_world_size_resumes_in_mid_epoch_and_delivers_exactly_the_rest(
     url: str, two_ranks: list[RankReport], tmp_path: Path, world_size: int, batch_size: int
 ) -> None:
-    reports = run_ranks(
-        [
-            RankTask(
-                url=url,
-                rank=rank,
-                world_size=world_size,
-                rendezvous=str(tmp_path / "rendezvous"),
-                batch_size=batch_size,
-                epochs=1,
-                state=two_ranks[0].state,
-            )
-            for rank in range(world_size)
-        ]
-    )
+    state = two_ranks[0].state
+    reports = run_training([url] * world_size, tmp_path / "rendezvous", batch_size=batch_size, epochs=1, state=state)
     assert sorted(ids_of(two_ranks, 1) + ids_of(reports, 0)) == list(range(SAMPLES))
     rest = SAMPLES - STEPS_BEFORE_STATE * 2 * BATCH_SIZE
     assert {len(report.epochs[0]) for report in reports} == {-(-rest // (world_size * batch_size))}

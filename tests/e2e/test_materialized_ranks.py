@@ -8,7 +8,7 @@ import pytest
 
 from stoker_torch import Loader
 from support.materialized import materialize
-from support.training_rank import RankTask, ids_of, pack_sums, run_ranks
+from support.training_rank import ids_of, pack_sums, run_training
 
 SAMPLES = 103
 BATCH_SIZE = 8
@@ -31,21 +31,8 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def test_ranks_with_and_without_objects_deliver_every_sample_once_and_so_does_one_that_goes_on(
     urls: tuple[str, str], tmp_path: Path
 ) -> None:
-    reports = run_ranks(
-        [
-            RankTask(
-                url=url,
-                rank=rank,
-                world_size=2,
-                rendezvous=str(tmp_path / "rendezvous"),
-                batch_size=BATCH_SIZE,
-                shuffle="materialized",
-                epochs=1,
-                steps=STEPS,
-            )
-            for rank, url in enumerate(urls)
-        ]
-    )
+    settings = {"shuffle": "materialized", "batch_size": BATCH_SIZE, "epochs": 1, "steps": STEPS}
+    reports = run_training(urls, tmp_path / "rendezvous", **settings)
     assert [report.mismatch for report in reports] == ["", ""]
     assert reports[0].weights == reports[1].weights
     assert sorted(ids_of(reports, 0)) == list(range(SAMPLES))

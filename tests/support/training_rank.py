@@ -22,7 +22,7 @@ from stoker.errors import RankMismatchError
 from stoker_torch import Loader
 from stoker_torch.config import LoaderShuffle, SharedSettings
 
-__all__ = ["RankReport", "RankTask", "ids_of", "pack_sums", "run_ranks"]
+__all__ = ["RankReport", "RankTask", "ids_of", "pack_sums", "run_ranks", "run_training"]
 
 _TIMEOUT_SECONDS = 120.0
 _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "OMP_NUM_THREADS": "1"}
@@ -95,6 +95,12 @@ def run_ranks(tasks: Sequence[RankTask]) -> list[RankReport]:
             process.communicate()
     assert [process.returncode for process in processes] == [0] * len(tasks)
     return [RankReport(**json.loads(output)) for output in outputs]
+
+
+def run_training(urls: Sequence[str], rendezvous: Path, **settings: Any) -> list[RankReport]:
+    """Run a rank for each URL, all with the same settings of a :class:`RankTask`, and return their reports in order."""
+    alike = {"world_size": len(urls), "rendezvous": str(rendezvous), **settings}
+    return run_ranks([RankTask(url=url, rank=rank, **alike) for rank, url in enumerate(urls)])
 
 
 def _main() -> None:
