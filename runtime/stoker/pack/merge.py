@@ -15,7 +15,6 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from stoker import versions
 from stoker.errors import DatasetExistsError, PackError
 from stoker.manifest import Manifest, Rows
 from stoker.pack.catalog import Catalog
-from stoker.pack.known import Known, remembered
+from stoker.pack.known import Memory
 from stoker.pack.part import provisional_dataset
 from stoker.pack.record import PackRecord, run_name
 from stoker.pack.rewriting import pack_again
@@ -95,7 +94,7 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
                 f"stoker rebuild-manifest {store.url}"
             )
         records = await _settled(catalog, records, base, now_seconds)
-        memory = _Memory(records, now_seconds)
+        memory = Memory(records, now_seconds)
         waiting, lapsed = _of_job(job, records, base, memory, store.url) if job else _waiting(records, base, memory)
         taken, refused = _fitting(waiting, base, job, store.url)
         fresh = _Fresh(store, catalog, memory, base or next((record.prefix for record in taken), None))
@@ -187,43 +186,8 @@ def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: f
     ]
 
 
-class _Memory:
-    """What the records of committed runs remember.
-
-    Args:
-        records: of all runs.
-        now_seconds: of the Unix epoch.
-    """
-
-    def __init__(self, records: Iterable[PackRecord], now_seconds: float) -> None:
-        self._now_seconds = now_seconds
-        self._committed = {record.run: record for record in records if record.is_committed}
-
-    @cached_property
-    def known(self) -> Known:
-        """All of it: millions of names, which are sorted only where something waits for a commit."""
-        return Known(remembered(self._committed.values(), self._now_seconds))
-
-    def left_by(self, record: PackRecord, left: Manifest) -> Manifest | None:
-        """Return what is left of a manifest when a compaction takes the place of its rows.
-
-        None where some of them are not there, or where it would be the end of a run whose names it does not hand on:
-        when the compaction began there was more of that run, and that went to another. Nor is a finished one believed
-        that does not have as many samples as those rows.
-        """
-        rest = left.without(record.replaces)
-        if len(rest) != len(left) - sum(run.rows for run in record.replaces):
-            return None
-        if record.state != "packing" and record.samples != left.samples - rest.samples:
-            _log.warning("run %s has %d samples in place of others; leaving it out", record.run, record.samples)
-            return None
-        ended = {run.run for run in left.runs} - {run.run for run in rest.runs}
-        names = remembered((self._committed[run] for run in ended if run in self._committed), self._now_seconds)
-        return rest if Known(record.sources).has(names).all() else None
-
-
 def _waiting(
-    records: Sequence[PackRecord], base: Manifest | None, memory: _Memory
+    records: Sequence[PackRecord], base: Manifest | None, memory: Memory
 ) -> tuple[list[PackRecord], list[str]]:
     """Return the finished runs that belong to no job, and those that nobody will ever need.
 
@@ -252,7 +216,7 @@ def _waiting(
 
 
 def _of_job(
-    job: Job, records: Iterable[PackRecord], base: Manifest | None, memory: _Memory, url: str
+    job: Job, records: Iterable[PackRecord], base: Manifest | None, memory: Memory, url: str
 ) -> tuple[list[PackRecord], list[str]]:
     """Return the job's runs that were not committed yet, and none to forget."""
     by_run = {record.run: record for record in records if record.job == job.id}
@@ -307,7 +271,7 @@ class _Fresh:
         dropped: runs of which something was, and whose records are no longer needed.
     """
 
-    def __init__(self, store: RetryingStore, catalog: Catalog, memory: _Memory, first: Manifest | None) -> None:
+    def __init__(self, store: RetryingStore, catalog: Catalog, memory: Memory, first: Manifest | None) -> None:
         self._store, self._catalog, self._memory = store, catalog, memory
         self._dataset = "" if first is None else first.dataset
         self._rests: set[str] = set()

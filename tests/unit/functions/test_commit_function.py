@@ -76,7 +76,7 @@ def test_with_nothing_that_waits_nothing_is_remembered(monkeypatch: pytest.Monke
             def __init__(self, names: object) -> None:
                 raise AssertionError("millions of names are sorted in vain")
 
-        monkeypatch.setattr("stoker.pack.merge.Known", Unwanted)
+        monkeypatch.setattr("stoker.pack.known.Known", Unwanted)
         assert (await commit_all(place))["samples"] == 10
         await packed(place, range(10, 20))
         with pytest.raises(AssertionError, match="in vain"):
