@@ -8,7 +8,8 @@ it loses is restored from the bucket.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -76,10 +77,15 @@ class BucketCatalog:
 
     Committed records never change, so an instance that stays reads each of them once; and one that starts reads nearly
     all of them at once, in their digest, which is written again when a few hundred are not in it.
+
+    Args:
+        store: where the data set is; stays the caller's.
+        clock: tells the seconds of the Unix epoch.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = RetryingStore(store)
+        self._clock = clock
         self._committed: dict[str, tuple[str, PackRecord]] | None = None
         self._open: dict[str, Journal] = {}
         self._digest_tag: str | None = None
@@ -100,10 +106,12 @@ class BucketCatalog:
             self._committed = await self._read_digest()
         logged = await list_records(self._store, known=self._committed)
         found = {each.key: (each.tag, each.record) for each in logged if each.record is not None}
+        # Of whoever committed last, or of this machine, one clock may be wrong.
         last_seconds = max((record.committed_seconds for _, record in found.values()), default=0)
+        young_seconds = min(last_seconds, self._clock()) - REMEMBERED_SECONDS
         for key, (tag, record) in found.items():
             if record.is_committed:
-                is_old = record.committed_seconds + REMEMBERED_SECONDS < last_seconds
+                is_old = record.committed_seconds < young_seconds
                 if record.prefix is not None or (is_old and len(record.sources)):
                     sources = no_sources() if is_old else record.sources
                     found[key] = tag, replace(record, prefix=None, sources=sources)

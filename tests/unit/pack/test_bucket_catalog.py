@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -178,6 +179,18 @@ def test_raw_objects_are_named_for_as_long_as_anybody_wants_to_know() -> None:
         catalog = BucketCatalog(store)
         for _ in range(2):
             assert [len(record.sources) for record in await catalog.records()] == [2, 2, 0]
+
+    asyncio.run(main())
+
+
+def test_a_commit_by_a_clock_that_is_wrong_makes_nobody_forget() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        years_seconds = 80 * 365 * 86_400
+        await written(store, [committed(n, NOW_SECONDS + (years_seconds if n == 7 else n)) for n in range(300)])
+        for now_seconds in (NOW_SECONDS + 400, NOW_SECONDS - years_seconds):
+            records = await BucketCatalog(store, clock=partial(float, now_seconds)).records()
+            assert all(len(record.sources) == 2 for record in records)
 
     asyncio.run(main())
 
