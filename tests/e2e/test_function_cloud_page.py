@@ -8,15 +8,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from stoker_local.functions import FunctionCloudConfig
+from support.local_bucket import s3_client
 
 PAGE = (Path(__file__).parents[2] / "docs" / "function-cloud.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def commands(block: str) -> list[str]:
+    return [command.strip() for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
 
 
 def test_the_commands_of_the_page_run_its_function_and_call_it_from_another_shell(tmp_path: Path) -> None:
@@ -44,8 +52,36 @@ def test_the_program_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> N
     assert (ended.stderr, ended.stdout) == ("", blocks("text")[0])
 
 
+def test_the_commands_of_the_page_pack_shuffle_and_serve_in_functions(tmp_path: Path) -> None:
+    serve, (_, *others) = [commands(block) for block in blocks("console")]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    common: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PATH": path}, "text": True}
+    with subprocess.Popen(["/bin/sh", "-c", f"exec {serve[0]}"], **common, stdout=subprocess.PIPE) as program:
+        try:
+            assert program.stdout is not None
+            export, *urls = [program.stdout.readline() for _ in range(5)]
+            variables = dict(word.split("=", 1) for word in export.split()[1:])
+            with s3_client(SimpleNamespace(url=variables["AWS_ENDPOINT_URL"])) as client:
+                for number in range(3):
+                    client.put_object(Bucket="raw", Key=f"photos/{number}.bin", Body=b"a photo")
+            (url,) = [url.removeprefix("# stoker-serve: ") for url in urls if "stoker-serve" in url]
+            script = "\n".join(["set -e", export, f"URL={url}", *others])
+            ended = subprocess.run(["/bin/sh", "-c", script], **common, capture_output=True, timeout=60, check=False)
+        finally:
+            program.send_signal(signal.SIGINT)
+    assert ended.returncode == 0, ended.stderr
+    assert "s3://data/train: version 1 has 3 samples" in ended.stderr
+    assert "epoch 0 is at s3://data/train/epochs/" in ended.stderr
+    assert "all of them good" in ended.stderr
+
+
+def test_the_configuration_of_googles_functions_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    config = FunctionCloudConfig.from_json(blocks("json")[1])
+    assert {each.name: each.target for each in config.google} == {"stoker-pack": "pack", "stoker-commit": "commit"}
+
+
 def test_the_configuration_of_the_page_is_valid() -> None:
-    (document,) = blocks("json")
-    config = FunctionCloudConfig.from_json(document)
+    config = FunctionCloudConfig.from_json(blocks("json")[0])
     assert config.notifications[0].suffix == ".jpg"
     assert sum(config.faults.probabilities.values()) > 0
