@@ -165,7 +165,12 @@ async def _read_newest(reader: RetryingReader[Readable]) -> _Stored:
     except NotFoundError:
         found = await _newest_listed(reader)
     if found is None:
-        raise NotFoundError(f"there is no data set at {reader.url}; pack one with: stoker pack SOURCE {reader.url}")
+        remedy = (
+            "check the address, which ends with /v1/NAME"
+            if reader.url.startswith("stoker+")
+            else f"pack one with: stoker pack SOURCE {reader.url}"
+        )
+        raise NotFoundError(f"there is no data set at {reader.url}; {remedy}")
     return found
 
 

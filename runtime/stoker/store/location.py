@@ -107,7 +107,10 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if scheme in _SERVED_SCHEMES:
         return _parse_served_url(text)
     if scheme not in _BUCKET_SCHEMES:
-        raise ConfigError(f"stoker has no store for {scheme}:// URLs; use s3://, gs://, file://, memory:// or a path")
+        raise ConfigError(
+            f"stoker has no store for {scheme}:// URLs; use s3://, gs://, file://, memory:// or a path, and "
+            "stoker+https:// for what a function serves"
+        )
     bucket, _, prefix = rest.partition("/")
     if bucket.startswith("arn:"):
         raise ConfigError(

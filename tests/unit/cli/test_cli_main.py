@@ -12,6 +12,7 @@ from stoker.cli import flags, pack
 from stoker.errors import ConfigError
 from stoker.store import GcsOptions, S3Options, ServedOptions
 from stoker.version import __version__
+from support.serving_host import running_service
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -209,3 +210,15 @@ def test_a_super_sample_is_as_large_as_the_format_allows(
         cli.main([*command, "out", "--super-sample-bytes", size])
     assert left.value.code == 2
     assert f"'{size}' is not from 1 byte to 32.0 MiB" in capsys.readouterr().err
+
+
+def test_where_a_function_serves_nothing_the_address_is_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with running_service({"train": "memory://served"}) as hosted:
+        wrong = hosted.dataset("train").replace("/v1", "")
+        assert cli.main(["info", wrong]) == 1
+    assert f"there is no data set at {wrong}; check the address, which ends with /v1/NAME" in capsys.readouterr().err
+
+
+def test_an_address_of_the_web_is_told_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "https://host/v1/train"]) == 2
+    assert "stoker+https:// for what a function serves" in capsys.readouterr().err
