@@ -106,10 +106,10 @@ async def gc(
     covered = _covered(kept)
     given_up = _given_up(store.url, abandoned, objects, logged, covered)
     await _check_none_waits(retrying, newest, [item for item in logged if _run_of(item) in given_up])
-    if newest is None:
-        objects = {place: info for place, info in objects.items() if place[0] in given_up}
     unfinished = {_run_of(item): item.record for item in logged if _is_unfinished(item)}
     protected = {run: record for run, record in unfinished.items() if run not in given_up}
+    if newest is None:
+        objects = {place: info for place, info in objects.items() if place[0] in {*given_up, *protected}}
     refused = {run for run, record in protected.items() if _is_refused(record, newest, store.url)}
     report = replace(_sorted_out(objects, logged, covered, protected, refused), versions=tuple(dropped))
     if delete:

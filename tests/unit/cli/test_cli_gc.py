@@ -74,6 +74,25 @@ def test_what_is_unfinished_is_listed_with_what_finishes_it(tmp_path: Path, caps
     assert len(asyncio.run(stored(open_store(tmp_path)))) == len(before) - 17
 
 
+def test_what_is_unfinished_is_counted_before_there_is_a_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def prepared() -> None:
+        store = open_store(tmp_path)
+        for number in range(3):
+            await _begun(store, number, JOB)
+        await store.put(f"data/{OTHER}/00000000", b"of a run that nothing tells of")
+
+    asyncio.run(prepared())
+    assert main(["gc", "--delete", str(tmp_path)]) == 0
+    nothing, job = capsys.readouterr().out.splitlines()
+    assert nothing == "no garbage"
+    assert job.startswith(f"left alone: 3 runs of job {JOB}, 3 super-samples; ")
+    assert main(["gc", "--abandoned", JOB, "--delete", str(tmp_path)]) == 0
+    assert "6 objects deleted" in capsys.readouterr().out
+    assert list(asyncio.run(stored(open_store(tmp_path)))) == [f"data/{OTHER}/00000000"]
+
+
 def test_an_id_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(pack(open_store(tmp_path), numbered(3)))
     assert main(["gc", "--abandoned", JOB, "--delete", str(tmp_path)]) == 2
