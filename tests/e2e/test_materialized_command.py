@@ -63,6 +63,9 @@ def test_epochs_are_made_ahead_and_those_behind_are_deleted(url: Path, capsys: p
     said = capsys.readouterr().err
     assert "epoch 3 is at " in said
     assert "GETs" in said
+    assert "already" not in said
+    assert main(command(url, "--epoch", "3", "--keep", "0")) == 0
+    assert "(it was there already)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["ranged", "streamed", "scattered"])

@@ -182,11 +182,13 @@ class _Making:
             lanes=args.lanes,
             keep=args.keep + layout.epoch - args.epochs.start,
         )
-        if await read_epoch(self._store, layout) is not None:
+        is_there = await read_epoch(self._store, layout) is not None
+        if is_there:
             phases = phases[-1:]
         for tasks in phases:
             await self._carry_out(tasks, layout)
-        self._say(f"epoch {layout.epoch} is at {self._store.url}/{layout.folder.rstrip('/')}")
+        place = f"{self._store.url}/{layout.folder.rstrip('/')}"
+        self._say(f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
 
     async def _carry_out(self, tasks: list[ShuffleTask], layout: EpochLayout) -> None:
         verb = {"scatter": "scattering", "slice": "writing", "commit": "committing"}[tasks[0].step]
