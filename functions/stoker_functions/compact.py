@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from stoker.maintenance.compaction import compact as compact_dataset
+from stoker.versions import newest_manifest
 from stoker_functions.deadline import Deadline
 from stoker_functions.deployment import Deployment
 from stoker_functions.events import CompactEvent
@@ -19,19 +20,22 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
     """Compact a data set.
 
     Returns:
-        ``version``, ``objects_before`` and ``objects_after`` of what was packed again, and ``state``: ``packing`` where
-        small super-samples are left for another invocation, else ``complete``.
+        ``version`` (0 where there is no data set yet, which a schedule may be ahead of), ``objects_before`` and
+        ``objects_after`` of what was packed again, and ``state``: ``packing`` where small super-samples are left for
+        another invocation, else ``complete``.
 
     Raises:
         EventError: the event is none, or of a place that this deployment has nothing to do with.
-        NotFoundError: there is no data set.
         DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
         StoreError: the bucket fails.
     """
     asked = CompactEvent.from_json(event)
+    store = deployment.dataset(asked.dataset)
     async with deadline.limit(f"the compaction of {asked.dataset}"):
+        if await newest_manifest(store) is None:
+            return {"version": 0, "objects_before": 0, "objects_after": 0, "state": "complete"}
         done = await compact_dataset(
-            deployment.dataset(asked.dataset),
+            store,
             deployment.catalog(asked.dataset),
             now_seconds=time.time(),
             super_sample_bytes=asked.super_sample_bytes,

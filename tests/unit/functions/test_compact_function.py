@@ -14,7 +14,7 @@ import pytest
 
 from stoker import versions
 from stoker.clock import run_virtual
-from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
+from stoker.errors import DeadlineError, EventError, StokerError
 from stoker.maintenance.compaction import _MOST_REPLACED, Compacted
 from stoker.maintenance.compaction import compact as compact_dataset
 from stoker.maintenance.garbage import gc
@@ -99,14 +99,26 @@ def test_after_one_compaction_the_median_size_is_at_least_half_of_the_target(see
 def test_where_there_is_nothing_to_gain_nothing_is_written() -> None:
     async def main() -> None:
         place = Place()
-        with pytest.raises(NotFoundError, match="no data set"):
-            await compact(event(place), place.deployment(), plenty())
         for groups in ([5], [60]):
             await trickled(place, groups, first=60 * len(groups))
             before = await stored(open_store(place.dataset))
             result = await compact(event(place), place.deployment(), plenty())
             assert (result["objects_before"], result["objects_after"], result["state"]) == (0, 0, "complete")
             assert await stored(open_store(place.dataset)) == before
+
+    asyncio.run(main())
+
+
+def test_where_there_is_no_data_set_yet_there_is_nothing_to_do() -> None:
+    async def main() -> None:
+        place = Place()
+        await open_store(place.dataset).put("notes.txt", b"the bucket is there")
+        before = await stored(open_store(place.dataset))
+        result = await compact(event(place), place.deployment(), plenty())
+        assert result == {"version": 0, "objects_before": 0, "objects_after": 0, "state": "complete"}
+        assert await stored(open_store(place.dataset)) == before
+        await trickled(place, [3] * 40)
+        assert (await compact(event(place), place.deployment(), plenty()))["objects_before"] == 40
 
     asyncio.run(main())
 
