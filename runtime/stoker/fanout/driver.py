@@ -15,6 +15,7 @@ from stoker.fanout.ramp import Ramp
 from stoker.fanout.report import Report, Tally
 from stoker.prices import Prices
 from stoker.progress import Amount
+from stoker.sizes import counted
 from stoker.task_group import task_group
 
 __all__ = ["Driver"]
@@ -160,9 +161,10 @@ def _failed(tasks: Sequence[Task], board: Board) -> FanoutError:
     named = [f"{_shortened(names)}: {error}" for error, names in islice(alike.items(), _NAMED_ERRORS)]
     if more := sum(map(len, islice(alike.values(), _NAMED_ERRORS, None))):
         named.append(f"and {more} more")
+    others = "; the others are done and stay so" if len(failures) < len(tasks) else ""
     return FanoutError(
-        f"{len(failures)} of {len(tasks)} tasks failed; the others are done and stay so: run the same command again "
-        f"when the cause is removed ({'; '.join(named)})",
+        f"{len(failures)} of {counted(len(tasks), 'task')} failed{others}: run the same command again when the cause "
+        f"is removed ({'; '.join(named)})",
         failures,
     )
 

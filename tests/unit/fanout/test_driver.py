@@ -160,6 +160,14 @@ def test_a_task_that_is_lost_at_every_attempt_fails_and_the_rest_is_carried_out(
     assert (report.tasks, report.failed) == (19, 1)
 
 
+def test_where_every_task_failed_there_are_no_others_to_speak_of() -> None:
+    async def behave(number: int, _: int) -> Answer:
+        raise FunctionError("work", "SchemaError", "no label")
+
+    assert str(run(behave, 3)[0]).startswith("3 of 3 tasks failed: run the same command again")
+    assert str(run(behave, 1)[0]).startswith("1 of 1 task failed: run the same command again")
+
+
 def test_an_error_of_a_function_is_not_tried_again_and_the_rest_is_carried_out() -> None:
     async def behave(number: int, _: int) -> Answer:
         if number % 2:
