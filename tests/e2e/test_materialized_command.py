@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.cli import main
+from stoker.cli import functions, main
+from stoker.fanout import Answer
 from stoker.order import Order, OrderConfig
 from stoker_torch import Loader
+from support.fanout import ScriptedExecutor
 
 SAMPLES = 3000
 
@@ -81,12 +84,37 @@ def test_a_plan_shows_what_every_way_takes_and_makes_nothing(url: Path, capsys: 
     assert epochs_there(url) == []
 
 
+def test_a_plan_counts_the_processors_that_functions_have(
+    url: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Deployed(ScriptedExecutor):
+        platform = "cloud-run"
+        sees_files = True
+        processors = 1.0
+
+        def vcpus(self, function: str) -> float:
+            return {"shuffle": self.processors}[function]
+
+    async def unused(*_: int) -> Answer:
+        raise AssertionError
+
+    monkeypatch.setattr(functions, "open_executor", lambda *_: Deployed(unused))
+    dollars = []
+    for Deployed.processors in (1.0, 2.0):
+        assert main(command(url, "--epoch", "0", "--plan", "--on", "deployed")) == 0
+        dollars.append(re.findall(r"streamed.*\$(\S+) +\$(\S+)", capsys.readouterr().out))
+    ((store, one),), ((same_store, two),) = dollars
+    assert store == same_store
+    assert float(one) < float(two)
+
+
 @pytest.mark.parametrize(
     "more",
     [
         ("--epoch", "x"),
         ("--epoch", "3..1"),
         ("--epoch", "1", "--keep", "-1"),
+        ("--epoch", "1", "--keep", "100000000"),
         ("--epoch", "100000000"),
         (),
     ],
@@ -109,6 +137,11 @@ def test_functions_that_there_are_not_are_refused(url: Path, capsys: pytest.Capt
 def test_memory_that_is_too_small_is_an_error_in_one_line(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(url, "--epoch", "0", "--memory", "160MiB")) == 1
     assert "in all or more" in capsys.readouterr().err
+
+
+def test_the_most_epochs_can_be_kept(url: Path) -> None:
+    assert main(command(url, "--epochs", "0..1", "--keep", "99999999", "--quiet")) == 0
+    assert epochs_there(url) == [0, 1]
 
 
 def test_a_command_that_is_killed_is_gone_on_with(url: Path) -> None:

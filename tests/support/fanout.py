@@ -34,6 +34,7 @@ class ScriptedExecutor:
     name = "scripted"
     platform: str | None = "lambda"
     sees_files = False
+    heeds: frozenset[str] = frozenset()
 
     def __init__(self, behave: Behaviour, *, concurrency: int = 1000) -> None:
         self.concurrency = concurrency
@@ -49,6 +50,9 @@ class ScriptedExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+    def vcpus(self, function: str) -> float:
+        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         assert function == "work"

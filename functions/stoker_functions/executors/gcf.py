@@ -49,6 +49,7 @@ class GcfExecutor:
     name = "gcf"
     platform: str | None = "cloud-run"
     sees_files = False
+    heeds = frozenset({"prefix", "region", "project", "endpoint_url", "service_account"})
 
     def __init__(self, options: ExecutorOptions) -> None:
         if options.endpoint_url is None and not (options.region and options.project):
@@ -74,6 +75,10 @@ class GcfExecutor:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    def vcpus(self, function: str) -> float:
+        """Return what the options say, else what the function is deployed with."""
+        return self._options.vcpus or size_of(function)[1]
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Call a function and wait for its answer.
@@ -104,13 +109,12 @@ class GcfExecutor:
             if isinstance(error, CredentialsError) and self._tokens is not None:
                 self._tokens.forget(url, token)
             raise error
-        memory_bytes, vcpus = size_of(function)
         return Answer(
             result=result_of(url, reply.body),
             billed_seconds=math.ceil(seconds / _BILLED_STEP_SECONDS) * _BILLED_STEP_SECONDS,
-            memory_bytes=self._options.memory_bytes or memory_bytes,
+            memory_bytes=self._options.memory_bytes or size_of(function)[0],
             is_cold=None,
-            vcpus=self._options.vcpus or vcpus,
+            vcpus=self.vcpus(function),
         )
 
     def _url(self, function: str) -> str:

@@ -51,6 +51,7 @@ class LambdaExecutor:
     name = "lambda"
     platform: str | None = "lambda"
     sees_files = False
+    heeds = frozenset({"prefix", "region", "endpoint_url"})
 
     def __init__(self, options: ExecutorOptions) -> None:
         self.concurrency = options.concurrency or _CONCURRENCY
@@ -85,6 +86,10 @@ class LambdaExecutor:
     ) -> None:
         self._client = None
         await self._stack.aclose()
+
+    def vcpus(self, _function: str) -> float:
+        """Return none: processors come with the memory."""
+        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Invoke a function and wait for its end.

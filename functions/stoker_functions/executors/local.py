@@ -34,6 +34,7 @@ class LocalExecutor:
     name = "local"
     platform: str | None = None
     sees_files = True
+    heeds: frozenset[str] = frozenset()
 
     def __init__(self, options: ExecutorOptions) -> None:
         self.concurrency = options.concurrency or _cores()
@@ -60,6 +61,10 @@ class LocalExecutor:
             _kill(process)
         await asyncio.gather(*(_ended(process) for process in self._workers))
         self._workers.clear()
+
+    def vcpus(self, _function: str) -> float:
+        """Return none: nothing is charged."""
+        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Run a function in a worker; waits while all are busy.

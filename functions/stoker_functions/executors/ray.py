@@ -28,6 +28,7 @@ class RayExecutor:
     name = "ray"
     platform: str | None = None
     sees_files = True
+    heeds = frozenset({"endpoint_url"})
 
     def __init__(self, options: ExecutorOptions) -> None:
         self.concurrency = options.concurrency or 1
@@ -55,6 +56,10 @@ class RayExecutor:
         if self._is_ours:
             ray.shutdown()
             self._is_ours = False
+
+    def vcpus(self, _function: str) -> float:
+        """Return none: nothing is charged."""
+        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Run a function on the cluster.

@@ -60,11 +60,16 @@ def chosen_executor(args: Namespace, environment: Mapping[str, str]) -> Executor
     """Return the executor that ``--on`` names; ``environment`` is of functions that are started for this.
 
     Raises:
-        ConfigError: there is none of the name, or the options are not enough for it.
+        ConfigError: there is none of the name, or the options are not enough for it, or mean nothing to it.
         MissingExtraError: what it needs is not installed.
     """
     given = {option: value for name, option in _OPTIONS.items() if (value := getattr(args, name))}
-    return open_executor(args.on, ExecutorOptions(environment=environment, **given))
+    executor = open_executor(args.on, ExecutorOptions(environment=environment, **given))
+    for name, option in _OPTIONS.items():
+        if option in given.keys() - {"concurrency"} - executor.heeds:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} means nothing to --on {args.on}; leave it out, or name another place")
+    return executor
 
 
 def reached(args: Namespace, location: Location, prefix: str = "") -> dict[str, str]:

@@ -44,7 +44,6 @@ __all__ = ["command"]
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
 _DEFAULT_BYTES = 1 << 30
 _TASK_SECONDS = 900.0  # the most that Lambda allows
-_VCPUS = 1.0
 _DAYS_A_MONTH = 30
 
 
@@ -74,7 +73,7 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--slices", type=positive, default=1, metavar="N", help="cut an epoch into so many, at least")
     parser.add_argument(
         "--keep",
-        type=_number,
+        type=_kept,
         default=1,
         metavar="N",
         help="epochs to keep before the first; older ones are deleted (default: 1)",
@@ -96,6 +95,12 @@ def _number(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text[:20]) >= 1 << 64 or len(text) > 20:
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
+
+
+def _kept(text: str) -> int:
+    if (count := _number(text)) > MAX_EPOCH:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 to {MAX_EPOCH}")
+    return count
 
 
 def _epochs(text: str) -> range:
@@ -150,7 +155,7 @@ def _plan_config(args: Namespace, manifest: Manifest, executor: Executor) -> Pla
         at_once=executor.concurrency,
         prices=None if executor.platform is None else prices.functions[executor.platform],
         configured_bytes=args.memory,
-        vcpus=_VCPUS,
+        vcpus=executor.vcpus("shuffle"),
     )
     return PlanConfig(
         lanes=args.lanes,
@@ -180,7 +185,7 @@ class _Making:
             seed=args.seed,
             epoch=layout.epoch,
             lanes=args.lanes,
-            keep=args.keep + layout.epoch - args.epochs.start,
+            keep=min(args.keep + layout.epoch - args.epochs.start, MAX_EPOCH),
         )
         is_there = await read_epoch(self._store, layout) is not None
         if is_there:

@@ -84,12 +84,15 @@ class Executor(Protocol):
         concurrency: calls at once that make sense, at most.
         platform: whose prices hold, as :class:`stoker.prices.Prices` calls it; None where nothing is charged.
         sees_files: whether its functions have the files of this machine.
+        heeds: those of :class:`ExecutorOptions` that say where its functions are and as whom they are called; a
+            command refuses the others.
     """
 
     name: str
     concurrency: int
     platform: str | None
     sees_files: bool
+    heeds: frozenset[str]
 
     async def __aenter__(self) -> Executor:
         """Make ready to call; nothing is started or connected to before."""
@@ -99,6 +102,10 @@ class Executor(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release connections and processes."""
+        ...
+
+    def vcpus(self, function: str) -> float:
+        """Return the processors that a call of a function is charged for apart from memory, before it is made."""
         ...
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:

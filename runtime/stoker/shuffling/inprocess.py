@@ -27,6 +27,7 @@ class InProcess:
     concurrency = 1
     platform: str | None = None
     sees_files = True
+    heeds: frozenset[str] = frozenset()
 
     def __init__(self, store: Store, *, memory_bytes: int) -> None:
         self._store = store
@@ -39,6 +40,10 @@ class InProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Do nothing: every call has ended when its caller has."""
+
+    def vcpus(self, _function: str) -> float:
+        """Return none: nothing is charged."""
+        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Carry out a task.

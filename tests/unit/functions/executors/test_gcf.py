@@ -86,6 +86,8 @@ def test_a_function_is_charged_at_the_size_that_it_is_deployed_with() -> None:
     assert len(rows) == 7
     for name, cpus, gigabytes in rows:
         assert size_of(name) == (int(gigabytes) << 30, float(cpus)), name
+        executor = GcfExecutor(ExecutorOptions(region="here", project="mine"))
+        assert executor.vcpus(name) == float(cpus)
 
 
 @pytest.mark.parametrize(
