@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from stoker.order import Lane, Order, OrderConfig
 from stoker.partition import Dealing, LaneSlice
 
-__all__ = ["PlannedStep", "Rows", "Segment", "StepSource", "Steps", "Stretch", "walk_epochs"]
+__all__ = ["OrderSource", "PlannedStep", "Rows", "Segment", "StepSource", "Steps", "Stretch", "walk_epochs"]
 
 Ref = TypeVar("Ref")
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
+OrderSource = Callable[[NDArray[np.integer], OrderConfig, int], Order]
+"""Gives the order of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,13 @@ def walk_epochs(
     samples: NDArray[np.integer],
     stretch: Stretch,
     walk: Callable[[Order, Dealing, int], Iterator[PlannedStep[Ref]]],
+    order: OrderSource = Order,
 ) -> Iterator[PlannedStep[Ref]]:
     """Return the steps of a stretch, numbered from 0; ``walk`` gives those of one epoch from a position on."""
     number, epoch, position = 0, stretch.epoch, stretch.position
     dealing, whole = stretch.partition, stretch.partition.from_start()
     while (stretch.end_epoch is None or epoch < stretch.end_epoch) and whole.steps_from(0):
-        for step in walk(Order(samples, stretch.order, epoch), dealing, position):
+        for step in walk(order(samples, stretch.order, epoch), dealing, position):
             yield replace(step, number=number)
             number += 1
         epoch, dealing, position = epoch + 1, whole, 0
@@ -133,13 +136,14 @@ class Steps:
     Args:
         samples: ``[super-samples]``, samples of each.
         stretch: what to walk.
+        order: gives the order of an epoch; who walks for many ranks has each made once.
     """
 
-    def __init__(self, samples: NDArray[np.integer], stretch: Stretch) -> None:
+    def __init__(self, samples: NDArray[np.integer], stretch: Stretch, order: OrderSource = Order) -> None:
         self._next_item = 0
         self._first_uses: list[tuple[int, int]] = []
         walk = self._walk_full if stretch.order.shuffle == "full" else self._walk_lanes
-        self._steps = walk_epochs(samples, stretch, walk)
+        self._steps = walk_epochs(samples, stretch, walk, order)
 
     def next(self) -> PlannedStep[int] | None:
         """Return the next step, or None behind the last; an item is the super-sample of a manifest row."""

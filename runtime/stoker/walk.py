@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import StokerError
 from stoker.fetch.prefetcher import Item, Prefetcher
+from stoker.fetch.step_queue import StepQueue
 from stoker.first_touch import FirstTouch
 from stoker.gather import Columns, GatherRows, concatenate, gather
 from stoker.loop_thread import LoopThread
@@ -115,8 +115,7 @@ class Walk(Generic[Ref]):
     def __init__(self, parts: WalkParts[Ref]) -> None:
         self._parts = parts
         self._lock = threading.Lock()
-        self._planned: deque[PlannedStep[Ref]] = deque()
-        self._items: deque[Item[Ref]] = deque()
+        self._queue = StepQueue(parts.steps)
         self._used = 0
         self._broken: RingStateError | None = None
         self._prefetcher = Prefetcher(
@@ -139,7 +138,7 @@ class Walk(Generic[Ref]):
         if self._broken is not None:
             raise self._broken
         with self._lock:
-            step = self._planned.popleft() if self._planned else self._plan()
+            step = self._queue.next_step()
         if step is None:
             return None
         self._used += len(step.first_uses)
@@ -158,11 +157,9 @@ class Walk(Generic[Ref]):
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would not wait."""
         with self._lock:
-            step = self._planned[0] if self._planned else self._plan()
-            if step is None:
-                return True
-            if not self._planned:
-                self._planned.append(step)
+            step = self._queue.peek()
+        if step is None:
+            return True
         try:
             return all(self._prefetcher.ready(item) is not None for part in step.segments for item in part.items)
         except StokerError:
@@ -187,20 +184,8 @@ class Walk(Generic[Ref]):
         self._prefetcher.release_all()
 
     def _next_item(self) -> Item[Ref] | None:
-        """Return the next item in order of first use, planning steps until there is one."""
         with self._lock:
-            while not self._items:
-                step = self._plan()
-                if step is None:
-                    return None
-                self._planned.append(step)
-            return self._items.popleft()
-
-    def _plan(self) -> PlannedStep[Ref] | None:
-        step = self._parts.steps.next()
-        if step is not None:
-            self._items.extend(Item(index, ref, step.number) for index, ref in step.first_uses)
-        return step
+            return self._queue.next_item()
 
     def _slot(self, item: int, batch: _Batch) -> int:
         """Return the slot of an item, waiting for it if need be.

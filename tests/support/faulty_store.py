@@ -27,7 +27,7 @@ from stoker.errors import (
 from stoker.store.protocol import ObjectInfo
 from stoker.store.renewal import ExpiredCredentialsError, with_renewal
 from stoker.tier import ObjectRef
-from support.shared_link import SharedLink
+from stoker.plan.link import SharedLink
 
 FAULTS = (
     "throttle",  # 503 with Retry-After, if the weather has one

@@ -37,6 +37,7 @@ class Fetcher:
         config: FetchConfig | None = None,
         tiers: Sequence[Tier] = (),
         small_hedge_bytes: int = 0,
+        checksum: Callable[[memoryview], int] = crc32c,
     ) -> None:
         """Prepare; nothing is requested before the first fetch.
 
@@ -48,11 +49,13 @@ class Fetcher:
             tiers: nearer places to ask for whole objects first, in turn.
             small_hedge_bytes: hedges up to this size share memory of their own, ``config.hedge_burst`` times as much,
                 while there is room; every other one needs a free slot.
+            checksum: of a whole object; a model of a bucket, which moves no bytes, brings its own.
         """
         self.config = config or FetchConfig()
         self._store = store
         self._ring = ring
         self._tiers = tuple(tiers)
+        self._checksum = checksum
         self._tally = FetchTally()
         self._reader = RangeReader(
             store, ring=ring, rng=rng, config=self.config, tally=self._tally, small_hedge_bytes=small_hedge_bytes
@@ -105,7 +108,7 @@ class Fetcher:
         if await self.read_tiers(ref, into):
             return
         parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
-        await self.fetch_ranges(ref, parts, into=into, verify=lambda data: _verify_whole(ref, data), urgent=urgent)
+        await self.fetch_ranges(ref, parts, into=into, verify=lambda data: self._verify_whole(ref, data), urgent=urgent)
         for tier in self._tiers:
             tier.offer(ref, into)
 
@@ -195,7 +198,7 @@ class Fetcher:
                 async with asyncio.timeout(self.config.attempt_limit_seconds(ref.size_bytes)):
                     if not await tier.read(ref, into):
                         continue
-                _verify_whole(ref, into)
+                self._verify_whole(ref, into)
             except (StoreError, TimeoutError) as error:
                 self._tally.tier_errors[tier.name] += 1
                 self._tally.checksum_failures += isinstance(error, ChecksumError)
@@ -231,8 +234,7 @@ class Fetcher:
                 stacklevel=2,
             )
 
-
-def _verify_whole(ref: ObjectRef, data: memoryview) -> None:
-    found = crc32c(data)
-    if found != ref.crc32c:
-        raise ChecksumError(f"{ref.key}: crc32c is {found:08x}, the manifest says {ref.crc32c:08x}")
+    def _verify_whole(self, ref: ObjectRef, data: memoryview) -> None:
+        found = self._checksum(data)
+        if found != ref.crc32c:
+            raise ChecksumError(f"{ref.key}: crc32c is {found:08x}, the manifest says {ref.crc32c:08x}")

@@ -1,0 +1,51 @@
+"""What stands between the plan and those who take from it: items are pulled ahead, steps when their turn comes."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from stoker.fetch.prefetcher import Item
+from stoker.steps import PlannedStep, StepSource
+
+__all__ = ["StepQueue"]
+
+Ref = TypeVar("Ref")
+
+
+class StepQueue(Generic[Ref]):
+    """Plans steps as far as either side has come: the prefetcher, which takes items, or the consumer, which takes steps.
+
+    Not thread-safe.
+
+    Args:
+        steps: the order; nobody else advances it.
+    """
+
+    def __init__(self, steps: StepSource[Ref]) -> None:
+        self._steps = steps
+        self._planned: deque[PlannedStep[Ref]] = deque()
+        self._items: deque[Item[Ref]] = deque()
+
+    def next_item(self) -> Item[Ref] | None:
+        """Return the next item in order of first use, None behind the last."""
+        while not self._items:
+            if not self._plan():
+                return None
+        return self._items.popleft()
+
+    def next_step(self) -> PlannedStep[Ref] | None:
+        """Return the next step, None behind the last."""
+        return self._planned.popleft() if self._planned or self._plan() else None
+
+    def peek(self) -> PlannedStep[Ref] | None:
+        """Return what :meth:`next_step` would."""
+        return self._planned[0] if self._planned or self._plan() else None
+
+    def _plan(self) -> bool:
+        step = self._steps.next()
+        if step is None:
+            return False
+        self._planned.append(step)
+        self._items.extend(Item(index, ref, step.number) for index, ref in step.first_uses)
+        return True

@@ -1,0 +1,193 @@
+"""A machine that trains, in virtual time: the fetcher's own code, with a model of what is around it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stoker.budget import SlotPlan, plan_slots
+from stoker.feed import FeedConfig
+from stoker.fetch.fetcher import Fetcher
+from stoker.fetch.prefetcher import Prefetcher
+from stoker.fetch.step_queue import StepQueue
+from stoker.manifest import Manifest
+from stoker.plan.latency import Constant, Latency
+from stoker.ring import Ring, anonymous_memory
+from stoker.steps import OrderSource, PlannedStep, Steps, Stretch
+from stoker.store.protocol import Readable
+from stoker.task_group import task_group
+from stoker.tier import Tier
+
+__all__ = ["EpochResult", "Node", "NodeParts", "nowhere"]
+
+
+
+
+@dataclass(slots=True, kw_only=True)
+class EpochResult:
+    """What an epoch took on one node.
+
+    Attributes:
+        rank: of the node.
+        epoch: its number.
+        seconds: from its first step's beginning to its last step's end.
+        wait_seconds: of these, for data.
+        compute_seconds: of these, at work on batches.
+        steps: batches.
+        look_ups: super-samples that a batch asked for when it first needed them.
+        misses: of these, those that were not in the ring yet.
+        requests: ranged reads that were sent to the bucket meanwhile, for this epoch or the next.
+        read_bytes: that these brought.
+        hedges: of these requests, second ones for late bytes.
+        tier_hits: super-samples that came from a nearer place, by its name.
+        first_batch_seconds: from the start of the run to the first batch, in the first epoch; else None.
+    """
+
+    rank: int
+    epoch: int
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    steps: int = 0
+    look_ups: int = 0
+    misses: int = 0
+    requests: int = 0
+    read_bytes: int = 0
+    hedges: int = 0
+    tier_hits: Counter[str] = field(default_factory=Counter)
+    first_batch_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """What a node is made of.
+
+    Attributes:
+        manifest: of the data set.
+        feed: what it delivers, and with which memory, schedule and fetching.
+        bucket: where the data set is.
+        compute: what a step takes once its batch is there.
+        epochs: how many it trains.
+        seed: of what is drawn.
+        tiers: nearer places.
+        memory: stands for the ring's memory; see :func:`nowhere`.
+        order: gives the order of an epoch.
+        meet: waited for after each step, where nodes go in step.
+    """
+
+    manifest: Manifest
+    feed: FeedConfig
+    bucket: Readable
+    compute: Latency = field(default_factory=lambda: Constant(0.0))
+    epochs: int = 1
+    seed: int = 0
+    tiers: Sequence[Tier] = ()
+    memory: Callable[[int], memoryview]
+    order: OrderSource
+    meet: asyncio.Barrier | None = None
+
+
+def nowhere() -> Callable[[int], memoryview]:
+    """Return an allocator whose rings all share one memory: nothing that matters is ever written to it."""
+    shared = memoryview(bytearray())
+
+    def allocate(size_bytes: int) -> memoryview:
+        nonlocal shared
+        if len(shared) < size_bytes:
+            shared = anonymous_memory(size_bytes)
+        return shared
+
+    return allocate
+
+
+class Node:
+    """One rank's run; :meth:`run` it once, on a virtual clock."""
+
+    def __init__(self, parts: NodeParts) -> None:
+        manifest, feed = parts.manifest, parts.feed
+        self._parts = parts
+        self._dealing = feed.dealing(manifest.samples)
+        self.slots: SlotPlan = plan_slots(
+            manifest, manifest.file_bytes + feed.held_bytes, feed.order, self._dealing, feed.memory_bytes
+        )
+        self._ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=parts.memory)
+        self._rng = random.Random(f"{parts.seed} {feed.rank}")
+        self._fetcher = Fetcher(
+            parts.bucket,
+            ring=self._ring,
+            rng=self._rng,
+            config=feed.fetch,
+            tiers=parts.tiers,
+            checksum=lambda _: 0,  # of what moves no bytes
+        )
+        self.results: list[EpochResult] = []
+        self._counted = self._fetcher.stats
+
+    async def fetch(self, ref: int, *, urgent: bool = False) -> int:
+        """Fetch a super-sample by its row: what the prefetcher asks for."""
+        return await self._fetcher.fetch(self._parts.manifest.ref(ref), urgent=urgent)
+
+    async def run(self) -> list[EpochResult]:
+        """Train; return one result an epoch.
+
+        Raises:
+            StokerError: a super-sample could not be had.
+        """
+        parts = self._parts
+        stretch = Stretch(order=parts.feed.order, partition=self._dealing, end_epoch=parts.epochs)
+        queue = StepQueue(Steps(parts.manifest.rows.samples, stretch, parts.order))
+        prefetcher = Prefetcher(self, self._ring, parts.feed.schedule, queue.next_item, hedge_slots=self.slots.hedge_slots)
+        async with task_group() as group:
+            group.create_task(prefetcher.run())
+            await self._train(queue, prefetcher)
+        return self.results
+
+    async def _train(self, queue: StepQueue[int], prefetcher: Prefetcher[int]) -> None:
+        loop, used = asyncio.get_running_loop(), 0
+        started_seconds = epoch_seconds = loop.time()
+        while (step := queue.next_step()) is not None:
+            if not self.results or self.results[-1].epoch != step.epoch:
+                self.results.append(EpochResult(rank=self._parts.feed.rank, epoch=step.epoch))
+            now = self.results[-1]
+            used += len(step.first_uses)
+            now.look_ups += len(step.first_uses)
+            now.steps += 1
+            prefetcher.reached(step.number, used)
+            await self._take(step, prefetcher, now)
+            if step.number == 0:
+                now.first_batch_seconds = loop.time() - started_seconds
+            seconds = self._parts.compute.draw(self._rng)
+            now.compute_seconds += seconds
+            if seconds:
+                await asyncio.sleep(seconds)
+            if self._parts.meet is not None:
+                await self._parts.meet.wait()
+            if step.is_last:
+                now.seconds, epoch_seconds = loop.time() - epoch_seconds, loop.time()
+                self._count(now)
+
+    async def _take(self, step: PlannedStep[int], prefetcher: Prefetcher[int], now: EpochResult) -> None:
+        """Have all that a step needs, and give back what it has used."""
+        loop = asyncio.get_running_loop()
+        for segment in step.segments:
+            for item in segment.passed:
+                prefetcher.release(item)
+            for item in segment.items:
+                if prefetcher.ready(item) is None:
+                    asked_seconds = loop.time()
+                    await prefetcher.wait(item)
+                    now.misses += 1
+                    now.wait_seconds += loop.time() - asked_seconds
+            for item in segment.done:
+                prefetcher.release(item)
+
+    def _count(self, now: EpochResult) -> None:
+        """Enter what was fetched since the last time."""
+        before, self._counted = self._counted, self._fetcher.stats
+        now.requests = self._counted.requests - before.requests
+        now.read_bytes = self._counted.bytes - before.bytes
+        now.hedges = self._counted.hedges - before.hedges
+        now.tier_hits = Counter(self._counted.tier_hits) - Counter(before.tier_hits)

@@ -1,0 +1,158 @@
+"""A whole run in virtual time: nodes that train from one bucket, each with the fetcher's own code."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from stoker.clock import run_virtual
+from stoker.errors import ConfigError
+from stoker.feed import FeedConfig
+from stoker.manifest import Manifest
+from stoker.order import Order
+from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker.plan.dataset import size_of
+from stoker.plan.latency import Constant, Latency
+from stoker.plan.node import EpochResult, Node, NodeParts, nowhere
+from stoker.prices import Operation, Prices
+from stoker.tier import Tier
+
+__all__ = ["Run", "Scenario", "TierMaker", "simulate"]
+
+TierMaker = Callable[[FeedConfig, Manifest], Sequence[Tier]]
+"""Makes a rank's tiers."""
+
+_GARBAGE_AFTER = 200_000
+"""Objects made before the collector looks for circles: a fetch leaves none, and looking is a walk over all that live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is simulated.
+
+    Attributes:
+        manifest: of the data set, packed or :func:`~stoker.plan.dataset.described`.
+        feed: what each node delivers and with which memory, schedule and fetching; its rank is each node's own.
+        bucket: how the bucket answers.
+        compute: what a step takes once its batch is there.
+        node_bytes_per_second: of each machine's network.
+        epochs: how many are trained.
+        in_step: whether each step waits for the slowest node, as data-parallel training does.
+        tiers: makes the nearer places of a node.
+        seed: of what is drawn; the order has its own.
+    """
+
+    manifest: Manifest
+    feed: FeedConfig
+    bucket: BucketModel = field(default_factory=BucketModel)
+    compute: Latency = field(default_factory=lambda: Constant(0.0))
+    node_bytes_per_second: float = math.inf
+    epochs: int = 1
+    in_step: bool = False
+    tiers: TierMaker | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"epochs {self.epochs} is not at least 1")
+        if not self.node_bytes_per_second > 0:
+            raise ConfigError(f"node_bytes_per_second must be more than 0, not {self.node_bytes_per_second}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a scenario took.
+
+    Attributes:
+        epochs: of every node, by epoch and then by rank.
+        seconds: from the start to the end of the last node.
+    """
+
+    epochs: tuple[EpochResult, ...]
+    seconds: float
+
+    def of_epoch(self, epoch: int) -> tuple[EpochResult, ...]:
+        """Return an epoch on all nodes, by rank."""
+        return tuple(each for each in self.epochs if each.epoch == epoch)
+
+    @property
+    def wait_seconds(self) -> float:
+        """For data, of all nodes in all epochs."""
+        return sum(each.wait_seconds for each in self.epochs)
+
+    @property
+    def requests(self) -> int:
+        """Sent to the bucket by all nodes in all epochs."""
+        return sum(each.requests for each in self.epochs)
+
+    @property
+    def read_bytes(self) -> int:
+        """That these brought."""
+        return sum(each.read_bytes for each in self.epochs)
+
+    @property
+    def stall(self) -> float:
+        """The part of the nodes' time, 0 to 1, in which they waited for data."""
+        return self.wait_seconds / max(1e-12, sum(each.seconds for each in self.epochs))
+
+    def request_dollars(self, prices: Prices, url: str) -> float:
+        """Return what the bucket asks for the requests."""
+        return self.requests * prices.request_dollars(url, Operation.GET)
+
+
+def simulate(scenario: Scenario) -> Run:
+    """Run a scenario on a virtual clock; the same scenario gives the same run.
+
+    Raises:
+        BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which takes bytes.
+        StokerError: a node could not have a super-sample.
+    """
+    with _rare_collections():
+        return run_virtual(_simulated(scenario))
+
+
+async def _simulated(scenario: Scenario) -> Run:
+    manifest, feed = scenario.manifest, scenario.feed
+    bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
+    meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
+    memory = nowhere()
+    order = lru_cache(maxsize=3)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
+
+    def node(rank: int) -> Node:
+        mine = replace(feed, rank=rank)
+        rng = random.Random(f"{scenario.seed} bucket {rank}")  # noqa: S311 - a model's
+        return Node(
+            NodeParts(
+                manifest=manifest,
+                feed=mine,
+                bucket=BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second),
+                compute=scenario.compute,
+                epochs=scenario.epochs,
+                seed=scenario.seed,
+                tiers=scenario.tiers(mine, manifest) if scenario.tiers is not None else (),
+                memory=memory,
+                order=lambda samples, config, epoch: order(epoch),
+                meet=meet,
+            )
+        )
+
+    nodes = [node(rank) for rank in range(feed.world_size)]
+    found = await asyncio.gather(*(each.run() for each in nodes))
+    ordered = sorted((each for results in found for each in results), key=lambda each: (each.epoch, each.rank))
+    return Run(epochs=tuple(ordered), seconds=asyncio.get_running_loop().time())
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(_GARBAGE_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
