@@ -202,6 +202,15 @@ class LaneShare:
         places = dict(zip(self.own_lanes.tolist(), self._rest.after(position).tolist(), strict=True))
         return places, self.repeated + max(0, position - self._rest.total)
 
+    def lanes_taken(self) -> NDArray[np.int64]:
+        """Return this worker's lanes, rising."""
+        return self.own_lanes
+
+    def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return about which of the share's positions places of one of its lanes are: as if lanes took turns."""
+        turn = int(np.searchsorted(self.own_lanes, lane))
+        return (places - self.delivered.get(lane, 0)) * len(self.own_lanes) + turn
+
     def lanes_touched(self) -> int:
         """Return how many lanes may be under way at a time."""
         return len(self.own_lanes)

@@ -203,6 +203,12 @@ class Lane:
         """Return the block that holds a place of the lane."""
         return int(np.searchsorted(self.block_ends, place, "right"))
 
+    def first_places(self) -> NDArray[np.int64]:
+        """Return from which place of the lane each piece is needed, ``int64 [pieces]``: where its first block begins."""
+        begins = np.concatenate([[0], self.block_ends])
+        places: NDArray[np.int64] = begins[np.arange(len(self.super_samples)) // self._group]
+        return places
+
     def pieces_of(self, block: int) -> range:
         """Return the pieces that may have samples in a block."""
         count = len(self.super_samples)

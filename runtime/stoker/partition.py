@@ -93,6 +93,14 @@ class Dealing(Protocol):
         """Return how many lanes may be under way at a time, from whatever position."""
         ...
 
+    def lanes_taken(self) -> NDArray[np.int64]:
+        """Return which lanes the taker takes from in an epoch, rising; a stray step may touch others."""
+        ...
+
+    def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return at which of this dealing's positions places of a lane come; a taker's share tells it roughly."""
+        ...
+
     def from_start(self) -> Self:
         """Return the dealing of an epoch of which nothing was delivered before position 0."""
         ...
@@ -187,6 +195,20 @@ class Partition:
             if begin < stop:
                 slices.append(LaneSlice(lane, begin + offset, stop + offset))
         return tuple(slices)
+
+    def lanes_taken(self) -> NDArray[np.int64]:
+        """Return which lanes this rank takes from in an epoch, rising; a short last step may touch others."""
+        period = self.lanes // math.gcd(self.global_batch, self.lanes)
+        if self.world_size == 1 or period > _MOST_ENUMERATED_LANES:
+            return np.arange(self.lanes)
+        first, last = self.rank * self.batch_size, (self.rank + 1) * self.batch_size
+        starts = range(0, period * self.global_batch, self.global_batch)
+        slices = (self._slices(start, start + self.global_batch, first, last) for start in starts)
+        return np.array(sorted({part.lane for found in slices for part in found}), np.int64)
+
+    def positions_of(self, lane: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return at which positions of the epoch places of a lane come."""
+        return places * self.lanes + lane
 
     def lanes_touched(self) -> int:
         """Return how many lanes this rank may have under way at a time, from whatever position it starts.

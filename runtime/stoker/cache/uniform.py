@@ -1,0 +1,28 @@
+"""Fill, and never evict: as good as any policy where one reader takes each object once an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+__all__ = ["Uniform"]
+
+
+class Uniform:
+    """Nobody goes: hits are capacity / data in every epoch but the first.
+
+    H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters" (EuroSys 2023), section
+    4; as MinIO in J. Mohan and others, "Analyzing and Mitigating Data Stalls in DNN Training" (VLDB 2021).
+    """
+
+    def used(self, key: Hashable) -> None:
+        """Nothing changes."""
+
+    def added(self, key: Hashable) -> None:
+        """Nothing changes."""
+
+    def removed(self, key: Hashable) -> None:
+        """Nothing changes."""
+
+    def victims(self, newcomer: Hashable) -> Iterator[Hashable]:
+        """Yield nobody."""
+        return iter(())

@@ -1,0 +1,87 @@
+"""When a rank needs each super-sample next, against a walk through its steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stoker.cache.future import NEVER, Future
+from stoker.lane_share import LaneShare
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.steps import Steps, Stretch
+
+SAMPLES = np.array([7, 9, 8, 10, 7, 8, 9, 11, 6, 8, 8, 9, 7, 8, 10, 9, 8, 7, 9, 8])
+
+
+def uses(stretch: Stretch) -> list[tuple[int, int, int, int]]:
+    """Return (epoch, position before the step, position behind it, super-sample) of each first use."""
+    steps, found, before = Steps(SAMPLES, stretch), [], (stretch.epoch, stretch.position)
+    while (step := steps.next()) is not None:
+        begin = before[1] if before[0] == step.epoch else 0
+        found += [(step.epoch, begin, step.end, ref) for _, ref in step.first_uses]
+        before = (step.epoch, step.end)
+    return found
+
+
+@pytest.mark.parametrize("shuffle", ["window", "block", "none"])
+@pytest.mark.parametrize(("world", "lanes", "batch"), [(1, 1, 8), (1, 3, 6), (3, 3, 5), (2, 4, 6)])
+def test_next_uses_are_those_of_the_steps(shuffle: str, world: int, lanes: int, batch: int) -> None:
+    order = OrderConfig(seed=3, shuffle=shuffle, window=3, lanes=lanes)  # type: ignore[arg-type]
+    for rank in range(world):
+        partition = Partition(
+            samples=int(SAMPLES.sum()), lanes=lanes, batch_size=batch, rank=rank, world_size=world, drop_last=True
+        )
+        stretch = Stretch(order=order, partition=partition, end_epoch=4)
+        future, length = Future(SAMPLES, stretch), int(SAMPLES.sum()) + 1
+        seen = uses(stretch)
+        for epoch, _, end, _ in seen:
+            future.reach(epoch, end)
+            told = {each: future.next_use(each) for each in range(len(SAMPLES))}
+            firsts = dict[tuple[int, int], tuple[int, int, int, int]]()
+            for use in seen:  # one that is cut at the border of two lanes is used twice; its first use is told
+                firsts.setdefault((use[0], use[3]), use)
+            for super_sample, time in told.items():
+                behind = (use for use in firsts.values() if use[3] == super_sample and use[:2] >= (epoch, end))
+                real = next(behind, None)
+                if real is None:
+                    assert time == NEVER or time % length > length - world * batch  # in what drop_last leaves out
+                else:
+                    assert real[0] * length + real[1] < time <= real[0] * length + real[2], (super_sample, time, real)
+
+
+def test_what_is_never_needed_again_is_never() -> None:
+    order = OrderConfig(seed=1, window=2)
+    partition = Partition(samples=int(SAMPLES.sum()), batch_size=10)
+    future = Future(SAMPLES, Stretch(order=order, partition=partition, end_epoch=2))
+    assert all(future.next_use(each) < NEVER for each in range(len(SAMPLES)))
+    future.reach(1, int(SAMPLES.sum()))
+    assert all(future.next_use(each) == NEVER for each in range(len(SAMPLES)))
+
+
+def test_the_present_never_goes_back() -> None:
+    partition = Partition(samples=int(SAMPLES.sum()), batch_size=10)
+    future = Future(SAMPLES, Stretch(order=OrderConfig(), partition=partition))
+    future.reach(2, 5)
+    present = future.present
+    future.reach(1, 5)
+    assert future.present == present
+
+
+def test_plans_of_epochs_that_have_passed_are_forgotten() -> None:
+    partition = Partition(samples=int(SAMPLES.sum()), batch_size=10)
+    future = Future(SAMPLES, Stretch(order=OrderConfig(), partition=partition), horizon_epochs=2)
+    for epoch in range(50):
+        future.reach(epoch, 3)
+        for each in range(len(SAMPLES)):
+            future.next_use(each)
+    assert len(future._plans) <= 3
+
+
+def test_a_worker_knows_the_lanes_that_it_has() -> None:
+    order = OrderConfig(seed=2, window=2, lanes=4)
+    share = LaneShare(samples=int(SAMPLES.sum()), lanes=4, batch_size=4, worker=1, workers=2)
+    stretch = Stretch(order=order, partition=share, end_epoch=3)
+    future = Future(SAMPLES, stretch)
+    needed = {use[3] for use in uses(stretch) if use[0] == 0}
+    assert {each for each in range(len(SAMPLES)) if future.next_use(each) <= int(SAMPLES.sum())} == needed

@@ -1,0 +1,218 @@
+"""Policies of caches: one suite for all, and what each is for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import pytest
+
+from stoker.cache.fifo import Fifo
+from stoker.cache.lru import Lru
+from stoker.cache.next_use import NextUse
+from stoker.cache.policy import Policy, Residents
+from stoker.cache.replica_aware import ReplicaAware
+from stoker.cache.uniform import Uniform
+from stoker.errors import ConfigError
+
+NEVER = 1 << 60
+
+
+class Known:
+    """A sequence of requests that is known, and how far it has come."""
+
+    def __init__(self, requests: list[Any]) -> None:
+        self.requests, self.present = requests, -1
+
+    def next_use(self, key: Any) -> int:
+        later = range(self.present + 1, len(self.requests))
+        return next((time for time in later if self.requests[time] == key), NEVER)
+
+    def policy(self) -> NextUse[Any]:
+        return NextUse(self.next_use, lambda: self.present)
+
+
+def hits(requests: list[Any], capacity: int, policy: Policy[Any], known: Known | None = None) -> int:
+    residents = Residents(policy, capacity)
+    found = 0
+    for time, key in enumerate(requests):
+        if known is not None:
+            known.present = time
+        found += residents.look_up(key)
+        residents.offer(key)
+    return found
+
+
+POLICIES: dict[str, Callable[[list[int]], tuple[Policy[int], Known | None]]] = {
+    "fifo": lambda requests: (Fifo(), None),
+    "lru": lambda requests: (Lru(), None),
+    "uniform": lambda requests: (Uniform(), None),
+    "next-use": lambda requests: ((known := Known(requests)).policy(), known),
+    "replica-aware": lambda requests: (ReplicaAware(lambda key: key % 3), None),
+}
+
+
+@pytest.fixture(params=POLICIES)
+def made(request: pytest.FixtureRequest) -> Iterator[Callable[[list[int]], tuple[Policy[int], Known | None]]]:
+    yield POLICIES[request.param]
+
+
+def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> None:
+    rng = random.Random(5)
+    requests = [rng.randrange(30) for _ in range(2000)]
+    policy, known = made(requests)
+    residents, sizes = Residents(policy, 100), {key: rng.randrange(1, 60) for key in range(30)}
+    sizes[7] = 101
+    for time, key in enumerate(requests):
+        if known is not None:
+            known.present = time
+        was_there = key in residents
+        before = set(residents)
+        assert residents.look_up(key) is was_there
+        evicted = residents.offer(key, sizes[key])
+        if evicted is None:
+            assert set(residents) == before
+        else:
+            assert set(residents) == before - set(evicted) | {key}
+        if rng.random() < 0.05 and len(residents):
+            residents.drop(rng.choice(list(residents)))
+        assert residents.used == sum(sizes[each] for each in residents) <= residents.capacity
+        assert len(residents) == len(set(residents))
+    assert 7 not in residents
+
+
+def test_what_is_there_is_not_added_twice_and_evicts_nobody(made: Any) -> None:
+    policy, _ = made([1, 2, 1, 2])
+    residents = Residents(policy, 2)
+    assert residents.offer(1) == [] and residents.offer(2) == [] and residents.offer(1) == []
+    assert set(residents) == {1, 2}
+
+
+def test_dropping_what_is_not_there_is_no_error(made: Any) -> None:
+    residents = Residents(made([])[0], 2)
+    residents.drop(9)
+    assert not residents.look_up(9) and len(residents) == 0
+
+
+def test_nothing_fits_into_nothing(made: Any) -> None:
+    assert Residents(made([1])[0], 0).offer(1) is None
+
+
+def test_a_negative_capacity_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 0, not -1"):
+        Residents(Fifo[int](), -1)
+
+
+def test_fifo_evicts_who_came_first_however_often_it_is_used() -> None:
+    residents = Residents(Fifo[str](), 2)
+    residents.offer("a"), residents.offer("b"), residents.look_up("a")
+    assert residents.offer("c") == ["a"]
+
+
+def test_lru_evicts_who_was_not_used_for_longest() -> None:
+    residents = Residents(Lru[str](), 2)
+    residents.offer("a"), residents.offer("b"), residents.look_up("a")
+    assert residents.offer("c") == ["b"]
+
+
+def test_uniform_never_evicts() -> None:
+    residents = Residents(Uniform(), 2)
+    assert [residents.offer(key) for key in "abc"] == [[], [], None]
+
+
+def test_replica_aware_evicts_what_others_have_and_is_lru_without_that() -> None:
+    replicas = {"a": 0, "b": 2, "c": 0}
+    for weight, gone in ((1.0, "b"), (0.0, "a")):
+        residents = Residents(ReplicaAware[str](lambda key: replicas.get(key, 0), replica_weight=weight), 3)
+        for key in "abc":
+            residents.offer(key)
+        assert residents.offer("d") == [gone]
+
+
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (-1.0, 1.0), (float("nan"), 1.0)])
+def test_replica_aware_refuses_weights_that_decide_nothing(weights: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        ReplicaAware[str](lambda key: 0, recency_weight=weights[0], replica_weight=weights[1])
+
+
+def test_next_use_keeps_what_is_needed_soonest_and_lets_nobody_in_who_is_needed_later() -> None:
+    known = Known(["a", "b", "c", "b", "a", "c"])
+    residents = Residents(known.policy(), 2)
+    for known.present, key in enumerate("ab"):
+        residents.offer(key)
+    known.present = 2
+    assert residents.offer("c") is None
+
+
+def test_next_use_evicts_the_farthest() -> None:
+    known = Known(["a", "b", "c", "c", "b", "a"])
+    residents = Residents(known.policy(), 2)
+    for known.present, key in enumerate("ab"):
+        residents.offer(key)
+    known.present = 2
+    assert residents.offer("c") == ["a"]
+
+
+def test_next_use_asks_again_of_who_was_not_used_when_its_time_came() -> None:
+    times = {"a": 1, "b": 50, "c": 20}
+    present = 0
+    residents = Residents(NextUse[str](times.__getitem__, lambda: present), 2)
+    residents.offer("a"), residents.offer("b")
+    present, times["a"] = 10, NEVER
+    assert residents.offer("c") == ["a"]
+
+
+def test_next_use_stays_small_however_often_keys_are_used() -> None:
+    known = Known([])
+    policy = known.policy()
+    residents = Residents(policy, 4)
+    for key in range(4):
+        residents.offer(key)
+    for _ in range(1000):
+        residents.look_up(2)
+    assert len(policy._farthest) + len(policy._soonest) < 100
+
+
+def most_hits(requests: tuple[int, ...], capacity: int) -> int:
+    """The most hits that any policy can have, which may refuse to let a key in: by trying everything."""
+
+    @lru_cache(maxsize=None)
+    def best(time: int, held: frozenset[int]) -> int:
+        if time == len(requests):
+            return 0
+        key = requests[time]
+        if key in held:
+            return 1 + best(time + 1, held)
+        after = [held] + [held - {victim} | {key} for victim in held if len(held) == capacity]
+        if len(held) < capacity:
+            after.append(held | {key})
+        return max(best(time + 1, each) for each in after)
+
+    return best(0, frozenset())
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+def test_next_use_has_the_most_hits_that_any_policy_can_have(capacity: int) -> None:
+    for requests in product(range(4), repeat=7):
+        known = Known(list(requests))
+        assert hits(list(requests), capacity, known.policy(), known) == most_hits(requests, capacity), requests
+
+
+def test_no_policy_has_more_hits_than_the_capacity_where_each_epoch_uses_each_key_once(made: Any) -> None:
+    rng = random.Random(3)
+    epochs = [rng.sample(range(60), 60) for _ in range(6)]
+    requests = [key for epoch in epochs for key in epoch]
+    policy, known = made(requests)
+    assert hits(requests, 20, policy, known) <= 20 * 5
+
+
+def test_uniform_and_next_use_reach_that_bound_and_recency_does_not() -> None:
+    rng = random.Random(3)
+    requests = [key for _ in range(6) for key in rng.sample(range(60), 60)]
+    known = Known(requests)
+    assert hits(requests, 20, Uniform(), None) == 20 * 5
+    assert hits(requests, 20, known.policy(), known) == 20 * 5
+    assert hits(requests, 20, Lru(), None) < 20 * 2
