@@ -204,7 +204,7 @@ class Lane:
         return int(np.searchsorted(self.block_ends, place, "right"))
 
     def first_places(self) -> NDArray[np.int64]:
-        """Return from which place of the lane each piece is needed, ``int64 [pieces]``: where its first block begins."""
+        """Return from which place of the lane each piece is needed, ``int64 [pieces]``: its first block's."""
         begins = np.concatenate([[0], self.block_ends])
         places: NDArray[np.int64] = begins[np.arange(len(self.super_samples)) // self._group]
         return places

@@ -24,10 +24,10 @@ from stoker.errors import (
     ThrottledError,
     TruncatedError,
 )
+from stoker.plan.link import SharedLink
 from stoker.store.protocol import ObjectInfo
 from stoker.store.renewal import ExpiredCredentialsError, with_renewal
 from stoker.tier import ObjectRef
-from stoker.plan.link import SharedLink
 
 FAULTS = (
     "throttle",  # 503 with Retry-After, if the weather has one
@@ -231,7 +231,7 @@ class FaultyStore:
             await asyncio.sleep(1000 * size_bytes / self.weather.bytes_per_second)
         else:
             self.link.connection_bytes_per_second = self.weather.bytes_per_second  # tests change it
-            await self.link.carry(size_bytes)
+            await self.link.serve(size_bytes)
 
     async def _close_slowly(self, into: memoryview) -> None:
         """A transport that is closing may still write what had arrived; cancelled again, it ends at once."""

@@ -35,6 +35,7 @@ FLOORS = {
     "values": "errors version dtypes schema",
     "pure": """access_token budget checksum feistel fields gather images lane_share manifest meter order partition
         philox prices ring schedule sizes steps supersample tensorfile tier
+        cache.fifo cache.future cache.lru cache.next_use cache.policy cache.replica_aware cache.uniform
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.digest pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
@@ -42,8 +43,8 @@ FLOORS = {
     "waiting": """bounded clock first_touch loop_thread progress task_group
         fetch.deadline fetch.gate reading.byte_budget""",
     "stores": "store retry pack.part shuffling.folder",
-    "composers": """dataset fanout feed maintenance sources versions walk
-        fetch.fetcher fetch.prefetcher fetch.range_reader
+    "composers": """dataset fanout feed maintenance plan sources versions walk
+        fetch.fetcher fetch.prefetcher fetch.range_reader fetch.step_queue
         pack.catalog pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
         reading.super_samples reading.values

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -56,8 +56,8 @@ POLICIES: dict[str, Callable[[list[int]], tuple[Policy[int], Known | None]]] = {
 
 
 @pytest.fixture(params=POLICIES)
-def made(request: pytest.FixtureRequest) -> Iterator[Callable[[list[int]], tuple[Policy[int], Known | None]]]:
-    yield POLICIES[request.param]
+def made(request: pytest.FixtureRequest) -> Callable[[list[int]], tuple[Policy[int], Known | None]]:
+    return POLICIES[request.param]
 
 
 def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> None:
@@ -87,14 +87,15 @@ def test_sizes_never_exceed_the_capacity_and_the_account_is_exact(made: Any) -> 
 def test_what_is_there_is_not_added_twice_and_evicts_nobody(made: Any) -> None:
     policy, _ = made([1, 2, 1, 2])
     residents = Residents(policy, 2)
-    assert residents.offer(1) == [] and residents.offer(2) == [] and residents.offer(1) == []
+    assert [residents.offer(key) for key in (1, 2, 1)] == [[], [], []]
     assert set(residents) == {1, 2}
 
 
 def test_dropping_what_is_not_there_is_no_error(made: Any) -> None:
     residents = Residents(made([])[0], 2)
     residents.drop(9)
-    assert not residents.look_up(9) and len(residents) == 0
+    assert not residents.look_up(9)
+    assert not len(residents)
 
 
 def test_nothing_fits_into_nothing(made: Any) -> None:
@@ -179,7 +180,7 @@ def test_next_use_stays_small_however_often_keys_are_used() -> None:
 def most_hits(requests: tuple[int, ...], capacity: int) -> int:
     """The most hits that any policy can have, which may refuse to let a key in: by trying everything."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(time: int, held: frozenset[int]) -> int:
         if time == len(requests):
             return 0

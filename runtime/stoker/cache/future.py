@@ -20,8 +20,7 @@ _NOT_HERE = -1
 
 
 class Future:
-    """Tells, of each super-sample, when the rank needs it next; times are positions of the run, epoch after
-    epoch, counted from 1.
+    """Tells, of each super-sample, when the rank needs it next. Times are positions of the run, epoch after epoch.
 
     What was dealt to this rank in one epoch may fall to another one in the next, so epochs are looked through until one
     needs it. Of a super-sample that is cut at the border of two lanes, an epoch's first use is told. An epoch's plan is
@@ -56,7 +55,7 @@ class Future:
             del self._plans[passed]
 
     def next_use(self, super_sample: int) -> int:
-        """Return the time, later than the present, at which a super-sample is needed next; :data:`NEVER` if it is not."""
+        """Return the time, behind the present, at which a super-sample is needed next; :data:`NEVER` if it is not."""
         first = self.present // self._epoch_length
         for epoch in range(first, first + self._horizon_epochs + 1):
             if self._stretch.end_epoch is not None and epoch >= self._stretch.end_epoch:
@@ -68,7 +67,7 @@ class Future:
         return NEVER
 
     def _plan(self, epoch: int) -> NDArray[np.int64]:
-        """Return the position of an epoch at which the rank first needs each super-sample, negative where it does not."""
+        """Return from which position of an epoch the rank needs each super-sample, negative where it does not."""
         if epoch not in self._plans:
             self._plans[epoch] = self._planned(epoch)
         return self._plans[epoch]

@@ -22,12 +22,12 @@ class NextUse(Generic[Key]):
 
     L. Belady, "A study of replacement algorithms for a virtual-storage computer" (IBM Systems Journal, 1966), with the
     rule of doing no harm: P. Cao and others, "A Study of Integrated Prefetching and Caching Strategies" (SIGMETRICS
-    1995); for training, N. Dryden and others, "Clairvoyant Prefetching" (SC'21). Where all have one size it has the most
-    hits that any policy can have.
+    1995); for training, N. Dryden and others, "Clairvoyant Prefetching" (SC'21). Where all have one size it has the
+    most hits that any policy can have.
 
     Args:
-        next_use: when a key is needed next, behind the present: any number that rises with time. It may change for a key
-            only when that key is used, or when its time has passed.
+        next_use: when a key is needed next, behind the present: any number that rises with time. It may change for a
+            key only when that key is used, or when its time has passed.
         present: what has passed.
     """
 

@@ -16,8 +16,9 @@ Key = TypeVar("Key", bound=Hashable)
 class ReplicaAware(Generic[Key]):
     """Whose recency and rarity together are worth least goes first.
 
-    The value of a resident is ``recency · recency_weight - replicas · replica_weight``, recency being 1 for who was used
-    last and 0 for who was not used for longest. With a ``replica_weight`` of 0 it is :class:`~stoker.cache.lru.Lru`.
+    The value of a resident is ``recency · recency_weight - replicas · replica_weight``, recency being 1 for who was
+    used last and 0 for who was not used for longest. With a ``replica_weight`` of 0 it is
+    :class:`~stoker.cache.lru.Lru`.
     After Alluxio's global eviction, in which workers report their replicas to the master and hear all counts with its
     heartbeats; so counts may be a little old.
 
@@ -31,9 +32,7 @@ class ReplicaAware(Generic[Key]):
         self, replicas: Callable[[Key], int], *, recency_weight: float = 1.0, replica_weight: float = 1.0
     ) -> None:
         if not (recency_weight >= 0 and replica_weight >= 0 and recency_weight + replica_weight > 0):
-            raise ConfigError(
-                f"weights must be at least 0 and not both 0, not {recency_weight} and {replica_weight}"
-            )
+            raise ConfigError(f"weights must be at least 0 and not both 0, not {recency_weight} and {replica_weight}")
         self._replicas = replicas
         self._recency_weight, self._replica_weight = recency_weight, replica_weight
         self._order: dict[Key, None] = {}

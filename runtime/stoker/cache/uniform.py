@@ -10,8 +10,8 @@ __all__ = ["Uniform"]
 class Uniform:
     """Nobody goes: hits are capacity / data in every epoch but the first.
 
-    H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters" (EuroSys 2023), section
-    4; as MinIO in J. Mohan and others, "Analyzing and Mitigating Data Stalls in DNN Training" (VLDB 2021).
+    H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters" (EuroSys 2023); as
+    MinIO in J. Mohan and others, "Analyzing and Mitigating Data Stalls in DNN Training" (VLDB 2021).
     """
 
     def used(self, key: Hashable) -> None:

@@ -14,7 +14,7 @@ Ref = TypeVar("Ref")
 
 
 class StepQueue(Generic[Ref]):
-    """Plans steps as far as either side has come: the prefetcher, which takes items, or the consumer, which takes steps.
+    """Plans steps as far as either side has come: the prefetcher takes items, the consumer takes steps.
 
     Not thread-safe.
 

@@ -108,9 +108,9 @@ class BucketView:
         if begun is not None:
             begun()
         if len(self._links) == 1:
-            await self._links[0].carry(end - start)
+            await self._links[0].serve(end - start)
         else:
-            await asyncio.gather(*(link.carry(end - start) for link in self._links))
+            await asyncio.gather(*(link.serve(end - start) for link in self._links))
         return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
@@ -134,10 +134,9 @@ class BucketView:
             raise ServerError(f"{self.url}/{key}: 500, as the model wants it")
         return ObjectInfo(key=key, size_bytes=self._size_bytes(key), tag="")
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Refuse: a run starts from its manifest and never lists."""
-        raise NotFoundError(f"{self.url} lists nothing: a simulated run never does")
-        yield
+        raise NotFoundError(f"{self.url} lists nothing: a run reads its manifest and never lists")
 
     def _size_bytes(self, key: str) -> int:
         try:

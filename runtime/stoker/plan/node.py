@@ -24,8 +24,6 @@ from stoker.tier import Tier
 __all__ = ["EpochResult", "Node", "NodeParts", "nowhere"]
 
 
-
-
 @dataclass(slots=True, kw_only=True)
 class EpochResult:
     """What an epoch took on one node.
@@ -114,7 +112,7 @@ class Node:
             manifest, manifest.file_bytes + feed.held_bytes, feed.order, self._dealing, feed.memory_bytes
         )
         self._ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=parts.memory)
-        self._rng = random.Random(f"{parts.seed} {feed.rank}")
+        self._rng = random.Random(f"{parts.seed} {feed.rank}")  # noqa: S311 - a model's
         self._fetcher = Fetcher(
             parts.bucket,
             ring=self._ring,
@@ -139,7 +137,9 @@ class Node:
         parts = self._parts
         stretch = Stretch(order=parts.feed.order, partition=self._dealing, end_epoch=parts.epochs)
         queue = StepQueue(Steps(parts.manifest.rows.samples, stretch, parts.order))
-        prefetcher = Prefetcher(self, self._ring, parts.feed.schedule, queue.next_item, hedge_slots=self.slots.hedge_slots)
+        prefetcher = Prefetcher(
+            self, self._ring, parts.feed.schedule, queue.next_item, hedge_slots=self.slots.hedge_slots
+        )
         async with task_group() as group:
             group.create_task(prefetcher.run())
             await self._train(queue, prefetcher)

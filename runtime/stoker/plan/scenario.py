@@ -29,7 +29,7 @@ TierMaker = Callable[[FeedConfig, Manifest], Sequence[Tier]]
 """Makes a rank's tiers."""
 
 _GARBAGE_AFTER = 200_000
-"""Objects made before the collector looks for circles: a fetch leaves none, and looking is a walk over all that live."""
+"""Objects made before the collector looks for circles: fetches leave none, and looking walks over all that live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

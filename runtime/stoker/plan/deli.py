@@ -1,0 +1,175 @@
+"""DELI's way of loading, sample by sample, in virtual time: its rule, its cache and its service, with modelled costs.
+
+N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
+Storage" (IC2E 2021). When to fetch is decided by :class:`~stoker.schedule.FetchSize`, what stays by
+:class:`~stoker.cache.fifo.Fifo`: the code that a loader runs. What a request takes is the model's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.cache.fifo import Fifo
+from stoker.cache.policy import Residents
+from stoker.clock import run_virtual
+from stoker.errors import ConfigError
+from stoker.plan.link import Shared
+from stoker.schedule import FetchSize, Progress
+from stoker.task_group import task_group
+
+__all__ = ["SampleCosts", "SampleEpoch", "SampleRun", "simulate_samples"]
+
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCosts:
+    """What a sample takes, in seconds.
+
+    Attributes:
+        get_seconds: read from the bucket by the training loop.
+        hit_seconds: read from the cache.
+        insert_seconds: added to the cache by the training loop.
+        list_page_seconds: a page of the listing that precedes each fetch; 0 where nothing is listed.
+        fetch_seconds: read and added to the cache by the service, of a fetch's total.
+        contention: how much one fetch slows another one at the same time: the rate of each is
+            1 / (1 + contention · (fetches - 1)).
+    """
+
+    get_seconds: float
+    hit_seconds: float = 0.0
+    insert_seconds: float = 0.0
+    list_page_seconds: float = 0.0
+    fetch_seconds: float = 0.0
+    contention: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRun:
+    """What is run, on one node of several that do the same.
+
+    Attributes:
+        dataset_samples: of the data set, which is what is listed.
+        node_samples: that the node has in an epoch, drawn anew for each.
+        batch_size: samples that are drawn, and then read, before a step.
+        compute_seconds: of an epoch's steps.
+        schedule: when to fetch ahead; None does not, and the loop fills the cache.
+        cache_samples: that the cache holds; None any number, 0 no cache.
+        epochs: how many.
+        page_samples: that one page of a listing has.
+        seed: of the epochs' samples.
+    """
+
+    dataset_samples: int
+    node_samples: int
+    batch_size: int
+    compute_seconds: float
+    schedule: FetchSize | None = None
+    cache_samples: int | None = None
+    epochs: int = 2
+    page_samples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.node_samples <= self.dataset_samples:
+            raise ConfigError(f"a node has 1 to {self.dataset_samples} samples, not {self.node_samples}")
+        if self.batch_size < 1 or self.epochs < 1 or self.page_samples < 1:
+            raise ConfigError("batch_size, epochs and page_samples must be at least 1")
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleEpoch:
+    """What an epoch took.
+
+    Attributes:
+        look_ups: samples that the loop asked for.
+        misses: of these, not in the cache.
+        wait_seconds: from asking for samples to having them.
+        fetches: that the service was asked for.
+        seconds: of the epoch.
+    """
+
+    look_ups: int = 0
+    misses: int = 0
+    wait_seconds: float = 0.0
+    fetches: int = 0
+    seconds: float = 0.0
+
+    @property
+    def miss_rate(self) -> float:
+        """Misses of look-ups."""
+        return self.misses / self.look_ups
+
+
+def simulate_samples(run: SampleRun, costs: SampleCosts) -> list[SampleEpoch]:
+    """Run it, and return its epochs; the same run gives the same epochs."""
+    return run_virtual(_Loop(run, costs).run())
+
+
+class _Loop:
+    """A training loop with a sampler, a cache and a service."""
+
+    def __init__(self, run: SampleRun, costs: SampleCosts) -> None:
+        self._run, self._costs = run, costs
+        capacity = _UNLIMITED if run.cache_samples is None else run.cache_samples
+        self._cache: Residents[int] = Residents(Fifo(), capacity)
+        self._machine = Shared(lambda fetches: 1.0 / (1.0 + costs.contention * (fetches - 1)))
+        self._epochs: list[SampleEpoch] = []
+
+    async def run(self) -> list[SampleEpoch]:
+        rng = np.random.default_rng(self._run.seed)
+        async with task_group() as service:
+            for _ in range(self._run.epochs):
+                samples = rng.permutation(self._run.dataset_samples)[: self._run.node_samples].tolist()
+                await self._train(samples, service)
+        return self._epochs
+
+    async def _train(self, samples: Sequence[int], service: asyncio.TaskGroup) -> None:
+        run, loop, now = self._run, asyncio.get_running_loop(), SampleEpoch()
+        self._epochs.append(now)
+        begun_seconds, fetched = loop.time(), 0
+        for start in range(0, len(samples), run.batch_size):
+            batch = samples[start : start + run.batch_size]
+            for drawn in range(start, start + len(batch)):  # a batch is drawn whole before its first sample is read
+                if (wanted := self._wanted(fetched - drawn)) and fetched < len(samples):
+                    service.create_task(self._fetch(samples[fetched : fetched + wanted]))
+                    fetched = min(fetched + wanted, len(samples))
+                    now.fetches += 1
+            asked_seconds = loop.time()
+            for sample in batch:
+                await self._look_up(sample, now)
+            now.wait_seconds += loop.time() - asked_seconds
+            await asyncio.sleep(run.compute_seconds * len(batch) / len(samples))
+        now.seconds = loop.time() - begun_seconds
+
+    def _wanted(self, queued: int) -> int:
+        """Return how many samples to fetch when so many are fetched and not drawn."""
+        schedule = self._run.schedule
+        progress = Progress(issued=queued, consumed=0, next_item_step=None, step=0)
+        return 0 if schedule is None else schedule.admit(progress)
+
+    async def _look_up(self, sample: int, now: SampleEpoch) -> None:
+        costs = self._costs
+        now.look_ups += 1
+        if self._cache.look_up(sample):
+            await asyncio.sleep(costs.hit_seconds)
+            return
+        now.misses += 1
+        if self._run.schedule is not None or not self._cache.capacity:
+            await asyncio.sleep(costs.get_seconds)
+        else:  # without a service, the loop itself fills the cache
+            await asyncio.sleep(costs.get_seconds + costs.insert_seconds)
+            self._cache.offer(sample)
+
+    async def _fetch(self, samples: Sequence[int]) -> None:
+        """Read what is not cached; all of it is seen at once, when the last one is there."""
+        missing = [sample for sample in samples if sample not in self._cache]
+        pages = math.ceil(self._run.dataset_samples / self._run.page_samples)
+        await self._machine.serve(pages * self._costs.list_page_seconds + len(missing) * self._costs.fetch_seconds)
+        for sample in missing:
+            self._cache.offer(sample)
