@@ -21,10 +21,8 @@ _SHOWN_ROWS = 60
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="of an experiment, or 'all'")
     parser.add_argument("--list", action="store_true", help="show the experiments and whose figures they stand beside")
-    parser.add_argument(
-        "--out", type=Path, default=Path("experiments"), metavar="FOLDER", help="where NAME.csv, NAME.png and NAME.html "
-        "go (default: experiments)",
-    )  # fmt: skip
+    where = "where NAME.csv, NAME.png and NAME.html go (default: experiments)"
+    parser.add_argument("--out", type=Path, default=Path("experiments"), metavar="FOLDER", help=where)
     parser.add_argument("--quick", action="store_true", help="fewer points")
     parser.add_argument("--no-html", action="store_true", help="no pages, which are 5 MB each")
 

@@ -113,10 +113,15 @@ def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
 
 def _trace(graph_objects: Any, series: Series, colour: str) -> Any:
     x, y = list(series.x), list(series.y)
+    look: dict[str, Any]
     if series.kind == "bars":
         look = {"color": "rgba(0,0,0,0)" if series.is_published else colour, "line": {"color": colour, "width": 1.5}}
         return graph_objects.Bar(x=x, y=y, name=series.name, marker=look)
     is_points = series.kind == "points" or series.is_published
-    look = {"color": colour, "symbol": "circle-open" if series.is_published else "circle", "size": 8 if is_points else 5}
+    look = {
+        "color": colour,
+        "symbol": "circle-open" if series.is_published else "circle",
+        "size": 8 if is_points else 5,
+    }
     mode = "markers" if is_points else "lines+markers"
     return graph_objects.Scatter(x=x, y=y, name=series.name, mode=mode, marker=look, line={"color": colour})

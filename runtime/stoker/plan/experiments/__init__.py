@@ -18,6 +18,8 @@ _PLACES = {
     "deli-figure-7": "deli_misses",
     "deli-figure-8": "deli_misses",
     "deli-figure-9": "deli_misses",
+    "ours": "ours",
+    "caching": "caching",
 }
 """Experiment → module of this folder that has it in its ``EXPERIMENTS``."""
 

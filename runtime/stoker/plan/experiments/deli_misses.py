@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -76,8 +77,8 @@ def _agreement(table: Table) -> str:
     if not misses:
         return "No point of this figure is among the published measurements."
     return (
-        f"Of {len(table.rows)} points {len(misses)} were published: the miss rate differs by at most {max(misses):.3f}, "
-        f"the wait by at most {max(waits):.1%}."
+        f"Of {len(table.rows)} points {len(misses)} were published: the miss rate differs by at most "
+        f"{max(misses):.3f}, the wait by at most {max(waits):.1%}."
     )
 
 
@@ -94,9 +95,7 @@ def _panel(
         if points:
             x, y = zip(*points, strict=True)
             series.append(Series(name=f"epoch {epoch}, published", x=x, y=y, is_published=True))
-    return Panel(
-        title=f"{workload.title}{title}", x_label=x_label, y_label="miss rate", series=series, note=note
-    )
+    return Panel(title=f"{workload.title}{title}", x_label=x_label, y_label="miss rate", series=series, note=note)
 
 
 def _swept(
@@ -173,11 +172,11 @@ def _figure_8(quick: bool) -> Outcome:
                 )
             )
     remarks = [_agreement(table := _table("deli-figure-8", cases))]
-    for workload, stated in (("mnist", 0.31), ("cifar10", 0.80)):
-        without, half = (simulated(workload, Setting(1024, threshold, 2048)) for threshold in (0, 1024))
+    for name, stated in (("mnist", 0.31), ("cifar10", 0.80)):
+        without, half = (simulated(name, Setting(1024, threshold, 2048)) for threshold in (0, 1024))
         fall = [1 - after.miss_rate / before.miss_rate for before, after in zip(without, half, strict=True)]
         remarks.append(
-            f"{WORKLOADS[workload].title}: a threshold of half of the cache of 2,048 lowers the miss rate by "
+            f"{WORKLOADS[name].title}: a threshold of half of the cache of 2,048 lowers the miss rate by "
             f"{fall[0]:.0%} and {fall[1]:.0%} (epochs 1 and 2); the paper states {stated:.0%}."
         )
     return Outcome(tables=[table], panels=panels, remarks=remarks)
@@ -198,7 +197,7 @@ def _figure_9(quick: bool) -> Outcome:
                 Series(
                     name=f"epoch {epoch}, published",
                     x=list(settings),
-                    y=[points.get(name, 0.0) for name in settings],
+                    y=[points.get(name, math.nan) for name in settings],
                     is_published=True,
                     kind="bars",
                 )
@@ -210,9 +209,7 @@ def _figure_9(quick: bool) -> Outcome:
     return Outcome(tables=[table], panels=panels, remarks=remarks)
 
 
-_FIGURE_5 = partial(
-    _swept, "deli-figure-5", "cache size / a node's samples (3: the whole data set)", _cache_sizes, ""
-)
+_FIGURE_5 = partial(_swept, "deli-figure-5", "cache size / a node's samples (3: the whole data set)", _cache_sizes, "")
 _FIGURE_6 = partial(_swept, "deli-figure-6", "fetch size (samples)", _fetch_sizes, "")
 
 EXPERIMENTS = {
@@ -224,9 +221,7 @@ EXPERIMENTS = {
             name="deli-figure-7", title="Miss rate by cache size, fetches of 1,024", source=SOURCE, run=_figure_7
         ),
         Experiment(name="deli-figure-8", title="Miss rate by threshold", source=SOURCE, run=_figure_8),
-        Experiment(
-            name="deli-figure-9", title="The best settings for a cache of 2,048", source=SOURCE, run=_figure_9
-        ),
+        Experiment(name="deli-figure-9", title="The best settings for a cache of 2,048", source=SOURCE, run=_figure_9),
     )
 }
 """By name."""
