@@ -92,7 +92,7 @@ def test_what_is_there_is_not_added_twice_and_evicts_nobody(made: Any) -> None:
 
 
 def test_dropping_what_is_not_there_is_no_error(made: Any) -> None:
-    residents = Residents(made([])[0], 2)
+    residents: Residents[int] = Residents(made([])[0], 2)
     residents.drop(9)
     assert not residents.look_up(9)
     assert not len(residents)

@@ -1,0 +1,59 @@
+"""DELI in virtual time: its rule as it is written, and its measurements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.plan.deli import SampleCosts, SampleRun, simulate_samples
+from stoker.plan.experiments.deli_workloads import Measurement, measurements, simulated
+from stoker.schedule import FetchSize
+
+COSTS = SampleCosts(get_seconds=0.05, fetch_seconds=0.001)
+RUN = SampleRun(dataset_samples=3000, node_samples=1000, batch_size=100, compute_seconds=10.0, epochs=2)
+KNOWN = [each for each in measurements() if each.setting is not None]
+
+
+@pytest.mark.parametrize(
+    "known", KNOWN, ids=lambda each: f"{each.workload}-{each.experiment}-{each.setting}-{each.epoch}"
+)
+def test_every_published_point_is_met(known: Measurement) -> None:
+    assert known.setting is not None
+    ours = simulated(known.workload, known.setting)[known.epoch - 1]
+    if known.miss_rate is not None:
+        assert ours.miss_rate == pytest.approx(known.miss_rate, abs=0.03)
+    assert ours.wait_seconds == pytest.approx(known.wait_seconds, rel=0.15)
+
+
+def test_there_are_as_many_points_as_were_published() -> None:
+    assert len(measurements()) == 52
+    assert len(KNOWN) == 48
+
+
+def test_without_a_cache_every_sample_is_read_from_the_bucket() -> None:
+    for epoch in simulate_samples(replace(RUN, cache_samples=0), COSTS):
+        assert epoch.miss_rate == 1.0
+        assert epoch.wait_seconds == pytest.approx(1000 * 0.05)
+        assert epoch.seconds == pytest.approx(1000 * 0.05 + 10.0)
+
+
+def test_a_fetch_is_asked_for_when_the_queue_is_empty_and_never_crosses_an_epoch() -> None:
+    first, second = simulate_samples(replace(RUN, schedule=FetchSize(300, 0)), COSTS)
+    assert first.fetches == second.fetches == 4
+
+
+def test_a_cache_without_room_for_threshold_fetch_and_batch_evicts_what_was_not_read() -> None:
+    enough, less = (
+        simulate_samples(replace(RUN, schedule=FetchSize(200, 200), cache_samples=room), COSTS)[0].miss_rate
+        for room in (500, 200)
+    )
+    assert enough < 0.05 < less
+
+
+def test_a_run_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 to 3000 samples, not 4000"):
+        replace(RUN, node_samples=4000)
+    with pytest.raises(ConfigError, match="at least 1"):
+        replace(RUN, batch_size=0)

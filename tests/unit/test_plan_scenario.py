@@ -1,0 +1,114 @@
+"""Whole runs in virtual time: what they take follows from what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stoker.errors import BudgetError, ConfigError
+from stoker.feed import FeedConfig
+from stoker.fetch.config import FetchConfig
+from stoker.order import OrderConfig
+from stoker.plan.bucket import BucketModel
+from stoker.plan.dataset import described, size_of
+from stoker.plan.latency import Constant, Late
+from stoker.plan.scenario import Scenario, simulate
+from stoker.schedule import NextBatch
+
+MANIFEST = described(super_samples=60, samples=100, super_sample_bytes=4 << 20)
+FAST = BucketModel(first_byte=Constant(0.02), connection_bytes_per_second=90e6)
+
+
+def scenario(
+    *, world: int = 1, slots: int = 24, bucket: BucketModel = FAST, compute: float = 0.1, **feed: object
+) -> Scenario:
+    return Scenario(
+        manifest=MANIFEST,
+        feed=FeedConfig(
+            order=OrderConfig(seed=1, window=4, lanes=world),
+            batch_size=100,
+            world_size=world,
+            memory_bytes=MANIFEST.file_bytes + slots * MANIFEST.largest_bytes,
+            **feed,  # type: ignore[arg-type]
+        ),
+        bucket=bucket,
+        compute=Constant(compute),
+    )
+
+
+def test_a_run_that_computes_longer_than_it_reads_waits_for_its_first_batch_only() -> None:
+    run = simulate(scenario())
+    epoch = run.epochs[0]
+    assert epoch.first_batch_seconds == epoch.wait_seconds > 0
+    assert epoch.steps == 60
+    assert epoch.look_ups == 60
+    assert epoch.seconds == pytest.approx(epoch.wait_seconds + epoch.compute_seconds)
+    assert run.read_bytes == 60 * (4 << 20)
+
+
+def test_a_run_that_reads_longer_than_it_computes_takes_as_long_as_its_bytes() -> None:
+    run = simulate(replace(scenario(compute=0.001), node_bytes_per_second=50e6))
+    assert run.seconds == pytest.approx(60 * (4 << 20) / 50e6, rel=0.05)
+
+
+def test_an_epochs_border_costs_nothing() -> None:
+    run = simulate(replace(scenario(), epochs=3))
+    assert [epoch.wait_seconds > 0 for epoch in run.epochs] == [True, False, False]
+
+
+def test_every_super_sample_is_read_once_an_epoch_by_all_nodes_together() -> None:
+    run = simulate(replace(scenario(world=3), epochs=2))
+    assert sum(epoch.look_ups for epoch in run.of_epoch(1)) == 60
+    assert run.read_bytes == 2 * 60 * (4 << 20)
+
+
+def test_the_same_scenario_gives_the_same_run() -> None:
+    late = replace(FAST, first_byte=Late(Constant(0.02), 0.05, 2.0), error_fraction=0.05)
+    first, second, other = (simulate(replace(scenario(world=2, bucket=late), seed=seed)) for seed in (3, 3, 4))
+    assert first == second
+    assert first != other
+
+
+def test_late_requests_are_hedged() -> None:
+    late = replace(FAST, first_byte=Late(Constant(0.02), 0.05, 2.0))
+    hedged = simulate(scenario(bucket=late, compute=0.02))
+    alone = simulate(scenario(bucket=late, compute=0.02, fetch=FetchConfig(hedge=False)))
+    assert hedged.epochs[0].hedges > 0
+    assert hedged.wait_seconds < alone.wait_seconds / 2
+
+
+def test_a_schedule_that_looks_less_far_ahead_waits_more() -> None:
+    slow = replace(FAST, connection_bytes_per_second=30e6)
+    assert simulate(scenario(bucket=slow)).stall < simulate(scenario(bucket=slow, schedule=NextBatch(1))).stall
+
+
+def test_nodes_that_go_in_step_wait_for_the_slowest() -> None:
+    late = replace(FAST, first_byte=Late(Constant(0.02), 0.2, 1.0))
+    free = scenario(world=4, bucket=late, compute=0.02, fetch=FetchConfig(hedge=False))
+    assert simulate(replace(free, in_step=True)).seconds >= simulate(free).seconds
+
+
+def test_memory_that_is_too_small_is_refused_as_a_loader_would() -> None:
+    with pytest.raises(BudgetError, match="give memory="):
+        simulate(scenario(slots=3))
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"node_bytes_per_second": 0.0}])
+def test_a_scenario_that_cannot_be_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        replace(scenario(), **settings)  # type: ignore[arg-type]
+
+
+def test_sizes_are_found_by_key() -> None:
+    find = size_of(MANIFEST)
+    assert find(MANIFEST.key(59)) == 4 << 20
+    for key in ("data/0000000000000000/00000060", "data/other/00000001", "x"):
+        with pytest.raises(KeyError):
+            find(key)
+
+
+@pytest.mark.parametrize("name", ["super_samples", "samples", "super_sample_bytes"])
+def test_a_data_set_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        described(**{"super_samples": 1, "samples": 1, "super_sample_bytes": 1, name: 0})
