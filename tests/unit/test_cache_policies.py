@@ -120,7 +120,7 @@ def test_lru_evicts_who_was_not_used_for_longest() -> None:
 
 
 def test_uniform_never_evicts() -> None:
-    residents = Residents(Uniform(), 2)
+    residents: Residents[str] = Residents(Uniform(), 2)
     assert [residents.offer(key) for key in "abc"] == [[], [], None]
 
 
