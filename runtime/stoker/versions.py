@@ -161,7 +161,7 @@ async def _read_newest(reader: RetryingReader[Readable]) -> _Stored:
     try:
         return await _read(reader, POINTER_KEY)
     except BucketNotFoundError as error:
-        raise BucketNotFoundError(f"there is no data set at {reader.url}: {error}") from error
+        raise BucketNotFoundError(f"there is no data set: {error}") from error
     except NotFoundError:
         found = await _newest_listed(reader)
     if found is None:

@@ -224,7 +224,7 @@ def test_a_wrong_setting_is_an_error_and_leaves_no_thread(url: str, settings: An
 
 
 def test_where_there_is_no_data_set_the_error_says_how_to_pack_one(tmp_path: Any) -> None:
-    with pytest.raises(NotFoundError, match="there is no data set at"):
+    with pytest.raises(NotFoundError, match=r"there is no data set: the folder .* does not exist"):
         stoker.open(tmp_path / "nothing")
     assert threads() == []
 

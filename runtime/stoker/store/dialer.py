@@ -15,8 +15,10 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StoreError
 
-__all__ = ["Dialled", "Dialer"]
+__all__ = ["CHECK", "Dialled", "Dialer"]
 
+CHECK = "check the address, and whether a server is running there"
+"""What to do where no connection could be made."""
 _ADDRESSES_SECONDS = 10.0  # a bucket's addresses change every few seconds; one look-up serves a burst of connections
 _NEXT_ADDRESS_SECONDS = 0.25  # RFC 8305: how long an address has before the next one is tried beside it
 
@@ -78,7 +80,7 @@ class Dialer:
             raise StoreError(f"{address}: the endpoint's certificate is not trusted ({error.verify_message})") from None
         except OSError as error:
             what = f"{type(error).__name__}: {error}"
-            raise ConnectionLostError(f"{address}: the connection could not be made ({what})") from None
+            raise ConnectionLostError(f"{address}: the connection could not be made; {CHECK} ({what})") from None
         return made
 
     async def _next_addresses(self, loop: asyncio.AbstractEventLoop) -> list[AddrInfoType]:

@@ -20,6 +20,7 @@ from stoker.errors import (
     StoreError,
     TruncatedError,
 )
+from stoker.store.dialer import CHECK
 from stoker.store.http import (
     MAX_ERROR_BYTES,
     Call,
@@ -42,10 +43,15 @@ _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerE
     (aiohttp.InvalidURL, ConfigError, "the endpoint is not a valid URL"),
     (aiohttp.ClientConnectorCertificateError, StoreError, "the endpoint's certificate is not trusted"),
     (TimeoutError, DeadlineError, "the store did not answer in time"),
-    (aiohttp.ClientHttpProxyError, ConnectionLostError, "the proxy would not connect; check HTTPS_PROXY and NO_PROXY"),
+    (
+        (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError),
+        ConnectionLostError,
+        "the proxy would not connect; check HTTPS_PROXY and NO_PROXY",
+    ),
     (aiohttp.ClientPayloadError, TruncatedError, "the connection ended before the object did"),
     (aiohttp.ClientResponseError, ServerError, "the answer is not valid HTTP"),
-    ((aiohttp.ClientError, OSError), ConnectionLostError, "the connection could not be made, or broke"),
+    (aiohttp.ClientConnectorError, ConnectionLostError, f"the connection could not be made; {CHECK}"),
+    ((aiohttp.ClientError, OSError), ConnectionLostError, "the connection broke"),
 )
 
 

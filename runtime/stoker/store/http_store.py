@@ -38,7 +38,10 @@ __all__ = ["HttpStore"]
 _BY_CODE: dict[str, Rule] = {
     "failed": (StoreError, "the function cannot answer this, and its log says why; ask whoever deployed it"),
     "forbidden": (PermissionDeniedError, "the token is for other data sets; ask for one that names this"),
-    "no-such-dataset": (BucketNotFoundError, "the function serves no data set of that name"),
+    "no-such-dataset": (
+        BucketNotFoundError,
+        "the function serves no data set of that name; check the address, which ends with /v1/NAME",
+    ),
     "too-large": (StoreError, "the function cannot send so much at once; whoever deployed it can let it sign URLs"),
     "unauthorized": (CredentialsError, "a valid token is wanted; set STOKER_TOKEN or ServedOptions(token=...)"),
 }
@@ -122,7 +125,7 @@ class HttpStore:
         address = self._at.object_url(key)
         reply = await access.read(path, headers, address, destination)
         if reply.refused:
-            raise error_of(_failure(address, reply), _BY_CODE)
+            raise error_of(self._failure(address, reply), _BY_CODE)
         if version := version_of(key):
             self._pinned.add(version)
         return reply
@@ -178,8 +181,9 @@ class HttpStore:
             f"{self._at.object_url(key)}: what a function serves is read-only; write to the bucket behind it"
         )
 
-
-def _failure(address: str, reply: Reply) -> Failure:
-    """Read an error of the function's; a bucket's or a platform's says enough by its status."""
-    code, text = said_of(reply)
-    return Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)
+    def _failure(self, address: str, reply: Reply) -> Failure:
+        """Read an error of the function's; a bucket's or a platform's says enough by its status."""
+        code, text = said_of(reply)
+        if code == "no-such-dataset":  # whatever of it was asked for
+            address = self.url
+        return Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)

@@ -25,7 +25,8 @@ _P = TypeVar("_P")
 LAMBDA_URL = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCII)
 """The host of a Lambda function URL, in small letters, and its region."""
 
-OTHERWISE = ", set STOKER_TOKEN if the function wants a token, or send none with ServedOptions(anonymous=True)"
+_WITHOUT = "send none with ServedOptions(anonymous=True) or --anonymous"
+OTHERWISE = f", set STOKER_TOKEN if the function wants a token, or {_WITHOUT}"
 """What those can do who have no credentials of the platform that a host belongs to."""
 
 # Auth → module, its caller, its extra.
@@ -100,7 +101,9 @@ class Bearer:
         """
         token = options.token or environment.get("STOKER_TOKEN")
         if not token:
-            raise ConfigError("a token is wanted, and there is none: set STOKER_TOKEN, or ServedOptions(token=...)")
+            raise ConfigError(
+                f"a token is wanted, and there is none: set STOKER_TOKEN, or ServedOptions(token=...), or {_WITHOUT}"
+            )
         return cls(ServedOptions(token=token).token)  # which checks it
 
     async def current(self) -> str | None:

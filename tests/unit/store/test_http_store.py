@@ -323,7 +323,6 @@ def test_a_function_cannot_send_us_to_ever_more_hosts() -> None:
     [
         (refusal("401 No", "unauthorized"), CredentialsError, "STOKER_TOKEN"),
         (refusal("403 No", "forbidden"), PermissionDeniedError, "other data sets"),
-        (refusal("404 No", "no-such-dataset"), BucketNotFoundError, "no data set"),
         (refusal("404 No", "not-found"), NotFoundError, "does not exist"),
         (refusal("412 No", "changed"), ObjectChangedError, "overwritten"),
         (refusal("413 No", "too-large"), StoreError, "so much at once"),
@@ -346,6 +345,27 @@ def test_a_refusal_is_a_typed_error_that_names_the_object(answer: bytes, kind: t
     assert POINTER_KEY in str(met.error)
     if isinstance(met.error, ThrottledError):
         assert met.error.retry_after_seconds == 3
+
+
+def test_a_data_set_that_is_not_served_is_named_once_and_not_by_what_was_asked_of_it() -> None:
+    met = meet(versions.read_manifest, lambda _, __: refusal("404 No", "no-such-dataset"))
+    assert type(met.error) is BucketNotFoundError
+    said = str(met.error)
+    assert "no data set of that name; check the address, which ends with /v1/NAME" in said
+    assert POINTER_KEY not in said
+    assert said.count("/v1/ds") == 1
+
+
+@pytest.mark.parametrize("transport", ["direct", "aiohttp"])
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "no-such-host.invalid"])
+def test_where_nothing_answers_the_message_says_what_to_check(host: str, transport: Any) -> None:
+    options = ServedOptions(http=HttpOptions(transport=transport))
+
+    async def read(store: Store) -> None:
+        await store.get(POINTER_KEY)
+
+    with pytest.raises(ConnectionLostError, match="could not be made; check the address, and whether a server is run"):
+        run_with(open_store(f"stoker+https://{host}/v1/x", options=options), read)
 
 
 def test_an_echo_of_the_token_is_not_repeated_and_nothing_writes_to_a_terminal() -> None:

@@ -124,6 +124,17 @@ def test_a_token_that_is_wanted_and_not_there_is_told(token: str | None) -> None
         callers_of(OWN, ServedOptions(auth="token", token=token), {"STOKER_TOKEN": ""})()
 
 
+@pytest.mark.parametrize("auth", ["token", "aws", "google"])
+def test_who_has_no_credentials_is_told_the_flag_that_does_without(monkeypatch: pytest.MonkeyPatch, auth: Any) -> None:
+    monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", "http://127.0.0.1:1/?audience={audience}")
+
+    async def current() -> None:
+        await callers_of(LAMBDA, ServedOptions(auth=auth), {})().current()
+
+    with pytest.raises((ConfigError, CredentialsError), match=r"ServedOptions\(anonymous=True\) or --anonymous"):
+        asyncio.run(current())
+
+
 @pytest.mark.parametrize(
     ("url", "options", "environment", "region"),
     [
