@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from secrets import token_hex
 
+from stoker.errors import MissingExtraError
 from stoker_local.bucket import LocalBucket
 from stoker_local.config import WELL_KNOWN, BucketConfig, is_this_machine
 from stoker_local.functions import program as functions
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         watched = options.config == "-"
         config = BucketConfig.from_json(sys.stdin.readline()) if watched else _config(options)
         asyncio.run(_serve(config, root=options.root, watch_stdin=watched))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MissingExtraError) as error:
         print(f"stoker_local: {error}", file=sys.stderr)
         return 1
     return 0

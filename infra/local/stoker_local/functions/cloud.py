@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import aiohttp
 
+from stoker.errors import MissingExtraError
 from stoker_local.bucket import LocalBucket
 from stoker_local.functions.assembly import Assembly
 from stoker_local.functions.config import FunctionCloudConfig
@@ -125,9 +127,11 @@ async def function_cloud(
 
     Raises:
         ValueError: a notification names a bucket that is not there.
+        MissingExtraError: what functions run in is not installed.
         OSError: a port is taken, or the private ``/tmp`` that is wanted cannot be had.
     """
     _check_buckets(config, bucket, gcs)
+    _check_runtimes(config)
     async with (
         _session() as session,
         warden(config.tmp) as keeper,
@@ -156,3 +160,13 @@ def _check_buckets(config: FunctionCloudConfig, bucket: LocalBucket | None, gcs:
     ):
         if missing := sorted(names - set(there)):
             raise ValueError(f"there is no bucket {', '.join(missing)} in the local {kind} to be told of")
+
+
+def _check_runtimes(config: FunctionCloudConfig) -> None:
+    """Raise here what each instance would die of."""
+    for kind, functions, module in (
+        ("Lambda", config.functions, "awslambdaric"),
+        ("Google", config.google, "functions_framework"),
+    ):
+        if functions and find_spec(module) is None:
+            raise MissingExtraError(f"{kind} functions run in {module}; pip install 'stoker[local]'")

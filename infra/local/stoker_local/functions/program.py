@@ -57,15 +57,14 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ValueError: an option or the configuration is not valid.
         OSError: the configuration cannot be read, or a port is taken.
+        MissingExtraError: what functions run in is not installed.
     """
     own = [flag for name, flag in _OWN_FLAGS.items() if getattr(options, name) is not None]
     if options.config is not None and own:
         raise ValueError(f"{own[0]} does not go with --config, whose file has it all")
     watched = options.config == "-"
-    if watched:
-        config = FunctionCloudConfig.from_json(sys.stdin.readline())
-    elif options.config is not None:
-        config = FunctionCloudConfig.from_json(Path(options.config).read_text("utf-8"))
+    if options.config is not None:
+        config = _configured(options.config)
     elif options.function:
         config = FunctionCloudConfig(functions=tuple(_functions(options)), port=options.port or 0)
     else:
@@ -73,6 +72,14 @@ def run(options: argparse.Namespace) -> None:
     names = options.bucket or sorted({"stoker", *(each.bucket for each in config.notifications)})
     buckets = BucketConfig(region=config.region, keys=config.keys, buckets=tuple(BucketSpec(name=n) for n in names))
     asyncio.run(_serve(config, buckets, watch_stdin=watched))
+
+
+def _configured(source: str) -> FunctionCloudConfig:
+    try:
+        text = sys.stdin.readline() if source == "-" else Path(source).read_text("utf-8")
+        return FunctionCloudConfig.from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{'standard input' if source == '-' else source}: {error}") from error
 
 
 def _functions(options: argparse.Namespace) -> list[FunctionSpec]:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.errors import MissingExtraError
 from stoker_local import KeyPair
+from stoker_local.__main__ import main
 from stoker_local.functions import (
     EventSource,
     FunctionCloudConfig,
@@ -17,6 +20,7 @@ from stoker_local.functions import (
     ObjectFinalized,
     QueueSpec,
     Schedule,
+    function_cloud,
 )
 
 F = FunctionSpec(name="f", handler="m.f")
@@ -227,3 +231,58 @@ def test_no_representation_shows_a_variable_a_token_or_a_key() -> None:
         google=(GoogleSpec(name="g", source=__file__, target="g", environment=hidden, token="sesame"),),
     )
     assert "sesame" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "runtime"),
+    [
+        ({"functions": (F,)}, "awslambdaric"),
+        ({"google": (GoogleSpec(name="g", source=__file__, target="f"),)}, "functions_framework"),
+    ],
+    ids=["lambda", "google"],
+)
+def test_a_runtime_that_is_not_installed_is_told_at_the_start(
+    config: dict[str, Any], runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_local.functions.cloud.find_spec", lambda name: None)
+
+    async def run() -> None:
+        async with function_cloud(FunctionCloudConfig(**config)):
+            raise AssertionError
+
+    with pytest.raises(MissingExtraError, match=rf"{runtime}; pip install 'stoker\[local\]'"):
+        asyncio.run(run())
+
+
+def test_a_runtime_that_nothing_needs_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker_local.functions.cloud.find_spec", lambda name: None)
+
+    async def run() -> None:
+        async with function_cloud(FunctionCloudConfig()):
+            pass
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b'{"functions": [', "not JSON"), (b'{"function": []}', "function"), (b"\xff", "decode")],
+    ids=["not JSON", "unknown name", "not text"],
+)
+def test_a_mistake_in_a_file_of_the_program_names_the_file(
+    content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cloud.json"
+    path.write_bytes(content)
+    assert main(["functions", "--config", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert f"stoker_local: {path}: " in said
+    assert message in said
+
+
+def test_without_its_runtime_the_program_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stoker_local.functions.cloud.find_spec", lambda name: None)
+    assert main(["functions", "--function", "f=m.f"]) == 1
+    assert "awslambdaric" in capsys.readouterr().err
