@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from stoker.errors import NotFoundError
 from stoker.maintenance.compaction import compact as compact_dataset
 from stoker.versions import newest_manifest
 from stoker_functions.deadline import Deadline
@@ -26,21 +27,25 @@ async def compact(event: object, deployment: Deployment, deadline: Deadline) -> 
 
     Raises:
         EventError: the event is none, or of a place that this deployment has nothing to do with.
+        NotFoundError: an object that the manifest names is gone.
         DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
         StoreError: the bucket fails.
     """
     asked = CompactEvent.from_json(event)
     store = deployment.dataset(asked.dataset)
     async with deadline.limit(f"the compaction of {asked.dataset}"):
-        if await newest_manifest(store) is None:
+        try:
+            done = await compact_dataset(
+                store,
+                deployment.catalog(asked.dataset),
+                now_seconds=time.time(),
+                super_sample_bytes=asked.super_sample_bytes,
+                limit_bytes=max(2 * asked.super_sample_bytes, int(deadline.remaining_seconds() * _BYTES_A_SECOND)),
+            )
+        except NotFoundError:
+            if await newest_manifest(store) is not None:  # it is something else that is gone
+                raise
             return {"version": 0, "objects_before": 0, "objects_after": 0, "state": "complete"}
-        done = await compact_dataset(
-            store,
-            deployment.catalog(asked.dataset),
-            now_seconds=time.time(),
-            super_sample_bytes=asked.super_sample_bytes,
-            limit_bytes=max(2 * asked.super_sample_bytes, int(deadline.remaining_seconds() * _BYTES_A_SECOND)),
-        )
     return {
         "version": done.manifest.version,
         "objects_before": done.objects_before,

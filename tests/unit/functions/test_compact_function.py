@@ -14,7 +14,7 @@ import pytest
 
 from stoker import versions
 from stoker.clock import run_virtual
-from stoker.errors import DeadlineError, EventError, StokerError
+from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
 from stoker.maintenance.compaction import _MOST_REPLACED, Compacted
 from stoker.maintenance.compaction import compact as compact_dataset
 from stoker.maintenance.garbage import gc
@@ -119,6 +119,19 @@ def test_where_there_is_no_data_set_yet_there_is_nothing_to_do() -> None:
         assert await stored(open_store(place.dataset)) == before
         await trickled(place, [3] * 40)
         assert (await compact(event(place), place.deployment(), plenty()))["objects_before"] == 40
+
+    asyncio.run(main())
+
+
+def test_what_a_data_set_lacks_is_an_error() -> None:
+    async def main() -> None:
+        place = Place()
+        await trickled(place, [3] * 40)
+        manifest = await place.manifest()
+        assert manifest is not None
+        await open_store(place.dataset).delete(manifest.key(7))
+        with pytest.raises(NotFoundError):
+            await compact(event(place), place.deployment(), plenty())
 
     asyncio.run(main())
 
