@@ -1,0 +1,95 @@
+"""A cache in virtual time: it keeps what its policy wants, and its reads take what its device does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from operator import attrgetter
+
+import pytest
+
+from stoker.cache.lru import Lru
+from stoker.cache.policy import Residents
+from stoker.cache.uniform import Uniform
+from stoker.clock import run_virtual
+from stoker.feed import FeedConfig
+from stoker.order import OrderConfig
+from stoker.plan.bucket import BucketModel
+from stoker.plan.dataset import described
+from stoker.plan.latency import Constant
+from stoker.plan.scenario import Scenario, simulate
+from stoker.plan.simulated_tier import SimulatedTier
+from stoker.tier import ObjectRef, Tier
+
+NOTHING = memoryview(bytearray())
+SMALL = ObjectRef(key="small", size_bytes=100, crc32c=0)
+LARGE = ObjectRef(key="large", size_bytes=900, crc32c=0)
+
+
+def tier(capacity: int = 1000, *, uniform: bool = False, latency: float = 0.5) -> SimulatedTier[str]:
+    residents = Residents[str](Uniform() if uniform else Lru(), capacity)
+    return SimulatedTier(residents, attrgetter("key"), bytes_per_second=100.0, latency=Constant(latency))
+
+
+def timed(cache: Tier, *refs: ObjectRef) -> tuple[list[bool], float]:
+    async def main() -> tuple[list[bool], float]:
+        found = await asyncio.gather(*(cache.read(ref, NOTHING) for ref in refs))
+        return list(found), asyncio.get_running_loop().time()
+
+    return run_virtual(main())
+
+
+def test_what_is_not_here_is_told_at_once() -> None:
+    assert timed(tier(), SMALL) == ([False], 0.0)
+
+
+def test_a_read_takes_its_latency_and_then_its_bytes() -> None:
+    cache = tier()
+    cache.offer(SMALL, NOTHING)
+    found, seconds = timed(cache, SMALL)
+    assert found == [True]
+    assert seconds == pytest.approx(1.5)
+
+
+def test_reads_share_the_device() -> None:
+    cache = tier(latency=0.0)
+    cache.offer(SMALL, NOTHING)
+    found, seconds = timed(cache, SMALL, SMALL, SMALL)
+    assert found == [True] * 3
+    assert seconds == pytest.approx(3.0)
+
+
+def test_the_policy_decides_who_stays_and_a_read_counts_as_a_use() -> None:
+    cache, other = tier(), replace(SMALL, key="other")
+    for ref in (SMALL, other):
+        cache.offer(ref, NOTHING)
+    assert timed(cache, SMALL)[0] == [True]
+    cache.offer(replace(LARGE, size_bytes=850), NOTHING)
+    assert list(cache.residents) == ["small", "large"]
+
+
+def test_what_has_no_room_under_the_policy_is_not_kept() -> None:
+    cache = tier(uniform=True)
+    for ref in (LARGE, replace(SMALL, size_bytes=101)):
+        cache.offer(ref, NOTHING)
+    assert list(cache.residents) == ["large"]
+
+
+@pytest.mark.parametrize("cached", [0, 10, 30, 60])
+def test_a_cache_that_never_evicts_serves_its_share_of_every_later_epoch(cached: int) -> None:
+    manifest = described(super_samples=60, samples=100, super_sample_bytes=1 << 20)
+    scenario = Scenario(
+        manifest=manifest,
+        feed=FeedConfig(
+            order=OrderConfig(seed=1, window=4),
+            batch_size=100,
+            memory_bytes=manifest.file_bytes + 16 * manifest.largest_bytes,
+        ),
+        bucket=BucketModel(first_byte=Constant(0.01)),
+        compute=Constant(0.1),
+        epochs=3,
+        tiers=lambda feed, manifest: [SimulatedTier(Residents(Uniform(), cached << 20), attrgetter("key"))],
+    )
+    run = simulate(scenario)
+    assert sum(each.tier_hits["cache"] for each in run.epochs) == 2 * cached
+    assert run.read_bytes >= (3 * 60 - 2 * cached) << 20
