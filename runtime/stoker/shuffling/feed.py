@@ -39,6 +39,7 @@ from stoker.schema import Column
 from stoker.shuffling.epochs import read_epoch
 from stoker.shuffling.folder import FolderStore
 from stoker.shuffling.layout import MAX_EPOCH, EpochLayout
+from stoker.sizes import counted
 from stoker.store.protocol import Store
 
 __all__ = ["MaterializedFeed"]
@@ -176,14 +177,20 @@ class MaterializedFeed:
             return
         source = self._found(epoch)
         if source is None:
-            order = self.config.order
-            _log.warning(
-                "%s has no materialized epoch %d of version %d for seed %d and %d lanes: it is read as 'full'. To make "
-                "it: stoker shuffle %s --at %d --seed %d --lanes %d --epoch %d",
-                *(self.store.url, epoch, self.manifest.version, order.seed, order.lanes),
-                *(self.store.url, self.manifest.version, order.seed, order.lanes, epoch),
-            )
+            self._tell_missing(epoch)
         self._read(source)
+
+    def _tell_missing(self, epoch: int) -> None:
+        url, version, order = self.store.url, self.manifest.version, self.config.order
+        if url.startswith("stoker+"):
+            _log.warning("%s: a function serves no materialized epochs; epoch %d is read as 'full'", url, epoch)
+            return
+        _log.warning(
+            "%s has no materialized epoch %d of version %d for seed %d and %s: it is read as 'full'. To make it: "
+            "stoker shuffle %s --at %d --seed %d --lanes %d --epoch %d",
+            *(url, epoch, version, order.seed, counted(order.lanes, "lane")),
+            *(url, version, order.seed, order.lanes, epoch),
+        )
 
     @property
     def _is_over(self) -> bool:

@@ -22,6 +22,7 @@ from stoker.versions import read_manifest
 from support.datasets import pack_numbers
 from support.materialized import materialize
 from support.packing import WatchedStore
+from support.serving_host import running_service
 
 SAMPLES = 90
 LANES = (1, 2, 3, 4, 7)
@@ -161,6 +162,38 @@ def test_a_bucket_that_hides_what_is_not_there_is_read_as_full(caplog: pytest.Lo
         assert batch is not None
         assert sorted(feed.sample_ids(batch).tolist()) == list(range(20))
         assert "403" in caplog.text
+    finally:
+        thread.close()
+
+
+def test_what_a_function_serves_has_no_epochs_and_the_warning_gives_no_command(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = LoopThread()
+    with running_service({"train": url}) as hosted:
+        store = open_store(hosted.dataset("train"))
+        try:
+            feed = feed_of(store, thread, order=full_order(1), batch_size=20, end_epoch=1)
+            batch = feed.next()
+            assert batch is not None
+            assert "a function serves no materialized epochs; epoch 0 is read as 'full'" in caplog.text
+            assert "stoker shuffle" not in caplog.text
+            assert not [request for request in hosted.requests if "epochs" in request.path]
+            feed.stop()
+            thread.run(store.close())
+        finally:
+            thread.close()
+
+
+@pytest.mark.parametrize(("lanes", "said"), [(1, "1 lane:"), (8, "8 lanes:")])
+def test_the_warning_counts_lanes(url: str, lanes: int, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    thread = LoopThread()
+    try:
+        feed = feed_of(open_store(url), thread, order=full_order(lanes), batch_size=20)
+        feed.start(5)
+        assert f"for seed 7 and {said} it is read" in caplog.text
+        assert f"--lanes {lanes} --epoch 5" in caplog.text
+        feed.stop()
     finally:
         thread.close()
 
