@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file
 
 import stoker
 from stoker.access_token import TokenKeys
+from stoker.manifest import Manifest
 from stoker.store import S3Options
 from stoker.store.options import Auth
 from stoker_functions.serve.asgi import AsgiApp
@@ -40,7 +42,7 @@ def run(*command: str, folder: Path, **variables: str) -> str:
 def test_the_commands_of_the_page_work_with_what_is_served_and_with_redirects(
     tmp_path: Path, local_bucket: LocalBucket
 ) -> None:
-    making, reading = SHELL
+    making, reading, *_ = SHELL
     keys, token = run(
         "bash", "-ec", f'{making}\necho "$STOKER_TOKEN_KEYS"; echo "$STOKER_TOKEN"', folder=tmp_path
     ).split()
@@ -73,6 +75,28 @@ def test_the_application_of_the_page_serves() -> None:
     names: dict[str, Any] = {}
     exec(PYTHON[-1].replace("/data/train", pack_numbers(10)), names)  # noqa: S102 - our own page
     assert asyncio.run(status(names["app"])) == 200
+
+
+def test_the_application_of_the_page_starts_as_the_page_says_and_tells_curl_why_it_refuses(tmp_path: Path) -> None:
+    with stoker.Packer(tmp_path / "train", schema=SCHEMA) as packer:
+        packer.extend(map(sample_of, range(10)))
+    (tmp_path / "my_module.py").write_text(PYTHON[-1].replace("/data/train", str(tmp_path / "train")))
+    start, read = SHELL[-2:]
+    program, *arguments = start.replace("--port 8000", "--port 0").split()
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            url = next(found[0] for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+            read = read.replace("curl", "curl --silent").replace("http://127.0.0.1:8000", url)
+            run("bash", "-ec", read, folder=tmp_path)
+            assert Manifest.from_bytes((tmp_path / "manifest.safetensors").read_bytes()).samples == 10
+            wrong = subprocess.run(["bash", "-c", read.replace("/train/", "/tain/")], cwd=tmp_path, check=False)
+            assert wrong.returncode == 22
+            assert json.loads((tmp_path / "manifest.safetensors").read_text())["error"] == "no-such-dataset"
+        finally:
+            server.terminate()
+            server.communicate()
 
 
 def test_the_table_of_errors_has_every_code_and_no_other() -> None:
