@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -23,13 +23,17 @@ from support.fanout import ScriptedExecutor
 SAMPLES = 3000
 
 
+def pack(url: Path, numbers: range, mode: Literal["create", "append"] = "create") -> None:
+    schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (32, 32))}
+    with stoker.Packer(url, schema=schema, super_sample_bytes=64 << 10, mode=mode) as packer:
+        packer.extend({"x": number, "image": np.full((32, 32), number % 251, np.uint8)} for number in numbers)
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> Path:
     """A data set in a folder."""
     found = tmp_path / "ds"
-    schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (32, 32))}
-    with stoker.Packer(found, schema=schema, super_sample_bytes=64 << 10) as packer:
-        packer.extend({"x": number, "image": np.full((32, 32), number % 251, np.uint8)} for number in range(SAMPLES))
+    pack(found, range(SAMPLES))
     return found
 
 
@@ -69,6 +73,25 @@ def test_epochs_are_made_ahead_and_those_behind_are_deleted(url: Path, capsys: p
     assert "already" not in said
     assert main(command(url, "--epoch", "3", "--keep", "0")) == 0
     assert "(it was there already)" in capsys.readouterr().err
+
+
+def test_an_epoch_is_of_one_version_and_those_of_others_are_left(url: Path) -> None:
+    assert main(command(url, "--epochs", "0..1", "--quiet")) == 0
+    pack(url, range(SAMPLES, SAMPLES + 9), mode="append")
+    with Loader(url, batch_size=64, shuffle="materialized", seed=7) as loader:
+        next(iter(loader))
+        assert not loader._feed.is_materialized  # type: ignore[attr-defined]
+    assert read(url, version=1) == full(0)
+    assert main(command(url, "--epoch", "1", "--keep", "0", "--quiet")) == 0
+    assert epochs_there(url) == [0, 1, 1]
+    assert main(["gc", str(url), "--keep-versions", "1", "--delete"]) == 0
+    assert epochs_there(url) == [0, 1, 1]
+
+
+def test_epochs_of_an_older_version_can_be_made(url: Path) -> None:
+    pack(url, range(SAMPLES, SAMPLES + 9), mode="append")
+    assert main(command(url, "--at", "1", "--epoch", "0", "--quiet")) == 0
+    assert read(url, version=1) == full(0)
 
 
 @pytest.mark.parametrize("way", ["ranged", "streamed", "scattered"])
