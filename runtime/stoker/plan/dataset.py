@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker.manifest import Manifest, PackRun, Rows
 from stoker.schema import Bytes, Schema
 
-__all__ = ["described", "size_of"]
+__all__ = ["bodiless", "described", "row_of", "size_of"]
 
 _RUN = "0" * 16
 
@@ -47,17 +48,30 @@ def described(*, super_samples: int, samples: int, super_sample_bytes: int, head
     return Manifest(dataset=_RUN, version=1, schema=schema, rows=rows, runs=(PackRun(_RUN, 0, super_samples),))
 
 
+def bodiless(manifest: Manifest) -> Manifest:
+    """Return a manifest whose objects all have the checksum of what is never there: 0."""
+    rows = replace(manifest.rows, crc32c=np.zeros_like(manifest.rows.crc32c))
+    return replace(manifest, rows=rows)
+
+
+def row_of(manifest: Manifest) -> Callable[[str], int]:
+    """Return a function that tells the row of an object of a manifest by its key; KeyError if it has none."""
+    if len(manifest.runs) > 1:
+        return {manifest.key(row): row for row in range(len(manifest))}.__getitem__
+    # Keys end in the row's number: no dictionary of a million keys is needed.
+    first, last = manifest.runs[0].first_number, len(manifest) - 1
+    prefix = manifest.key(0).rpartition("/")[0]
+
+    def of_one_run(key: str) -> int:
+        folder, _, number = key.rpartition("/")
+        if folder != prefix or not number.isdecimal() or not first <= int(number) <= first + last:
+            raise KeyError(key)
+        return int(number) - first
+
+    return of_one_run
+
+
 def size_of(manifest: Manifest) -> Callable[[str], int]:
     """Return a function that tells the size in bytes of an object of a manifest by its key; KeyError if it has none."""
-    if len(manifest.runs) == 1:  # keys end in the row's number: no dictionary of a million keys
-        first, prefix = manifest.runs[0].first_number, manifest.key(0).rpartition("/")[0]
-        sizes = manifest.rows.size_bytes
-
-        def of_one_run(key: str) -> int:
-            folder, _, number = key.rpartition("/")
-            if folder != prefix or not number.isdecimal() or not 0 <= int(number) - first < len(sizes):
-                raise KeyError(key)
-            return int(sizes[int(number) - first])
-
-        return of_one_run
-    return {manifest.key(row): int(manifest.rows.size_bytes[row]) for row in range(len(manifest))}.__getitem__
+    sizes, row = manifest.rows.size_bytes, row_of(manifest)
+    return lambda key: int(sizes[row(key)])

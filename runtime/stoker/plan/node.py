@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stoker.budget import SlotPlan, plan_slots
+from stoker.cache.future import Future
 from stoker.feed import FeedConfig
 from stoker.fetch.fetcher import Fetcher
 from stoker.fetch.prefetcher import Prefetcher
@@ -16,12 +17,12 @@ from stoker.fetch.step_queue import StepQueue
 from stoker.manifest import Manifest
 from stoker.plan.latency import Constant, Latency
 from stoker.ring import Ring, anonymous_memory
-from stoker.steps import OrderSource, PlannedStep, Steps, Stretch
+from stoker.steps import OrderSource, PlannedStep, Steps, StepSource, Stretch
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import Tier
 
-__all__ = ["EpochResult", "Node", "NodeParts", "nowhere"]
+__all__ = ["EpochResult", "Node", "NodeParts", "Nothing"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,8 +71,8 @@ class NodeParts:
         compute: what a step takes once its batch is there.
         epochs: how many it trains.
         seed: of what is drawn.
-        tiers: nearer places.
-        memory: stands for the ring's memory; see :func:`nowhere`.
+        tiers: makes the nearer places, for a rank that needs super-samples when the future says so.
+        memory: stands for the ring's.
         order: gives the order of an epoch.
         meet: waited for after each step, where nodes go in step.
     """
@@ -82,23 +83,47 @@ class NodeParts:
     compute: Latency = field(default_factory=lambda: Constant(0.0))
     epochs: int = 1
     seed: int = 0
-    tiers: Sequence[Tier] = ()
-    memory: Callable[[int], memoryview]
+    tiers: Callable[[Future], Sequence[Tier]] | None = None
+    memory: Nothing
     order: OrderSource
     meet: asyncio.Barrier | None = None
 
 
-def nowhere() -> Callable[[int], memoryview]:
-    """Return an allocator whose rings all share one memory: nothing that matters is ever written to it."""
-    shared = memoryview(bytearray())
+class Nothing:
+    """Stands for the memory of all rings: nothing that matters is ever written to it, so they share one slot."""
 
-    def allocate(size_bytes: int) -> memoryview:
-        nonlocal shared
-        if len(shared) < size_bytes:
-            shared = anonymous_memory(size_bytes)
-        return shared
+    def __init__(self, slot_bytes: int) -> None:
+        self._slot = anonymous_memory(slot_bytes)
 
-    return allocate
+    def ring(self, slots: int, slot_bytes: int) -> Ring:
+        """Return a ring whose slots are all in one place."""
+        return _RingOfNothing(slots, slot_bytes, self._slot)
+
+
+class _RingOfNothing(Ring):
+    """The states of slots, without memory of their own."""
+
+    def __init__(self, slots: int, slot_bytes: int, slot: memoryview) -> None:
+        super().__init__(slots, slot_bytes, allocate=lambda _: slot[:0])
+        self._slot = slot
+
+    def view(self, slot: int, length_bytes: int) -> memoryview:
+        """Return the same bytes for every slot. Copying from one to another then costs nothing, either."""
+        super().view(slot, length_bytes)
+        return self._slot[:length_bytes]
+
+
+class _Followed:
+    """Steps of which the future hears as they are planned: what they need will be asked for at once."""
+
+    def __init__(self, steps: StepSource[int], future: Future) -> None:
+        self._steps, self._future = steps, future
+
+    def next(self) -> PlannedStep[int] | None:
+        """Return the next step, None behind the last."""
+        if (step := self._steps.next()) is not None:
+            self._future.reach(step.epoch, step.end)
+        return step
 
 
 class Node:
@@ -111,14 +136,16 @@ class Node:
         self.slots: SlotPlan = plan_slots(
             manifest, manifest.file_bytes + feed.held_bytes, feed.order, self._dealing, feed.memory_bytes
         )
-        self._ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=parts.memory)
+        self._ring = parts.memory.ring(self.slots.slots, self.slots.slot_bytes)
+        self._stretch = Stretch(order=feed.order, partition=self._dealing, end_epoch=parts.epochs)
+        self._future = Future(manifest.rows.samples, self._stretch, parts.order) if parts.tiers is not None else None
         self._rng = random.Random(f"{parts.seed} {feed.rank}")  # noqa: S311 - a model's
         self._fetcher = Fetcher(
             parts.bucket,
             ring=self._ring,
             rng=self._rng,
             config=feed.fetch,
-            tiers=parts.tiers,
+            tiers=parts.tiers(self._future) if parts.tiers is not None and self._future is not None else (),
             checksum=lambda _: 0,  # of what moves no bytes
         )
         self.results: list[EpochResult] = []
@@ -135,8 +162,8 @@ class Node:
             StokerError: a super-sample could not be had.
         """
         parts = self._parts
-        stretch = Stretch(order=parts.feed.order, partition=self._dealing, end_epoch=parts.epochs)
-        queue = StepQueue(Steps(parts.manifest.rows.samples, stretch, parts.order))
+        steps: StepSource[int] = Steps(parts.manifest.rows.samples, self._stretch, parts.order)
+        queue = StepQueue(steps if self._future is None else _Followed(steps, self._future))
         prefetcher = Prefetcher(
             self, self._ring, parts.feed.schedule, queue.next_item, hedge_slots=self.slots.hedge_slots
         )

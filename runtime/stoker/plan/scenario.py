@@ -11,15 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from stoker.cache.future import Future
 from stoker.clock import run_virtual
 from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
 from stoker.manifest import Manifest
 from stoker.order import Order
 from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
-from stoker.plan.dataset import size_of
+from stoker.plan.dataset import bodiless, row_of, size_of
 from stoker.plan.latency import Constant, Latency
-from stoker.plan.node import EpochResult, Node, NodeParts, nowhere
+from stoker.plan.node import EpochResult, Node, NodeParts, Nothing
+from stoker.plan.tier_model import TierModel
 from stoker.prices import Operation, Prices
 from stoker.tier import Tier
 
@@ -28,6 +30,8 @@ __all__ = ["Run", "Scenario", "TierMaker", "simulate"]
 TierMaker = Callable[[FeedConfig, Manifest], Sequence[Tier]]
 """Makes a rank's tiers."""
 
+_ORDERS = 12
+"""Orders of epochs that are kept: the present one, the next, and what caches look into."""
 _GARBAGE_AFTER = 200_000
 """Objects made before the collector looks for circles: fetches leave none, and looking walks over all that live."""
 
@@ -44,7 +48,8 @@ class Scenario:
         node_bytes_per_second: of each machine's network.
         epochs: how many are trained.
         in_step: whether each step waits for the slowest node, as data-parallel training does.
-        tiers: makes the nearer places of a node.
+        caches: of each node, nearest first.
+        tiers: makes what else is nearer than the bucket, and farther than the caches.
         seed: of what is drawn; the order has its own.
     """
 
@@ -55,6 +60,7 @@ class Scenario:
     node_bytes_per_second: float = math.inf
     epochs: int = 1
     in_step: bool = False
+    caches: Sequence[TierModel] = ()
     tiers: TierMaker | None = None
     seed: int = 0
 
@@ -118,15 +124,21 @@ def simulate(scenario: Scenario) -> Run:
 
 
 async def _simulated(scenario: Scenario) -> Run:
-    manifest, feed = scenario.manifest, scenario.feed
+    manifest, feed = bodiless(scenario.manifest), scenario.feed
     bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
+    row = row_of(manifest)
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
-    memory = nowhere()
-    order = lru_cache(maxsize=3)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
+    memory = Nothing(manifest.largest_bytes)
+    order = lru_cache(maxsize=_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
 
     def node(rank: int) -> Node:
         mine = replace(feed, rank=rank)
         rng = random.Random(f"{scenario.seed} bucket {rank}")  # noqa: S311 - a model's
+
+        def tiers(future: Future) -> list[Tier]:
+            caches: list[Tier] = [each.tier(future, lambda ref: row(ref.key), rng) for each in scenario.caches]
+            return [*caches, *(scenario.tiers(mine, manifest) if scenario.tiers is not None else ())]
+
         return Node(
             NodeParts(
                 manifest=manifest,
@@ -135,7 +147,7 @@ async def _simulated(scenario: Scenario) -> Run:
                 compute=scenario.compute,
                 epochs=scenario.epochs,
                 seed=scenario.seed,
-                tiers=scenario.tiers(mine, manifest) if scenario.tiers is not None else (),
+                tiers=tiers if scenario.caches or scenario.tiers is not None else None,
                 memory=memory,
                 order=lambda samples, config, epoch: order(epoch),
                 meet=meet,

@@ -1,0 +1,66 @@
+"""Caches of a node, as a scenario describes them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from stoker.cache.fifo import Fifo
+from stoker.cache.future import Future
+from stoker.cache.lru import Lru
+from stoker.cache.next_use import NextUse
+from stoker.cache.policy import Policy, Residents
+from stoker.cache.uniform import Uniform
+from stoker.errors import ConfigError
+from stoker.plan.latency import Constant, Latency
+from stoker.plan.simulated_tier import SimulatedTier
+from stoker.tier import ObjectRef
+
+__all__ = ["POLICIES", "TierModel"]
+
+POLICIES: Mapping[str, Callable[[Future], Policy[int]]] = {
+    "fifo": lambda _: Fifo(),
+    "lru": lambda _: Lru(),
+    "uniform": lambda _: Uniform(),
+    "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
+}
+"""Name → what makes the policy of a rank that needs super-samples when the future says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierModel:
+    """A cache of one node.
+
+    Attributes:
+        name: in the results.
+        limit_bytes: what it holds.
+        policy: who goes, one of :data:`POLICIES`.
+        bytes_per_second: of its device; all who read share it.
+        latency: before a read's first byte.
+    """
+
+    name: str = "disk"
+    limit_bytes: int
+    policy: str = "next-use"
+    bytes_per_second: float = 2e9
+    latency: Latency = field(default_factory=lambda: Constant(0.0001))
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+        if not self.limit_bytes >= 0:
+            raise ConfigError(f"limit_bytes must be at least 0, not {self.limit_bytes}")
+        if not self.bytes_per_second > 0:
+            raise ConfigError(f"bytes_per_second must be more than 0, not {self.bytes_per_second}")
+
+    def tier(self, future: Future, row_of: Callable[[ObjectRef], int], rng: random.Random) -> SimulatedTier[int]:
+        """Return the cache of a rank, empty."""
+        return SimulatedTier(
+            Residents(POLICIES[self.policy](future), self.limit_bytes),
+            row_of,
+            bytes_per_second=self.bytes_per_second,
+            latency=self.latency,
+            rng=rng,
+            name=self.name,
+        )
