@@ -2,7 +2,8 @@
 
 The packaged ``prices.toml`` names its date and its sources. Another file takes its place whole through
 :meth:`Prices.load` or the variable ``STOKER_PRICES``. Local folders and memory cost nothing. A custom endpoint is
-priced as the cloud whose protocol it speaks, so an emulator shows what a run would have cost.
+priced as the cloud whose protocol it speaks, so an emulator shows what a run would have cost. A file need not have
+prices of everything: what is asked for and missing is an error then.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import math
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from stoker.errors import ConfigError
 
-__all__ = ["GB_BYTES", "Egress", "FunctionPrices", "Operation", "Prices", "StorePrices"]
+__all__ = ["GB_BYTES", "DiskPrices", "Egress", "FunctionPrices", "MachinePrices", "Operation", "Prices", "StorePrices"]
 
 GB_BYTES = 1 << 30
 _FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
 _DIRECTORY_BUCKET = "--x-s3"
+
+T = TypeVar("T")
 
 Egress = Literal["same_region", "other_region", "internet"]
 
@@ -103,6 +107,51 @@ class FunctionPrices:
         return self.dollars_per_request + seconds * rate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskPrices:
+    """What a disk of a machine costs in one region, in dollars.
+
+    Attributes:
+        name: of the kind of disk.
+        region: where these prices hold.
+        source: address of the price list.
+        storage_dollars_per_gb_month: of its size, whatever is on it.
+    """
+
+    name: str
+    region: str
+    source: str
+    storage_dollars_per_gb_month: float
+
+    def storage_dollars(self, size_bytes: float, months: float = 1.0) -> float:
+        """Return what a disk of ``size_bytes`` costs."""
+        return size_bytes / GB_BYTES * self.storage_dollars_per_gb_month * months
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePrices:
+    """What a machine costs in one region, in dollars, whether it computes or waits.
+
+    Attributes:
+        name: of the machine and its accelerators.
+        region: where these prices hold.
+        source: address of the price list.
+        dollars_per_hour: of the whole machine.
+        accelerators: that it has.
+    """
+
+    name: str
+    region: str
+    source: str
+    dollars_per_hour: float
+    accelerators: int
+
+    @property
+    def dollars_per_accelerator_hour(self) -> float:
+        """An accelerator's share of the machine; the whole of one that has none."""
+        return self.dollars_per_hour / max(1, self.accelerators)
+
+
 _FREE = StorePrices(
     name="this machine",
     region="local",
@@ -121,13 +170,17 @@ class Prices:
 
     Attributes:
         date: when its prices were looked up.
-        stores: ``s3``, ``s3express``, ``gs`` → prices.
+        stores: ``s3``, ``s3express``, ``gs``, ``gsrapid`` → prices.
         functions: platform → prices.
+        machines: machine → prices.
+        disks: kind of disk → prices.
     """
 
     date: datetime.date
     stores: Mapping[str, StorePrices]
     functions: Mapping[str, FunctionPrices]
+    machines: Mapping[str, MachinePrices] = field(default_factory=dict)
+    disks: Mapping[str, DiskPrices] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | None = None) -> Prices:
@@ -152,7 +205,8 @@ class Prices:
     def store(self, url: str) -> StorePrices:
         """Return the prices of a store by its URL (``s3://bucket/prefix``), its scheme (``s3``) or a path.
 
-        A bucket whose name ends in ``--x-s3`` is an S3 directory bucket and is priced as Express One Zone.
+        A bucket whose name ends in ``--x-s3`` is an S3 directory bucket and is priced as Express One Zone. The name of
+        one of GCS does not tell its class, so Rapid storage is asked for as ``gsrapid``.
 
         Raises:
             ConfigError: there are no prices for such stores.
@@ -168,25 +222,64 @@ class Prices:
             raise ConfigError(f"there are no prices for {scheme}:// stores, only for {', '.join(self.stores)}")
         return self.stores[scheme]
 
+    def function(self, platform: str) -> FunctionPrices:
+        """Return the prices of functions on a platform.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        return _entry(self.functions, platform, "functions on")
+
+    def machine(self, name: str) -> MachinePrices:
+        """Return the prices of a machine.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        return _entry(self.machines, name, "the machine")
+
+    def disk(self, kind: str) -> DiskPrices:
+        """Return the prices of a kind of disk.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        return _entry(self.disks, kind, "disks of the kind")
+
     def request_dollars(self, scheme: str, operation: Operation) -> float:
         """Return what one request costs; ``scheme`` is anything that :meth:`store` takes."""
         return self.store(scheme).request_dollars(operation)
 
 
+def _entry(table: Mapping[str, T], name: str, what: str) -> T:
+    if name not in table:
+        known = f"only for {', '.join(table)}" if table else "which the price file leaves out"
+        raise ConfigError(f"there are no prices for {what} {name}, {known}")
+    return table[name]
+
+
 def _parsed(document: Mapping[str, Any]) -> Prices:
-    _check_keys(document, {"currency", "date", "stores", "functions"}, "the file")
+    _check_keys(document, {"currency", "date", "stores", "functions"}, "the file", {"machines", "disks"})
     if document["currency"] != "USD":
         raise ConfigError(f"currency {document['currency']!r} is not USD")
     date = document["date"]
     if type(date) is not datetime.date:
         raise ConfigError(f"date {date!r} is not a date like 2026-11-21")
-    stores, functions = (_table(document[name], name) for name in ("stores", "functions"))
-    _check_keys(stores, {"s3", "s3express", "gs"}, "stores")
-    return Prices(
-        date=date,
-        stores={name: _record(StorePrices, entry, f"stores.{name}") for name, entry in stores.items()},
-        functions={name: _record(FunctionPrices, entry, f"functions.{name}") for name, entry in functions.items()},
-    )
+    _check_keys(_table(document["stores"], "stores"), set(), "stores", _STORES)
+    return Prices(date=date, **{name: _records(kind, document.get(name, {}), name) for name, kind in _KINDS.items()})
+
+
+_STORES = {"s3", "s3express", "gs", "gsrapid"}
+_KINDS: dict[str, type[Any]] = {
+    "stores": StorePrices,
+    "functions": FunctionPrices,
+    "machines": MachinePrices,
+    "disks": DiskPrices,
+}
+
+
+def _records(kind: type[Any], entries: object, where: str) -> dict[str, Any]:
+    return {name: _record(kind, entry, f"{where}.{name}") for name, entry in _table(entries, where).items()}
 
 
 def _record(kind: type[Any], entry: object, where: str) -> Any:
@@ -198,6 +291,10 @@ def _record(kind: type[Any], entry: object, where: str) -> Any:
         if name in ("name", "region", "source"):
             if not isinstance(value, str):
                 raise ConfigError(f"{where}.{name} is {value!r}, not text")
+            checked[name] = value
+        elif name == "accelerators":
+            if type(value) is not int or value < 0:
+                raise ConfigError(f"{where}.{name} is {value!r}, not a number of accelerators")
             checked[name] = value
         elif name in _TABLES:
             table = _table(value, f"{where}.{name}")
@@ -226,8 +323,10 @@ def _price(value: object, where: str) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def _check_keys(table: Mapping[str, Any], expected: set[str], where: str) -> None:
+def _check_keys(
+    table: Mapping[str, Any], expected: set[str], where: str, optional: AbstractSet[str] = frozenset()
+) -> None:
     if missing := expected - table.keys():
         raise ConfigError(f"{where} has no {', '.join(sorted(missing))}")
-    if unknown := table.keys() - expected:
+    if unknown := table.keys() - expected - optional:
         raise ConfigError(f"{where} has unknown {', '.join(sorted(unknown))}")

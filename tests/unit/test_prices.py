@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.prices import GB_BYTES, FunctionPrices, Operation, Prices, StorePrices
+from stoker.prices import GB_BYTES, Operation, Prices
 
 PACKAGED = resources.files("stoker").joinpath("prices.toml").read_text("utf-8")
 
@@ -32,7 +32,12 @@ def test_the_packaged_file_says_its_date_and_where_each_price_comes_from() -> No
     prices = Prices.load()
     assert prices.date == tomllib.loads(PACKAGED)["date"]
     assert isinstance(prices.date, datetime.date)
-    entries: list[StorePrices | FunctionPrices] = [*prices.stores.values(), *prices.functions.values()]
+    entries = [
+        *prices.stores.values(),
+        *prices.functions.values(),
+        *prices.machines.values(),
+        *prices.disks.values(),
+    ]
     for entry in entries:
         assert entry.source.startswith("https://")
         assert entry.name
@@ -50,6 +55,8 @@ def test_the_packaged_file_says_its_date_and_where_each_price_comes_from() -> No
         ("s3express", Operation.GET, 0.03),
         ("gs", Operation.GET, 0.4),
         ("gs", Operation.PUT, 5.0),
+        ("gsrapid", Operation.GET, 0.2),
+        ("gsrapid", Operation.PUT, 1.13),
         ("file", Operation.GET, 0.0),
         ("memory", Operation.PUT, 0.0),
     ],
@@ -102,6 +109,43 @@ def test_a_function_is_billed_by_memory_processors_and_request() -> None:
     assert cloud_run == pytest.approx(10 * 0.0000025 + 20 * 0.000024 + 0.4e-6)
 
 
+@pytest.mark.parametrize(
+    ("machine", "dollars_per_accelerator_hour"),
+    [("g6.xlarge", 0.8048), ("g5.xlarge", 1.006), ("p5.48xlarge", 6.88), ("cloud-run-l4", 3600 * 0.0002907)],
+)
+def test_an_accelerator_has_its_share_of_a_machine(machine: str, dollars_per_accelerator_hour: float) -> None:
+    found = Prices.load().machine(machine)
+    assert found.dollars_per_accelerator_hour == pytest.approx(dollars_per_accelerator_hour)
+
+
+def test_a_disk_is_billed_by_gb_and_month() -> None:
+    assert Prices.load().disk("pd-standard").storage_dollars(100 * GB_BYTES, months=0.5) == pytest.approx(2.0)
+
+
+def test_a_file_without_machines_and_disks_is_valid_and_asking_for_them_says_so(tmp_path: Path) -> None:
+    path = changed(tmp_path, PACKAGED[PACKAGED.index("# Whole machines") :], "")
+    prices = Prices.load(path)
+    assert prices.function("lambda").dollars_per_request == 0.0000002
+    with pytest.raises(ConfigError, match=r"no prices for the machine g6\.xlarge, which the price file leaves out"):
+        prices.machine("g6.xlarge")
+    with pytest.raises(ConfigError, match="no prices for disks of the kind gp3"):
+        prices.disk("gp3")
+
+
+def test_a_file_need_not_have_every_store(tmp_path: Path) -> None:
+    rapid = PACKAGED[PACKAGED.index("# A zonal bucket") : PACKAGED.index("[functions.lambda]")]
+    with pytest.raises(ConfigError, match="no prices for gsrapid"):
+        Prices.load(changed(tmp_path, rapid, "")).store("gsrapid://bucket")
+
+
+def test_what_has_no_prices_is_an_error_that_names_what_has() -> None:
+    prices = Prices.load()
+    with pytest.raises(ConfigError, match=r"no prices for the machine h100, only for g6\.xlarge, g5\.xlarge"):
+        prices.machine("h100")
+    with pytest.raises(ConfigError, match="no prices for functions on azure, only for lambda, lambda-arm, cloud-run"):
+        prices.function("azure")
+
+
 def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = changed(tmp_path, "GET = 0.0004,", "GET = 1,")
     assert Prices.load(path).request_dollars("s3", Operation.GET) == 0.001
@@ -122,7 +166,12 @@ def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatc
         ("GET = 0.0004,", 'GET = "0.0004",', "GET is '0.0004', not a price"),
         ("region =", "place =", r"stores\.s3 has no region"),
         ('"us-east-1"', "1", r"stores\.s3\.region is 1, not text"),
-        ("[stores.gs]", "[stores.google]", "stores has no gs"),
+        ("[stores.gs]", "[stores.google]", "stores has unknown google"),
+        ("[machines.cloud", "[machinery.cloud", "the file has unknown machinery"),
+        ("accelerators = 8", "accelerators = 8.0", r"p5\.48xlarge\.accelerators is 8\.0, not a number"),
+        ("accelerators = 8", "accelerators = -8", "is -8, not a number"),
+        ("dollars_per_hour = 55.04", "dollars_per_hour = -1", "dollars_per_hour is -1, not a price"),
+        ("[disks.gp3]", "[disks.gp3.large]", r"disks\.gp3 has no name"),
         ("2026-11-21", '"today"', "date 'today' is not a date"),
         ("2026-11-21", "2026-11-21T00:00:00", "is not a date"),
         ('"USD"', '"EUR"', "currency 'EUR' is not USD"),
