@@ -1,30 +1,48 @@
-"""``stoker simulate``: run a paper's experiment again, in virtual time."""
+"""``stoker simulate``: run a paper's experiment, or a scenario of one's own, in virtual time."""
 
 from __future__ import annotations
 
+import json
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.cli.command import Command
 from stoker.cli.output import table
 from stoker.errors import ConfigError
 from stoker.plan import experiments
-from stoker.plan.experiments.outcome import Cell, Experiment, Outcome
+from stoker.plan.experiments.outcome import Cell, Outcome
 from stoker.plan.figures import write_html, write_png
+from stoker.plan.scenario import simulate
+from stoker.plan.scenario_file import read_scenario
+from stoker.plan.scenario_outcome import outcome
+from stoker.prices import Prices
 
 __all__ = ["command"]
 
 _SHOWN_ROWS = 60
+_SCENARIO = ".toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What was simulated: its name, what it is and whose figures stand beside it, its outcome, and how long it took."""
+
+    name: str
+    title: str
+    outcome: Outcome
+    seconds: float
 
 
 def _configure(parser: ArgumentParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="of an experiment, or 'all'")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="an experiment, 'all' of them, or a SCENARIO.toml")
     parser.add_argument("--list", action="store_true", help="show the experiments and whose figures they stand beside")
     where = "where NAME.csv, NAME.png and NAME.html go (default: experiments)"
     parser.add_argument("--out", type=Path, default=Path("experiments"), metavar="FOLDER", help=where)
     parser.add_argument("--quick", action="store_true", help="fewer points")
     parser.add_argument("--no-html", action="store_true", help="no pages, which are 5 MB each")
+    parser.add_argument("--json", action="store_true", help="write JSON, and no files")
 
 
 def _run(args: Namespace) -> int:
@@ -32,22 +50,45 @@ def _run(args: Namespace) -> int:
         print(table([(name, (found := experiments.load(name)).title, found.source) for name in experiments.NAMES]))
         return 0
     names = experiments.NAMES if args.names == ["all"] else args.names
-    for experiment in [experiments.load(name) for name in names]:
-        begun = time.perf_counter()
-        outcome = experiment.run(args.quick)
-        _show(experiment, outcome, time.perf_counter() - begun)
-        _write(experiment, outcome, args.out, with_html=not args.no_html)
+    for name in names:  # before any of them is run
+        if not name.endswith(_SCENARIO):
+            experiments.load(name)
+    results = (_simulated(name, args.quick) for name in names)
+    if args.json:
+        print(json.dumps([_as_json(each) for each in results], indent=2))
+        return 0
+    for each in results:
+        _show(each)
+        _write(each, args.out, with_html=not args.no_html)
     return 0
 
 
-def _show(experiment: Experiment, outcome: Outcome, seconds: float) -> None:
-    print(f"{experiment.name}: {experiment.title} ({experiment.source}); {seconds:.1f} s")
-    for each in outcome.tables:
+def _simulated(name: str, quick: bool) -> _Found:
+    begun = time.perf_counter()
+    if not name.endswith(_SCENARIO):
+        experiment = experiments.load(name)
+        title, stem, result = f"{experiment.title} ({experiment.source})", name, experiment.run(quick)
+    else:
+        file, prices = read_scenario(Path(name)), Prices.load()
+        title, stem = file.title, Path(name).stem
+        prices.store(file.url)  # before it is run
+        result = outcome(stem, file.scenario, simulate(file.scenario), prices=prices, url=file.url)
+    return _Found(name=stem, title=title, outcome=result, seconds=time.perf_counter() - begun)
+
+
+def _as_json(found: _Found) -> dict[str, object]:
+    tables = [{"name": each.name, "columns": each.columns, "rows": each.rows} for each in found.outcome.tables]
+    return {"name": found.name, "title": found.title, "tables": tables, "remarks": found.outcome.remarks}
+
+
+def _show(found: _Found) -> None:
+    print(f"{found.name}: {found.title}; {found.seconds:.1f} s")
+    for each in found.outcome.tables:
         rows = [each.columns, *([_shown(cell) for cell in row] for row in each.rows[:_SHOWN_ROWS])]
         print(table(rows))
         if len(each.rows) > _SHOWN_ROWS:
             print(f"  … and {len(each.rows) - _SHOWN_ROWS} more rows")
-    for remark in outcome.remarks:
+    for remark in found.outcome.remarks:
         print(f"  {remark}")
 
 
@@ -57,20 +98,23 @@ def _shown(cell: Cell) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
-def _write(experiment: Experiment, outcome: Outcome, folder: Path, *, with_html: bool) -> None:
+def _write(found: _Found, folder: Path, *, with_html: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for place, each in enumerate(outcome.tables):
-            name = experiment.name if place == 0 else each.name
+        for place, each in enumerate(found.outcome.tables):
+            name = found.name if place == 0 else each.name
             (folder / f"{name}.csv").write_text(each.to_csv(), "utf-8")
-        write_png(outcome.panels, experiment.title, folder / f"{experiment.name}.png")
+        write_png(found.outcome.panels, found.title, folder / f"{found.name}.png")
         if with_html:
-            write_html(outcome.panels, experiment.title, folder / f"{experiment.name}.html")
+            write_html(found.outcome.panels, found.title, folder / f"{found.name}.html")
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written to: {error.strerror}; name another folder with --out") from None
-    print(f"  written to {folder}/{experiment.name}.*")
+    print(f"  written to {folder}/{found.name}.*")
 
 
 command = Command(
-    name="simulate", help="run the papers' experiments again, in virtual time", configure=_configure, run=_run
+    name="simulate",
+    help="run the papers' experiments, or a scenario of yours, in virtual time",
+    configure=_configure,
+    run=_run,
 )

@@ -69,6 +69,8 @@ class Scenario:
             raise ConfigError(f"epochs {self.epochs} is not at least 1")
         if not self.node_bytes_per_second > 0:
             raise ConfigError(f"node_bytes_per_second must be more than 0, not {self.node_bytes_per_second}")
+        if not self.feed.dealing(self.manifest.samples).steps_from(0):
+            raise ConfigError(f"{self.manifest.samples:,} samples make no global batch, and drop_last leaves them out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
