@@ -1,12 +1,13 @@
-"""Measures functions and puts the tables into docs/functions.md: `python -m benchmarks.functions [SECTION ...]`."""
+"""Measures functions and puts the tables into docs/functions.md, or only prints them."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,8 @@ from benchmarks.document import replace_between
 from benchmarks.functions.quiet import Patience
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "functions.md"
-SECTIONS = ("packing", "latency", "scaling")
+SECTIONS = {"packing": "1 minute", "latency": "1 minute", "scaling": "6 minutes"}
+"""Name → how long it takes on two quiet processors, without patience."""
 
 
 def measure(section: str, patience: Patience) -> str:
@@ -31,10 +33,17 @@ def measure(section: str, patience: Patience) -> str:
 
 def main(arguments: list[str]) -> None:
     parser = ArgumentParser(prog="python -m benchmarks.functions", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (default: all)")
+    takes = ", ".join(f"{name} ({time})" for name, time in SECTIONS.items())
+    parser.add_argument(
+        "sections",
+        nargs="*",
+        metavar="SECTION",
+        help=f"each takes so long, and up to its patience more on a busy machine: {takes} (default: all)",
+    )
+    parser.add_argument("--print", action="store_true", dest="only_prints", help="leave docs/functions.md as it is")
     parser.add_argument(
         "--patience",
-        type=float,
+        type=_seconds,
         default=Patience().seconds,
         metavar="SECONDS",
         help="for each section, to wait for quiet moments and to repeat what was disturbed (default: %(default).0f)",
@@ -45,7 +54,15 @@ def main(arguments: list[str]) -> None:
     for name in args.sections or SECTIONS:
         found = measure(name, Patience(args.patience))
         print(f"\n{found}\n", flush=True)
-        replace_between(DOCUMENT, f"functions-{name}", found)
+        if not args.only_prints:
+            replace_between(DOCUMENT, f"functions-{name}", found)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ArgumentTypeError(f"{text} is not a number of seconds from 0")
+    return seconds
 
 
 if __name__ == "__main__":

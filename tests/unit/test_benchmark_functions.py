@@ -141,6 +141,33 @@ def test_the_page_has_a_place_for_every_section() -> None:
     assert all(marker in text for section in program.SECTIONS for marker in markers(f"functions-{section}"))
 
 
+@pytest.mark.parametrize("more", [[], ["--print"]])
+def test_what_is_measured_is_written_down_unless_it_is_only_to_be_printed(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(markers("functions-scaling")))
+    monkeypatch.setattr(program, "DOCUMENT", page)
+    monkeypatch.setattr(program, "measure", lambda section, patience: f"{section}, {patience.seconds:.0f} s")
+    program.main(["scaling", "--patience", "7", *more])
+    assert "scaling, 7 s" in capsys.readouterr().out
+    assert ("scaling, 7 s" in page.read_text()) == (not more)
+
+
+@pytest.mark.parametrize("patience", ["-1", "nan", "inf", "long"])
+def test_a_patience_that_is_no_time_is_refused(patience: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["packing", f"--patience={patience}"])
+    assert "--patience" in capsys.readouterr().err
+
+
+def test_the_help_says_what_each_section_costs_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        program.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"{name} ({time})" in said for name, time in program.SECTIONS.items())
+
+
 def test_a_section_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         program.main(["packing", "speed"])
