@@ -11,6 +11,7 @@ __all__ = ["NAMES", "load"]
 
 _PLACES = {
     "deli-table-1": "deli_speeds",
+    "deli-table-2": "deli_costs",
     "deli-figure-3": "deli_waits",
     "deli-figure-4": "deli_waits",
     "deli-figure-5": "deli_misses",
@@ -20,6 +21,7 @@ _PLACES = {
     "deli-figure-9": "deli_misses",
     "ours": "ours",
     "caching": "caching",
+    "infinicache": "infinicache",
 }
 """Experiment → module of this folder that has it in its ``EXPERIMENTS``."""
 

@@ -1,0 +1,117 @@
+"""Functions as memory: when a platform takes them back, and when what they hold is lost with them.
+
+A function is one **instance**, or two: a back-up starts a second one of the same function and copies what is new to it
+(A. Wang et al., "InfiniCache" (FAST 2020), sections 4.2 and 4.3). Whichever instance is left is invoked next, so memory
+is lost only when the last one is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stoker.errors import ConfigError
+
+__all__ = ["Reclaim", "Upkeep", "losses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """How a platform takes instances back. Lives have no memory: an old instance is as safe as a young one.
+
+    Attributes:
+        mean_life_seconds: of an instance that is kept warm.
+        together: the part of all reclaims, 0 to 1, that take every instance of a function at once: when its host goes.
+        idle_seconds: an instance that nobody invokes for so long is taken.
+    """
+
+    mean_life_seconds: float
+    together: float = 0.0
+    idle_seconds: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (self.mean_life_seconds > 0 and self.idle_seconds > 0):
+            raise ConfigError(f"mean_life_seconds and idle_seconds must be more than 0, not {self}")
+        if not 0 <= self.together <= 1:
+            raise ConfigError(f"the part that is taken together must be in [0, 1], not {self.together}")
+
+    def next(self, rng: random.Random, instances: int) -> tuple[float, int]:
+        """Return how many seconds pass until the next reclaim of a function, and how many instances it leaves."""
+        rate = 1.0 / self.mean_life_seconds
+        one_seconds = _exponential(rng, instances * rate * (1.0 - self.together))
+        all_seconds = _exponential(rng, rate * self.together)
+        return (all_seconds, 0) if all_seconds < one_seconds else (one_seconds, instances - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """What is done to keep a function's memory.
+
+    Attributes:
+        warm_seconds: it is invoked so often; None never.
+        backup_seconds: it is backed up so often; None never.
+        uses_per_second: how often it is invoked besides, at random times.
+    """
+
+    warm_seconds: float | None = 60.0
+    backup_seconds: float | None = 300.0
+    uses_per_second: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("warm_seconds", "backup_seconds"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} must be more than 0, or None, not {value}")
+        if not 0 <= self.uses_per_second < math.inf:
+            raise ConfigError(f"uses_per_second must be at least 0, not {self.uses_per_second}")
+
+    @property
+    def longest_rest_seconds(self) -> float:
+        """The longest that a function is not invoked, uses aside."""
+        return min(self.warm_seconds or math.inf, self.backup_seconds or math.inf)
+
+
+def losses(reclaim: Reclaim, upkeep: Upkeep, seconds: float, rng: random.Random) -> Iterator[float]:
+    """Yield the times, in seconds from 0 and rising, at which one function loses its memory.
+
+    A function that has lost it begins anew at once, with one instance. Back-ups of different functions fall at
+    different times.
+    """
+    phase = rng.random()
+    now_seconds, instances = 0.0, 1
+    idle_seconds = _idle_seconds(reclaim, upkeep, rng)
+    while True:
+        wait_seconds, left = reclaim.next(rng, instances)
+        reclaimed_seconds = now_seconds + wait_seconds
+        backup_seconds = _next_backup_seconds(upkeep, phase, now_seconds) if instances == 1 else math.inf
+        now_seconds = min(reclaimed_seconds, backup_seconds, idle_seconds)
+        if now_seconds >= seconds:
+            return
+        if now_seconds == backup_seconds:
+            instances = 2
+            continue
+        instances = left if now_seconds == reclaimed_seconds else 0
+        if not instances:
+            yield now_seconds
+            instances, idle_seconds = 1, now_seconds + _idle_seconds(reclaim, upkeep, rng)
+
+
+def _next_backup_seconds(upkeep: Upkeep, phase: float, now_seconds: float) -> float:
+    if upkeep.backup_seconds is None:
+        return math.inf
+    return (math.floor(now_seconds / upkeep.backup_seconds - phase) + 1 + phase) * upkeep.backup_seconds
+
+
+def _idle_seconds(reclaim: Reclaim, upkeep: Upkeep, rng: random.Random) -> float:
+    """Return after how long a function will have been idle for too long."""
+    if upkeep.longest_rest_seconds <= reclaim.idle_seconds:
+        return math.inf
+    since_seconds = 0.0
+    while (gap_seconds := _exponential(rng, upkeep.uses_per_second)) <= reclaim.idle_seconds:
+        since_seconds += gap_seconds
+    return since_seconds + reclaim.idle_seconds
+
+
+def _exponential(rng: random.Random, rate: float) -> float:
+    return rng.expovariate(rate) if rate > 0 else math.inf
