@@ -32,16 +32,12 @@ def test_the_packaged_file_says_its_date_and_where_each_price_comes_from() -> No
     prices = Prices.load()
     assert prices.date == tomllib.loads(PACKAGED)["date"]
     assert isinstance(prices.date, datetime.date)
-    entries = [
-        *prices.stores.values(),
-        *prices.functions.values(),
-        *prices.machines.values(),
-        *prices.disks.values(),
-    ]
-    for entry in entries:
-        assert entry.source.startswith("https://")
-        assert entry.name
-        assert entry.region
+    for table in (prices.stores, prices.functions, prices.machines, prices.disks):
+        for name in table:
+            entry = table[name]
+            assert entry.source.startswith("https://")
+            assert entry.name
+            assert entry.region
 
 
 @pytest.mark.parametrize(

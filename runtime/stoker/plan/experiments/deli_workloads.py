@@ -108,6 +108,7 @@ class Measurement:
         epoch: 1 or 2.
         wait_seconds: for data.
         miss_rate: of look-ups; None where there was no cache.
+        epoch_seconds: of the epoch, wait and computing.
     """
 
     workload: str
@@ -116,6 +117,7 @@ class Measurement:
     epoch: int
     wait_seconds: float
     miss_rate: float | None
+    epoch_seconds: float
 
 
 @lru_cache(maxsize=1)
@@ -134,6 +136,7 @@ def _measured(text: str) -> Iterator[Measurement]:
             epoch=int(row["epoch"]),
             wait_seconds=float(row["wait_s_mean"]),
             miss_rate=float(row["miss_rate_mean"]) if row["miss_rate_mean"] else None,
+            epoch_seconds=float(row["epoch_run_s_mean"]),
         )
 
 

@@ -1,0 +1,1 @@
+"""What a run costs, in dollars: pure arithmetic on figures and prices."""
