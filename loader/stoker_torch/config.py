@@ -15,6 +15,7 @@ from stoker.fetch.fetcher import FetchConfig
 from stoker.order import OrderConfig, Shuffle
 from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
+from stoker.spending import parse_dollars
 from stoker.store.options import StoreOptions
 
 __all__ = ["LoaderConfig", "LoaderShuffle", "Settings", "SharedSettings"]
@@ -77,6 +78,9 @@ class LoaderConfig:
         fetch: deadlines, retries, hedges and concurrency.
         options: how to reach the bucket (``S3Options``, ``GcsOptions``).
         max_dollars_per_epoch: refuse an order whose requests and bytes would cost more, over all ranks.
+        budget: of the whole job, for what the store asks: ``"5 USD"`` or a number; default no limit. Each rank has an
+            equal part. It warns at 80% of it and raises ``BudgetExceededError`` at 100%, between two batches. Counts
+            begin when the loader is made.
 
     Raises:
         ConfigError: a value is out of range, or two of them do not go together.
@@ -109,6 +113,7 @@ class LoaderConfig:
     fetch: FetchConfig = field(default_factory=FetchConfig)
     options: StoreOptions | None = None
     max_dollars_per_epoch: float = 1.0
+    budget: float | str | None = None
 
     def __post_init__(self) -> None:
         for name, least in _INTEGERS.items():
@@ -127,6 +132,8 @@ class LoaderConfig:
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
         self.memory_bytes()
+        if self.budget is not None:
+            parse_dollars(self.budget)
 
     def _check_flags_and_functions(self) -> None:
         for name in _FLAGS:
@@ -212,3 +219,4 @@ class Settings(SharedSettings, total=False):
     batch_size: int
     pin_memory: bool
     reuse_buffers: bool
+    budget: float | str | None

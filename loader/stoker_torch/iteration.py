@@ -38,6 +38,7 @@ class IterationParts:
         pin_memory: whether they are put into page-locked memory.
         thread: where there is no pool, its executor gathers a batch ahead of a training loop that is busy; None gathers
             only what is asked for.
+        check: is called before each batch, and may raise to end the iteration there.
     """
 
     feed: BatchSource
@@ -47,6 +48,7 @@ class IterationParts:
     with_ids: bool
     pin_memory: bool
     thread: LoopThread | None = None
+    check: Callable[[], None] | None = None
 
 
 class Iteration:
@@ -78,6 +80,8 @@ class Iteration:
         try:
             if self._left and self._pid != os.getpid():
                 self._begin()
+            if self._left and self._parts.check is not None:
+                self._parts.check()
             taken = self._taken() if self._left else None
         except BaseException:
             self.close()

@@ -12,11 +12,12 @@ from typing import Any, NoReturn, Unpack
 
 import numpy as np
 
-from stoker.errors import ConfigError, StateError
+from stoker.errors import BudgetExceededError, ConfigError, StateError
 from stoker.feed import Batch, BatchSource
 from stoker.gather import gather_rows
 from stoker.manifest import Manifest
 from stoker.prices import Prices
+from stoker.spending import Allowance, parse_dollars
 from stoker_torch.buffers import BufferPool, can_pin_memory
 from stoker_torch.config import LoaderConfig, Settings
 from stoker_torch.iteration import Iteration, IterationParts
@@ -61,6 +62,8 @@ class Loader:
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
         self.url = os.fspath(url)
         self._prices = Prices.load()
+        budget = self.config.budget
+        self._allowance = None if budget is None else Allowance(parse_dollars(budget), self.world_size)
         self._lanes = self.world_size if self.config.lanes is None else self.config.lanes
         self._pins_memory = self.config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
@@ -152,6 +155,7 @@ class Loader:
             pool=self._pool,
             with_ids=self.config.with_ids,
             pin_memory=self._pins_memory,
+            check=None if self._allowance is None else self._check_spending,
             thread=self._supply.thread if self._buffers is None else None,  # buffers know the asking thread's stream
         )
         asked = time.perf_counter()
@@ -181,6 +185,20 @@ class Loader:
         self._batches += 1
         self._samples += len(batch)
         self._times.yielded(asked, time.perf_counter())
+
+    def _check_spending(self) -> None:
+        """Warn of the end of the budget; at its end, fetch nothing more.
+
+        Raises:
+            BudgetExceededError: it is spent.
+        """
+        if self._allowance is None:
+            return
+        try:
+            self._allowance.check(self._supply.store.meter.reading().dollars(self._prices))
+        except BudgetExceededError:
+            self._feed.stop()
+            raise
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next iteration begins.

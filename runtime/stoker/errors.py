@@ -11,6 +11,7 @@ from collections.abc import Mapping
 __all__ = [
     "BucketNotFoundError",
     "BudgetError",
+    "BudgetExceededError",
     "ChecksumError",
     "ConfigError",
     "ConnectionLostError",
@@ -72,6 +73,22 @@ class StateError(StokerError, ValueError):
 
 class BudgetError(StokerError, ValueError):
     """The memory budget, or a limit on requests or dollars, is too small; the message names the figure that fits."""
+
+
+class BudgetExceededError(StokerError):
+    """The dollars that a job may spend are spent. Raised between batches: the loader's state can be saved.
+
+    Has nothing to do with :class:`BudgetError`, which is raised before anything is fetched.
+
+    Attributes:
+        spent_dollars: of this rank, so far.
+        budget_dollars: that this rank had.
+    """
+
+    def __init__(self, message: str, *, spent_dollars: float, budget_dollars: float) -> None:
+        super().__init__(message)
+        self.spent_dollars = spent_dollars
+        self.budget_dollars = budget_dollars
 
 
 class RankMismatchError(StokerError):

@@ -34,7 +34,7 @@ ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in (*_OF_S3, *_OF
 FLOORS = {
     "values": "errors version dtypes schema",
     "pure": """access_token budget checksum costs feistel fields gather images lane_share manifest meter order partition
-        philox prices ring schedule sizes steps supersample tensorfile tier
+        philox prices ring schedule sizes spending steps supersample tensorfile tier
         cache.fifo cache.future cache.lru cache.next_use cache.policy cache.replica_aware cache.uniform
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.digest pack.known pack.record
