@@ -140,9 +140,11 @@ class Loader:
         Raises:
             ConfigError: torch.distributed, initialized since the loader was made, says that this is another rank.
             RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the place.
+            BudgetExceededError: ``budget`` is spent; the next batch raises it where that happens during an epoch.
         """
         if self.config.rank is None:
             confirm_rank(self.rank, self.world_size)
+        self._check_spending()  # the place stays where it is for a state to be saved
         self._leave()
         if not self._is_fresh and self._place[1]:
             self._place = (self._place[0] + 1, 0)  # the last iteration was left early

@@ -1,0 +1,142 @@
+"""A loader with a budget: what it warns of, where it stops, and how a run goes on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker.errors import BudgetExceededError, ConfigError
+from stoker.schedule import NextBatch
+from stoker.spending import SpendingWarning
+from stoker_local import running_bucket
+from stoker_torch import Loader, LoaderConfig, StreamDataset
+from support.datasets import numbers
+
+SAMPLES = 200
+BATCH = 10
+PRICES = """
+currency = "USD"
+date = 2026-11-21
+functions = {}
+
+[stores.s3]
+name = "a dollar a GET"
+region = "here"
+source = "https://example.com"
+storage_dollars_per_gb_month = 0.0
+read_dollars_per_gb = 0.0
+write_dollars_per_gb = 0.0
+dollars_per_1000_requests = { GET = 1000, HEAD = 0, PUT = 0, LIST = 0, DELETE = 0 }
+egress_dollars_per_gb = { same_region = 0, other_region = 0, internet = 0 }
+"""
+URL = "s3://stoker/train"
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[dict[str, str]]:
+    """Yield how to reach a bucket with a data set of 200 objects, one sample each."""
+    with running_bucket() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment().items():
+            patch.setenv(name, value)
+        with stoker.Packer(URL, schema={"x": stoker.Array("int64")}, super_sample_bytes=12) as packer:
+            for number in range(SAMPLES):
+                packer.write({"x": number})
+        yield running.environment()
+
+
+@pytest.fixture(autouse=True)
+def a_dollar_a_get(bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "prices.toml").write_text(PRICES, "utf-8")
+    monkeypatch.setenv("STOKER_PRICES", str(tmp_path / "prices.toml"))
+
+
+def loader(**settings: Any) -> Loader:
+    """Return one that fetches little more than the next batch; 1 GET a sample, and 1 for the manifest."""
+    given = {"batch_size": BATCH, "shuffle": "window", "window": 2, "schedule": NextBatch(), "seed": 3}
+    return Loader(URL, max_dollars_per_epoch=1e6, **{**given, **settings})
+
+
+def delivered(batches: Loader, seen: list[int]) -> None:
+    """Add to ``seen`` what an epoch delivers, until the budget ends it."""
+    for batch in batches:
+        seen += batch["x"].tolist()
+
+
+def test_a_budget_that_is_not_spent_changes_nothing() -> None:
+    with loader() as free, loader(budget="1000 USD") as bounded, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert numbers(free) == numbers(bounded)
+        assert bounded.stats().dollars == bounded.stats().get_requests <= 300
+
+
+def test_at_80_percent_it_warns_once_and_at_100_it_ends_between_batches() -> None:
+    seen: list[int] = []
+    with loader(budget="100 USD") as bounded, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(BudgetExceededError, match=r"spent of \$100\. Nothing is lost") as raised:
+            delivered(bounded, seen)
+    assert [each.category for each in caught] == [SpendingWarning]
+    assert str(caught[0].message).endswith("are spent of $100")
+    assert caught[0].filename == __file__
+    assert raised.value.spent_dollars >= 100
+    assert len(seen) % BATCH == 0
+    assert 50 <= len(seen) <= 100
+
+
+@pytest.mark.filterwarnings("ignore::stoker.spending.SpendingWarning")
+def test_once_it_is_spent_nothing_more_is_fetched() -> None:
+    with loader(budget=100, schedule=NextBatch(4)) as bounded:
+        with pytest.raises(BudgetExceededError):
+            delivered(bounded, [])
+        spent, state = bounded.stats().get_requests, bounded.state_dict()
+        with pytest.raises(BudgetExceededError):
+            delivered(bounded, [])
+        assert bounded.stats().get_requests == spent < 160
+        assert bounded.state_dict() == state
+
+
+@pytest.mark.filterwarnings("ignore::stoker.spending.SpendingWarning")
+@pytest.mark.parametrize("workers", [None, 2])
+def test_the_state_goes_on_where_the_budget_ended_it_and_every_sample_comes_once(workers: int | None) -> None:
+    pool = {} if workers is None else {"transform": dict, "workers": workers}
+    seen: list[int] = []
+    states: list[dict[str, Any]] = []
+    while len(seen) < SAMPLES:
+        with loader(budget="80 USD", **pool) as bounded:
+            if states:
+                bounded.load_state_dict(states[-1])
+            with suppress(BudgetExceededError):
+                delivered(bounded, seen)
+            states.append(bounded.state_dict())
+    assert len(states) >= 3
+    with loader() as free:
+        assert seen == numbers(free)
+
+
+@pytest.mark.filterwarnings("ignore::stoker.spending.SpendingWarning")
+def test_each_rank_may_spend_its_part_of_the_jobs_budget() -> None:
+    with (
+        loader(budget="120 USD", rank=1, world_size=2) as half,
+        pytest.raises(BudgetExceededError, match=r"of \$60, this rank's part of a budget of \$120 for 2") as raised,
+    ):
+        delivered(half, [])
+    assert raised.value.budget_dollars == 60.0
+
+
+@pytest.mark.parametrize("budget", ["5 EUR", 0, -1, "", True])
+def test_what_is_no_amount_is_refused_before_anything_is_read(budget: Any) -> None:
+    with pytest.raises(ConfigError, match="is not an amount of dollars"):
+        LoaderConfig(batch_size=1, budget=budget)
+
+
+def test_a_stream_data_set_takes_no_budget() -> None:
+    with pytest.raises(ConfigError, match="budget is for a Loader"):
+        StreamDataset(URL, budget="5 USD")  # type: ignore[call-arg]
