@@ -208,6 +208,7 @@ class Manifest:
             size_bytes=int(self.rows.size_bytes[row]),
             crc32c=int(self.rows.crc32c[row]),
             tag=self.rows.tag(row),
+            row=row,
         )
 
     def extended(self, rows: Rows, *runs: PackRun) -> Manifest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 __all__ = ["ObjectRef", "Tier"]
@@ -18,12 +18,15 @@ class ObjectRef:
         crc32c: of the whole object. With ``size_bytes`` it is the object's identity.
         tag: the store's ETag or generation when the object was packed, sent back as a precondition; empty if
             unknown.
+        row: in the manifest that pins it, which is what the order counts in; negative if there is none. No part of
+            the object's identity.
     """
 
     key: str
     size_bytes: int
     crc32c: int
     tag: str = ""
+    row: int = field(default=-1, compare=False)
 
 
 class Tier(Protocol):

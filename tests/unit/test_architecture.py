@@ -35,12 +35,14 @@ FLOORS = {
     "values": "errors version dtypes schema",
     "pure": """access_token budget checksum costs feistel fields gather images lane_share manifest meter order partition
         philox prices ring schedule sizes spending steps supersample tensorfile tier
-        cache.fifo cache.future cache.lru cache.next_use cache.policy cache.replica_aware cache.uniform
+        cache.fifo cache.future cache.keeper cache.lru cache.naming cache.next_use cache.policies cache.policy
+        cache.replica_aware cache.spec cache.uniform
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.digest pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task""",
-    "waiting": """bounded clock first_touch loop_thread progress task_group
+    "waiting": """bounded clock first_touch loop_thread progress task_group threads
+        cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk

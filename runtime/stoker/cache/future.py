@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.order import Order
+from stoker.partition import Dealing
 from stoker.steps import OrderSource, Stretch
 
 __all__ = ["NEVER", "Future"]
@@ -31,6 +33,8 @@ class Future:
         stretch: what the rank walks.
         order: gives the order of an epoch; who plans for many ranks has each made once.
         horizon_epochs: how many epochs to look into beyond the present one.
+        others: how whole epochs are dealt to others whose needs count as the rank's own: those that share a cache with
+            it. They are believed to be where it is.
     """
 
     def __init__(
@@ -40,13 +44,17 @@ class Future:
         order: OrderSource = Order,
         *,
         horizon_epochs: int = 8,
+        others: Sequence[Dealing] = (),
     ) -> None:
         self._samples, self._stretch, self._order = samples, stretch, order
         self._horizon_epochs = horizon_epochs
+        self._others = tuple(others)
+        self._taken: set[int] = set()
         self._epoch_length = int(np.sum(samples, dtype=np.int64)) + 1
         self._plans: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
         self.present = stretch.epoch * self._epoch_length + stretch.position
         """The time that has passed: all that is needed up to it was asked for."""
+        self._taking = self.present
 
     def reach(self, epoch: int, position: int) -> None:
         """Everything before a position of an epoch was asked for. Never goes back."""
@@ -54,15 +62,28 @@ class Future:
         for passed in [each for each in self._plans if each < self.present // self._epoch_length]:
             del self._plans[passed]
 
+    def take(self, super_sample: int, epoch: int, position: int) -> None:
+        """A super-sample was asked for, for its uses before a position of an epoch: the end of a step.
+
+        Steps are taken from in their order. What a step needs besides, and has not taken yet, is still needed.
+        """
+        taking = epoch * self._epoch_length + position
+        if taking > self._taking:
+            self.reach(*divmod(self._taking, self._epoch_length))
+            self._taking = taking
+            self._taken.clear()
+        self._taken.add(super_sample)
+
     def next_use(self, super_sample: int) -> int:
         """Return the time, behind the present, at which a super-sample is needed next; :data:`NEVER` if it is not."""
-        first = self.present // self._epoch_length
+        passed = self._taking if super_sample in self._taken else self.present
+        first = passed // self._epoch_length
         for epoch in range(first, first + self._horizon_epochs + 1):
             if self._stretch.end_epoch is not None and epoch >= self._stretch.end_epoch:
                 break
             position = int(self._plan(epoch)[super_sample])
             time = epoch * self._epoch_length + position + 1
-            if position >= 0 and time > self.present:
+            if position >= 0 and time > passed:
                 return time
         return NEVER
 
@@ -77,10 +98,11 @@ class Future:
         if stretch.order.shuffle == "full":  # all over the epoch
             return np.zeros(len(self._samples), np.int64)
         order = self._order(self._samples, stretch.order, epoch)
-        dealing = stretch.partition if epoch == stretch.epoch else stretch.partition.from_start()
+        own = stretch.partition if epoch == stretch.epoch else stretch.partition.from_start()
         plan = np.full(len(self._samples), NEVER, np.int64)
-        for number in dealing.lanes_taken().tolist():
-            lane = order.lane(number)
-            np.minimum.at(plan, lane.super_samples, dealing.positions_of(number, lane.first_places()))
+        for dealing in (own, *self._others):
+            for number in dealing.lanes_taken().tolist():
+                lane = order.lane(number)
+                np.minimum.at(plan, lane.super_samples, dealing.positions_of(number, lane.first_places()))
         plan[plan == NEVER] = _NOT_HERE
         return plan

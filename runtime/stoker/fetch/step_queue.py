@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from stoker.fetch.prefetcher import Item
@@ -20,19 +21,27 @@ class StepQueue(Generic[Ref]):
 
     Args:
         steps: the order; nobody else advances it.
+        taken: is told of every item, with its step's epoch and end, when the next one is asked for: then it is being
+            fetched, and what it is was looked for in nearer places.
     """
 
-    def __init__(self, steps: StepSource[Ref]) -> None:
-        self._steps = steps
+    def __init__(self, steps: StepSource[Ref], taken: Callable[[Ref, int, int], object] | None = None) -> None:
+        self._steps, self._taken = steps, taken
         self._planned: deque[PlannedStep[Ref]] = deque()
-        self._items: deque[Item[Ref]] = deque()
+        self._items: deque[tuple[Item[Ref], PlannedStep[Ref]]] = deque()
+        self._given: tuple[Item[Ref], PlannedStep[Ref]] | None = None
 
     def next_item(self) -> Item[Ref] | None:
         """Return the next item in order of first use, None behind the last."""
+        given, self._given = self._given, None
+        if self._taken is not None and given is not None:
+            item, step = given
+            self._taken(item.ref, step.epoch, step.end)
         while not self._items:
             if not self._plan():
                 return None
-        return self._items.popleft()
+        self._given = self._items.popleft()
+        return self._given[0]
 
     def next_step(self) -> PlannedStep[Ref] | None:
         """Return the next step, None behind the last."""
@@ -47,5 +56,5 @@ class StepQueue(Generic[Ref]):
         if step is None:
             return False
         self._planned.append(step)
-        self._items.extend(Item(index, ref, step.number) for index, ref in step.first_uses)
+        self._items.extend((Item(index, ref, step.number), step) for index, ref in step.first_uses)
         return True

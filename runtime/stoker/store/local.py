@@ -10,7 +10,6 @@ only once, a write that depends on an object's tag is refused, and hidden files 
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
@@ -19,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from stoker.errors import (
     BucketNotFoundError,
@@ -36,10 +34,9 @@ from stoker.store.local_listing import Found, walk
 from stoker.store.local_writing import is_partial, locked, partial_file, sweep
 from stoker.store.location import Location, check_conditions, check_key, check_range, check_text
 from stoker.store.protocol import Buffer, ObjectInfo
+from stoker.threads import in_thread
 
 __all__ = ["LocalStore"]
-
-_T = TypeVar("_T")
 
 _READ_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
 _PAGE_KEYS = 1000
@@ -88,7 +85,7 @@ class LocalStore:
                 self._fill(file, info, memoryview(data), 0, cancelled)
                 return bytes(data), info
 
-        return await _in_thread(read)
+        return await in_thread(read)
 
     async def get_range(
         self,
@@ -119,7 +116,7 @@ class LocalStore:
                 self._fill(file, info, into, start, cancelled)
                 return info
 
-        return await _in_thread(read)
+        return await in_thread(read)
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""
@@ -129,7 +126,7 @@ class LocalStore:
             with self._opened(key, path) as (_file, info):
                 return info
 
-        return await _in_thread(look)
+        return await in_thread(look)
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
@@ -142,7 +139,7 @@ class LocalStore:
                 return [_info(item) for item in islice(found, _PAGE_KEYS)]
 
         try:
-            while infos := await _in_thread(page):
+            while infos := await in_thread(page):
                 for info in infos:
                     yield info
         finally:
@@ -167,7 +164,7 @@ class LocalStore:
                         self._write_without_lock(key, partial, path, if_absent=if_absent)
                 return ObjectInfo(key=key, size_bytes=status.st_size, tag=_tag(status))
 
-        return await _in_thread(write)
+        return await in_thread(write)
 
     def _write_without_lock(self, key: str, partial: Path, path: Path, *, if_absent: bool) -> None:
         """Give ``partial`` its name if nothing has it; what depends on an old object's tag cannot be done."""
@@ -199,7 +196,7 @@ class LocalStore:
                 except (FileNotFoundError, NotADirectoryError):
                     self._check_root()
 
-        await _in_thread(remove)
+        await in_thread(remove)
 
     def _sweep_once(self, folder: Path) -> None:
         """Remove what killed writers left in a folder, before the first change that this store makes to it."""
@@ -263,24 +260,6 @@ class LocalStore:
             done += count
         if _tag(os.fstat(file)) != info.tag:
             raise ObjectChangedError(f"{self._at.object_url(info.key)} was modified while it was read")
-
-
-async def _in_thread(work: Callable[[threading.Event], _T]) -> _T:
-    """Run ``work(cancelled)`` in a thread and, however the call ends, return only when the thread is done with it."""
-    cancelled = threading.Event()
-    # A future, not a task: a loop that shuts down cancels tasks, and this must outlast that too.
-    thread = asyncio.get_running_loop().run_in_executor(None, work, cancelled)
-    try:
-        return await asyncio.shield(thread)
-    except asyncio.CancelledError:
-        cancelled.set()
-        while not thread.done():
-            try:
-                await asyncio.wait([thread])
-            except asyncio.CancelledError:  # the first cancellation is the one that is raised below
-                continue
-        thread.exception()  # seen: the caller who would care has gone
-        raise
 
 
 def _tag(status: os.stat_result) -> str:

@@ -25,8 +25,8 @@ from stoker.errors import (
     StoreError,
 )
 from stoker.store import ObjectInfo, Store, open_store
-from stoker.store.local import _in_thread
 from stoker.store.local_writing import is_partial, locked, sweep
+from stoker.threads import in_thread
 from support.stores import eventually, keys_of, read_range, run_with
 
 
@@ -334,7 +334,7 @@ def test_a_cancelled_call_ends_only_when_its_thread_has() -> None:
         assert release.wait(10)
 
     async def main() -> None:
-        call = asyncio.ensure_future(_in_thread(work))
+        call = asyncio.ensure_future(in_thread(work))
         await asyncio.sleep(0)
         for _ in range(3):
             call.cancel()

@@ -1,0 +1,238 @@
+"""Super-samples that are kept on a local disk, for all processes of the machine and for the run after this one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from stoker.cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig
+from stoker.cache.future import Future
+from stoker.cache.keeper import CacheStatistics, Keeper
+from stoker.cache.naming import name_of
+from stoker.errors import BudgetError, ChecksumError
+from stoker.manifest import Manifest
+from stoker.ring import Ring
+from stoker.sizes import format_bytes
+from stoker.threads import in_thread
+from stoker.tier import ObjectRef
+
+__all__ = ["DiskTier"]
+
+_log = logging.getLogger("stoker")
+
+_BEHIND_MOST = 4
+"""Objects, at most, that wait to be written, each in memory of its own; what is offered beyond is not kept."""
+_OPENING_TRIES, _OPENING_SECONDS = 100, 0.05
+"""Of a folder that another process is just opening."""
+_OF_ONE_NAME = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+"""What stands in the way of one object and not of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """An object that waits to be written.
+
+    Attributes:
+        name: its name.
+        slot: of the buffers.
+        size_bytes: of it.
+        instead_of: what goes for it.
+    """
+
+    name: str
+    slot: int
+    size_bytes: int
+    instead_of: Sequence[str]
+
+
+class DiskTier:
+    """A :class:`~stoker.cache.keeping.KeepingTier` in one owner's part of a folder, and a reader of the others' parts.
+
+    Who stays is decided at once, on the event loop; files are read, written and removed in threads, in that order: a
+    file that is evicted while it is read goes when the reading has ended. Written files are not forced to the disk,
+    since each is checked when it is read.
+
+    Args:
+        config: whose part of which folder.
+        policy: who goes, one of :data:`~stoker.cache.policies.POLICIES`.
+        largest_bytes: of the super-samples; what is larger is not kept.
+
+    Raises:
+        BudgetError: not one super-sample fits.
+        ConfigError: there is no such policy.
+    """
+
+    is_shared = True
+
+    def __init__(self, config: FolderConfig, policy: str, *, largest_bytes: int) -> None:
+        if config.share_bytes < largest_bytes + BLOCK_BYTES:
+            raise BudgetError(
+                f"a cache on disk of {format_bytes(config.share_bytes)} a process ({config.owners} share it) holds "
+                f"no super-sample, the largest having {format_bytes(largest_bytes)}: raise its limit, or leave it out"
+            )
+        self.name = f"disk:{config.path}"
+        self._config = config
+        self._keeper = Keeper(policy, config.share_bytes, BLOCK_BYTES)
+        self._largest_bytes = largest_bytes
+        self._pid = os.getpid()
+        self._has_warned = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have nothing open."""
+        self._keeper.clear()
+        self._folder: DiskFolder | None = None
+        self._takes_in = False
+        self._buffers = Ring(_BEHIND_MOST, self._largest_bytes)
+        self._behind: dict[str, _Writing] = {}
+        self._queue: deque[_Writing] = deque()
+        self._writer: asyncio.Task[None] | None = None
+        self._reading: Counter[str] = Counter()
+        self._read_ended = asyncio.Event()
+
+    async def follow(self, manifest: Manifest, future: Future) -> None:
+        """Keep what a stretch of the order needs; opens the folder if it is not open, and adopts what is there."""
+        if self._pid != os.getpid():
+            self._begin()
+            self._pid = os.getpid()
+        self._keeper.follow(manifest, future)
+        if self._folder is not None and self._folder.own is None:
+            await self._close_folder()  # to try again: an owner may have gone
+        if self._folder is None:
+            await self._open(manifest)
+
+    async def _open(self, manifest: Manifest) -> None:
+        fit = partial(self._keeper.adopt, manifest=manifest)
+        for _ in range(_OPENING_TRIES):
+            try:
+                self._folder = await in_thread(lambda _: DiskFolder(self._config, fit))
+            except BlockingIOError:
+                await asyncio.sleep(_OPENING_SECONDS)
+                continue
+            except OSError as error:
+                self._warn("is not used", error)
+                return
+            self._takes_in = self._folder.own is not None
+            if not self._takes_in:
+                _log.info("%s: all of its %d parts are taken; this process only reads", self.name, self._config.owners)
+            return
+        self._warn("is not used", "another process has been opening it for too long")
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Fill memory from what waits to be written, from the own part, or from another owner's."""
+        name = name_of(ref)
+        is_own = self._keeper.look_up(name)
+        if (waiting := self._behind.get(name)) is not None:
+            into[:] = self._buffers.view(waiting.slot, waiting.size_bytes)
+            self._keeper.hits += 1
+            return True
+        folder = self._folder
+        if folder is None or not (is_own or folder.has_others):
+            return False
+        self._reading[name] += 1
+        try:
+            found = await in_thread(lambda cancelled: folder.read(name, into, cancelled, is_own=is_own))
+        except OSError as error:
+            self._failed_to_read(name, error, is_own=is_own)
+            return False
+        finally:
+            self._reading[name] -= 1
+            self._read_ended.set()
+        if is_own and not found:  # somebody else has removed it
+            self._keeper.drop(name)
+        self._keeper.hits += found
+        return found
+
+    def _failed_to_read(self, name: str, error: OSError, *, is_own: bool) -> None:
+        self._keeper.damaged += 1
+        if is_own:
+            self._keeper.drop(name)
+        if not isinstance(error, ChecksumError):
+            self._stop(error)
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Copy an object into the line of those that wait to be written, if that is worth it and there is room."""
+        if not self._takes_in or ref.size_bytes > self._largest_bytes or not self._buffers.free:
+            self._keeper.declined += 1
+            return
+        name = name_of(ref)
+        if name in self._keeper:
+            return
+        evicted = self._keeper.offer(ref)
+        if evicted is None:
+            return
+        slot = self._buffers.acquire()
+        assert slot is not None  # noqa: S101 - there was a free one
+        self._buffers.view(slot, ref.size_bytes)[:] = data
+        self._buffers.commit(slot)
+        self._behind[name] = _Writing(name, slot, ref.size_bytes, evicted)
+        self._queue.append(self._behind[name])
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write_all(), name="stoker disk tier")
+
+    async def _write_all(self) -> None:
+        try:
+            while self._queue:
+                writing = self._queue[0]
+                while any(self._reading[name] for name in writing.instead_of):
+                    self._read_ended.clear()
+                    await self._read_ended.wait()
+                try:
+                    await self._write(writing)
+                finally:
+                    self._queue.popleft()
+                    if self._behind.get(writing.name) is writing:
+                        del self._behind[writing.name]
+                    self._buffers.release(writing.slot)
+        finally:
+            self._writer = None
+
+    async def _write(self, writing: _Writing) -> None:
+        folder = self._folder
+        assert folder is not None  # noqa: S101 - it is closed after the last writing
+        data = self._buffers.view(writing.slot, writing.size_bytes)
+        if not self._takes_in or writing.name not in self._keeper:  # evicted before it was written
+            await in_thread(lambda _: folder.remove(*writing.instead_of))
+            self._keeper.drop(writing.name)
+            return
+        try:
+            if await in_thread(lambda _: folder.write(writing.name, data, writing.instead_of)):
+                return
+            self._warn("takes nothing in for now", "its disk is nearly full")
+        except OSError as error:
+            if error.errno not in _OF_ONE_NAME:
+                self._stop(error)
+        self._keeper.declined += 1
+        self._keeper.drop(writing.name)
+
+    def _stop(self, error: OSError) -> None:
+        self._takes_in = False
+        self._warn("takes nothing in any more", error)
+
+    def _warn(self, what: str, why: object) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("the cache %s %s: %s", self.name, what, why)
+
+    async def close(self) -> None:
+        """Write what waits to be written, and give the part up; what is in it stays for the next. Idempotent."""
+        if self._pid == os.getpid():
+            if self._writer is not None:
+                await asyncio.wait([self._writer])
+            await self._close_folder()
+            self._begin()
+
+    async def _close_folder(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            await in_thread(lambda _: folder.close())
+
+    def statistics(self) -> CacheStatistics:
+        """Return a snapshot."""
+        return self._keeper.statistics()
