@@ -60,6 +60,10 @@ class LoaderStatistics:
         """The share of the loop's time that it waited, 0 to 1."""
         return self.wait_seconds / self.loop_seconds if self.loop_seconds else 0.0
 
+    def idle_dollars(self, dollars_per_hour: float) -> float:
+        """Return what an accelerator at that price cost while the loop waited; ``stoker.prices`` has some."""
+        return self.wait_seconds / 3600 * dollars_per_hour
+
 
 @dataclass(slots=True)
 class LoopTimes:

@@ -140,3 +140,11 @@ def test_what_is_no_amount_is_refused_before_anything_is_read(budget: Any) -> No
 def test_a_stream_data_set_takes_no_budget() -> None:
     with pytest.raises(ConfigError, match="budget is for a Loader"):
         StreamDataset(URL, budget="5 USD")  # type: ignore[call-arg]
+
+
+def test_what_an_accelerator_costs_while_the_loop_waits_follows_from_its_price() -> None:
+    with loader() as free:
+        delivered(free, [])
+        stats = free.stats()
+    assert stats.wait_seconds > 0
+    assert stats.idle_dollars(7.2) == pytest.approx(stats.wait_seconds * 0.002)
