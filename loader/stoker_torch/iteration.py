@@ -15,6 +15,8 @@ import torch
 from stoker.errors import StokerError
 from stoker.feed import Batch, BatchSource
 from stoker.loop_thread import LoopThread
+from stoker.trace.phases import Phase
+from stoker.trace.recorder import Recorder
 from stoker_torch.ahead import OneAhead
 from stoker_torch.pool import PendingBatch, SamplePool
 from stoker_torch.tensors import pinned, to_tensors
@@ -39,6 +41,7 @@ class IterationParts:
         thread: where there is no pool, its executor gathers a batch ahead of a training loop that is busy; None gathers
             only what is asked for.
         check: is called before each batch, and may raise to end the iteration there.
+        recorder: is told of waits for the pool.
     """
 
     feed: BatchSource
@@ -49,6 +52,7 @@ class IterationParts:
     pin_memory: bool
     thread: LoopThread | None = None
     check: Callable[[], None] | None = None
+    recorder: Recorder | None = None
 
 
 class Iteration:
@@ -117,7 +121,14 @@ class Iteration:
         oldest = self._pending.popleft()
         if isinstance(oldest, Exception):
             raise oldest
-        return oldest[0], oldest[1].result()
+        return oldest[0], self._result(oldest[1])
+
+    def _result(self, pending: PendingBatch) -> Any:
+        asked = time.perf_counter()
+        result = pending.result()
+        if self._parts.recorder is not None:
+            self._parts.recorder.waited(Phase.DECODE, asked, time.perf_counter())
+        return result
 
     def _fill(self, pool: SamplePool) -> None:
         """Have the pool begin with batches that are there; waits for one only if it has none."""

@@ -18,6 +18,7 @@ from stoker.gather import gather_rows
 from stoker.manifest import Manifest
 from stoker.prices import Prices
 from stoker.spending import Allowance, parse_dollars
+from stoker.trace.recorder import Recorder
 from stoker_torch.buffers import BufferPool, can_pin_memory
 from stoker_torch.config import LoaderConfig, Settings
 from stoker_torch.iteration import Iteration, IterationParts
@@ -68,6 +69,7 @@ class Loader:
         self._pins_memory = self.config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
         self._pool = self._made_pool()
+        self._recorder = Recorder()
         self._supply = Supply.open(url, self.config.options)
         try:
             self._manifest = self._supply.read_manifest(self.config.version)
@@ -119,7 +121,7 @@ class Loader:
     def _made_feed(self, manifest: Manifest, lanes: int) -> BatchSource:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
         rows = gather_rows if self._buffers is None else self._buffers.gather_rows
-        return self._supply.made_feed(manifest, self.config, config, rows)
+        return self._supply.made_feed(manifest, self.config, config, rows, self._recorder)
 
     def _made_pool(self) -> SamplePool | None:
         config = self.config
@@ -159,10 +161,13 @@ class Loader:
             pin_memory=self._pins_memory,
             check=None if self._allowance is None else self._check_spending,
             thread=self._supply.thread if self._buffers is None else None,  # buffers know the asking thread's stream
+            recorder=self._recorder,
         )
         asked = time.perf_counter()
         iteration = Iteration(parts, self.remaining)
-        self._times.begun(asked, time.perf_counter())
+        now = time.perf_counter()
+        self._times.begun(asked, now)
+        self._recorder.begun(asked, now)
         if not self.remaining:
             self._place = (self._place[0] + 1, 0)  # nothing for this rank: its epoch is over, as the others' will be
         self._iteration = weakref.ref(iteration)
@@ -186,7 +191,9 @@ class Loader:
         self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
         self._batches += 1
         self._samples += len(batch)
-        self._times.yielded(asked, time.perf_counter())
+        now = time.perf_counter()
+        self._times.yielded(asked, now)
+        self._recorder.yielded(batch.epoch, asked, now)
 
     def _check_spending(self) -> None:
         """Warn of the end of the budget; at its end, fetch nothing more.
@@ -273,6 +280,7 @@ class Loader:
             self._times,
             (self._batches, self._samples),
             0 if self._pool is None else self._pool.bad_samples,
+            self._recorder,
         )
 
     def close(self) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker.feed import FeedStatistics
 from stoker.meter import Reading
 from stoker.prices import Operation, Prices
+from stoker.trace.recorder import Recorder, Wait
 
 __all__ = ["LoaderStatistics"]
 
@@ -26,6 +28,8 @@ class LoaderStatistics:
         bad_samples: that failed in ``decode`` or ``transform`` and were replaced.
         wait_seconds: time that the training loop waited for batches: for the bucket and for the pool.
         bucket_wait_seconds: of it, time that it waited for super-samples.
+        waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker.trace.phases.Phase`).
+        worst_waits: the ten batches that it waited longest for, the longest first, with what each waited for.
         loop_seconds: time between the beginning of the first iteration and the last batch yielded.
         first_batch_seconds: from the construction of the loader to its first batch, None before it.
         look_ups: super-samples that a batch asked for when it first needed them.
@@ -44,6 +48,8 @@ class LoaderStatistics:
     bad_samples: int
     wait_seconds: float
     bucket_wait_seconds: float
+    waits: Mapping[str, float]
+    worst_waits: tuple[Wait, ...]
     loop_seconds: float
     first_batch_seconds: float | None
     look_ups: int
@@ -99,7 +105,13 @@ class LoopTimes:
 
 
 def statistics(
-    feed: FeedStatistics, reading: Reading, prices: Prices, times: LoopTimes, yielded: tuple[int, int], bad_samples: int
+    feed: FeedStatistics,
+    reading: Reading,
+    prices: Prices,
+    times: LoopTimes,
+    yielded: tuple[int, int],
+    bad_samples: int,
+    recorder: Recorder,
 ) -> LoaderStatistics:
     """Return a snapshot made of what the parts have counted."""
     loop_seconds = 0.0
@@ -112,6 +124,8 @@ def statistics(
         bad_samples=bad_samples,
         wait_seconds=times.waited,
         bucket_wait_seconds=feed.wait_seconds,
+        waits=recorder.by_phase(),
+        worst_waits=recorder.worst(),
         loop_seconds=loop_seconds,
         first_batch_seconds=None if times.first_yielded is None else times.first_yielded - times.made,
         look_ups=feed.look_ups,

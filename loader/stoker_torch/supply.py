@@ -18,6 +18,7 @@ from stoker.prices import Prices
 from stoker.shuffling.feed import MaterializedFeed
 from stoker.store import StoreOptions, open_store
 from stoker.store.metered import MeteredStore
+from stoker.trace.recorder import Recorder
 from stoker.versions import read_manifest
 from stoker_torch.config import LoaderConfig
 from stoker_torch.plan import LoaderPlan
@@ -55,7 +56,12 @@ class Supply:
         return self.thread.run(read_manifest(self.store, version))
 
     def made_feed(
-        self, manifest: Manifest, config: LoaderConfig, feed_config: FeedConfig, rows: GatherRows = gather_rows
+        self,
+        manifest: Manifest,
+        config: LoaderConfig,
+        feed_config: FeedConfig,
+        rows: GatherRows = gather_rows,
+        recorder: Recorder | None = None,
     ) -> BatchSource:
         """Return a feed that is not in use yet.
 
@@ -67,12 +73,12 @@ class Supply:
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
         if config.shuffle != "materialized":
-            return Feed(self.store, manifest, feed_config, self.thread, rows)
+            return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder)
 
         def check(feed: Feed) -> None:
             LoaderPlan.of(feed, Prices.load()).check_dollars(config.max_dollars_per_epoch)
 
-        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check)
+        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder)
 
     def arm(self, owner: object) -> None:
         """Have everything closed when its owner is garbage or the interpreter exits.

@@ -39,6 +39,8 @@ from stoker.schedule import Continuous, Schedule
 from stoker.schema import Column
 from stoker.steps import Stretch
 from stoker.store.protocol import Readable
+from stoker.trace.phases import Phase
+from stoker.trace.recorder import Recorder
 from stoker.walk import Walk, WalkParts, WalkStatistics
 
 __all__ = ["Batch", "BatchSource", "Feed", "FeedConfig", "FeedStatistics"]
@@ -263,6 +265,7 @@ class Feed:
         thread: runs the fetching; the store must only be used on it.
         rows: how rows are copied out of the ring.
         allocate: returns the ring's memory.
+        recorder: follows fetches, and is told of waits.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
@@ -277,12 +280,13 @@ class Feed:
         thread: LoopThread,
         rows: GatherRows = gather_rows,
         allocate: Callable[[int], memoryview] = anonymous_memory,
+        recorder: Recorder | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
         self.columns = manifest.schema.chosen(config.columns)
         self.slots: SlotPlan = self._planned_slots()
-        self._thread, self._rows, self._allocate = thread, rows, allocate
+        self._thread, self._rows, self._allocate, self._recorder = thread, rows, allocate, recorder
         self._waits = WalkStatistics()
         self._batches = self._samples = self._repeated = 0
         self._first_batch_seconds: float | None = None
@@ -356,7 +360,10 @@ class Feed:
         self._place = (epoch, position)
         started = time.perf_counter()
         self._thread.run(self._reading.prepare())
-        self._waits.wait_seconds += time.perf_counter() - started
+        ended = time.perf_counter()
+        self._waits.wait_seconds += ended - started
+        if self._recorder is not None:
+            self._recorder.waited(Phase.START, started, ended)
         stretch = Stretch(
             order=self.config.order,
             partition=self.partition if partition is None else partition,
@@ -378,6 +385,7 @@ class Feed:
                 first_touch=self._first_touch,
                 thread=self._thread,
                 statistics=self._waits,
+                recorder=self._recorder,
             )
         )
         self._walk.start()

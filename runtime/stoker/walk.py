@@ -28,6 +28,7 @@ from stoker.ring import Ring, RingStateError
 from stoker.schedule import Schedule
 from stoker.schema import Column
 from stoker.steps import PlannedStep, Segment, StepSource
+from stoker.trace.recorder import Recorder
 
 __all__ = ["Gathered", "Walk", "WalkParts", "WalkStatistics"]
 
@@ -81,6 +82,7 @@ class WalkParts(Generic[Ref]):
         first_touch: takes the pages that the ring fills first.
         thread: the event loop's.
         statistics: counted into.
+        recorder: follows fetches, and is told of waits.
     """
 
     columns: dict[str, Column]
@@ -93,6 +95,7 @@ class WalkParts(Generic[Ref]):
     first_touch: FirstTouch
     thread: LoopThread
     statistics: WalkStatistics
+    recorder: Recorder | None = None
 
 
 @dataclass(slots=True)
@@ -119,7 +122,12 @@ class Walk(Generic[Ref]):
         self._used = 0
         self._broken: RingStateError | None = None
         self._prefetcher = Prefetcher(
-            parts.reading, parts.ring, parts.schedule, self._next_item, hedge_slots=parts.hedge_slots
+            parts.reading,
+            parts.ring,
+            parts.schedule,
+            self._next_item,
+            hedge_slots=parts.hedge_slots,
+            recorder=parts.recorder,
         )
         self._running: list[asyncio.Task[None]] = []
         self.is_closed = False
@@ -172,6 +180,8 @@ class Walk(Generic[Ref]):
 
     async def _run(self) -> None:
         if not self.is_closed:
+            if self._parts.recorder is not None:
+                self._parts.recorder.align(time.perf_counter() - asyncio.get_running_loop().time())
             self._running = [
                 asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher"),
                 asyncio.create_task(self._parts.first_touch.run(), name="stoker first touch"),
@@ -201,8 +211,11 @@ class Walk(Generic[Ref]):
         try:
             return self._parts.thread.run(self._prefetcher.wait(item))
         finally:
+            ended = time.perf_counter()
             self._parts.statistics.misses += 1
-            self._parts.statistics.wait_seconds += time.perf_counter() - started
+            self._parts.statistics.wait_seconds += ended - started
+            if self._parts.recorder is not None:
+                self._parts.recorder.waited_for(item, started, ended)
 
     def _flush(self, batch: _Batch) -> None:
         """Gather the segments that wait in a batch, in one go, and release the items that are done with."""

@@ -40,10 +40,12 @@ FLOORS = {
         fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.digest pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
-        shuffling.layout shuffling.memory shuffling.plan shuffling.task""",
+        shuffling.layout shuffling.memory shuffling.plan shuffling.task
+        trace.phases""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
-        fetch.deadline fetch.gate reading.byte_budget""",
+        fetch.deadline fetch.gate reading.byte_budget
+        trace.attribution trace.fetches trace.recorder""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
         fetch.fetcher fetch.prefetcher fetch.range_reader fetch.step_queue

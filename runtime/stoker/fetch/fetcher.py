@@ -17,6 +17,8 @@ from stoker.ring import Ring, RingStateError
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import ObjectRef, Tier
+from stoker.trace.fetches import spoilt, strand
+from stoker.trace.phases import Phase
 
 __all__ = ["CopiedBucketWarning", "FetchConfig", "FetchStatistics", "Fetcher", "RangePart"]
 
@@ -160,7 +162,8 @@ class Fetcher:
         for reading in count(1):
             try:
                 await self._read_all(pursuit, parts)
-                verify(pursuit.into)
+                with strand(pursuit.ref.key, Phase.VERIFY):
+                    verify(pursuit.into)
                 break
             except ObjectChangedError as error:
                 if pursuit.tag is None:
@@ -176,7 +179,9 @@ class Fetcher:
                     raise changed from error
                 if reading >= self.config.checksum_attempts:
                     raise self._reader.gave_up(pursuit, "its checksum always differs") from error
-                await self._reader.back_off(pursuit, reading, error)
+                with strand(pursuit.ref.key, Phase.RETRY):
+                    spoilt(pursuit.ref.key)
+                    await self._reader.back_off(pursuit, reading, error)
         if changed is not None:
             self._accept_copies(pursuit)
 
@@ -196,7 +201,9 @@ class Fetcher:
         for tier in self._tiers:
             try:
                 async with asyncio.timeout(self.config.attempt_limit_seconds(ref.size_bytes)):
-                    if not await tier.read(ref, into):
+                    with strand(ref.key, Phase.TIER):
+                        found = await tier.read(ref, into)
+                    if not found:
                         continue
                 self._verify_whole(ref, into)
             except (StoreError, TimeoutError) as error:

@@ -21,6 +21,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Progress, Schedule
 from stoker.task_group import task_group
+from stoker.trace.recorder import Recorder
 
 _START_ITEMS, _FULL_ITEMS = 3, 8
 _SPLIT_ITEMS = 16
@@ -93,6 +94,7 @@ class Prefetcher(Generic[Ref]):
         items: Callable[[], Item[Ref] | None],
         *,
         hedge_slots: int,
+        recorder: Recorder | None = None,
     ) -> None:
         """Prepare; nothing is fetched before :meth:`run`.
 
@@ -102,6 +104,7 @@ class Prefetcher(Generic[Ref]):
             schedule: how far ahead.
             items: returns the next item, None after the last.
             hedge_slots: slots that admission leaves free for hedges.
+            recorder: follows the fetches.
         """
         if hedge_slots < 0 or ring.slots - hedge_slots < schedule.needed_slots:
             raise ConfigError(
@@ -113,6 +116,7 @@ class Prefetcher(Generic[Ref]):
         self._schedule = schedule
         self._items = items
         self._hedge_slots = hedge_slots
+        self._recorder = recorder
         self._outcomes: dict[int, int | Exception] = {}
         self._arrivals: dict[int, asyncio.Event] = {}
         self._changed = asyncio.Event()
@@ -201,6 +205,8 @@ class Prefetcher(Generic[Ref]):
             raise RingStateError(f"item {index} holds no slot: it was released already, or was never ready")
         if isinstance(outcome, int):
             self._ring.release(outcome)
+        if self._recorder is not None:
+            self._recorder.released(index)
         self._released += 1
         self._changed.set()
 
@@ -223,15 +229,20 @@ class Prefetcher(Generic[Ref]):
             return None
 
     async def _issue_all(self, fetches: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
         while (item := self._next_item()) is not None:
+            idle_seconds = 0.0
             if self._first_step is None:
                 self._first_step = item.step
             while not self._may_issue(item):
+                is_idle = self._issued == self._fetched + self._failed
                 self._changed.clear()
+                begun_seconds = loop.time()
                 await self._changed.wait()
+                idle_seconds += is_idle * (loop.time() - begun_seconds)
             self._issued += 1
             self._first_missing += item.step == self._first_step
-            fetches.create_task(self._fill(item))
+            fetches.create_task(self._fill(item, idle_seconds))
             # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own
             # task, so that one cancelled before it started has nothing to give back. A hedge may have its turn first.
             with self._ring.promise():
@@ -263,11 +274,11 @@ class Prefetcher(Generic[Ref]):
             return True
         return self._is_starting and self._issued - self._fetched - self._failed >= self._start_items
 
-    async def _fill(self, item: Item[Ref]) -> None:
+    async def _fill(self, item: Item[Ref], idle_seconds: float) -> None:
         urgent = item.index <= self._wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
         outcome: int | Exception
         try:
-            outcome = await self._reader.fetch(item.ref, urgent=urgent)
+            outcome = await self._followed(item, urgent, idle_seconds)
             self._fetched += 1
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
             outcome = error
@@ -280,6 +291,13 @@ class Prefetcher(Generic[Ref]):
         if (arrival := self._arrivals.pop(item.index, None)) is not None:
             arrival.set()
         self._changed.set()
+
+    async def _followed(self, item: Item[Ref], urgent: bool, idle_seconds: float) -> int:
+        if self._recorder is None:
+            return await self._reader.fetch(item.ref, urgent=urgent)
+        with self._recorder.following(item.index, item.step, idle_seconds) as fetch:
+            slot = fetch.slot = await self._reader.fetch(item.ref, urgent=urgent)
+        return slot
 
     def _end(self, reason: Exception) -> None:
         self._ended = reason

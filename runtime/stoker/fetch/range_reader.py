@@ -32,6 +32,8 @@ from stoker.ring import Ring
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import ObjectRef
+from stoker.trace.fetches import Request, Strand, strand
+from stoker.trace.phases import Phase
 
 __all__ = ["Pursuit", "RangePart", "RangeReader"]
 
@@ -97,12 +99,24 @@ class _Leg:
     Attributes:
         into: where its bytes go, memory of its own.
         sent_seconds: when, in loop time.
-        begun: whether its answer has begun.
+        begun_seconds: when its answer began, None until then.
+        ended_seconds: when it ended.
     """
 
     into: memoryview
     sent_seconds: float
-    begun: bool = False
+    begun_seconds: float | None = None
+    ended_seconds: float = 0.0
+
+    @property
+    def begun(self) -> bool:
+        """Whether its answer has begun."""
+        return self.begun_seconds is not None
+
+    def request(self, *, is_whole: bool) -> Request:
+        """Return what is kept on record of it."""
+        ended_seconds = max(self.sent_seconds, self.ended_seconds)  # one that was cancelled before it began has no end
+        return Request(self.sent_seconds, self.begun_seconds, ended_seconds, self.into.nbytes, is_whole)
 
 
 _Legs = dict[asyncio.Task[StoreError | None], _Leg]
@@ -153,12 +167,16 @@ class RangeReader:
             FetchError: every attempt failed, or the next one would miss the deadline.
             StoreError: what the store raised, if trying again cannot help.
         """
+        with strand(pursuit.ref.key, Phase.QUEUE) as told:
+            await self._read(pursuit, part, told)
+
+    async def _read(self, pursuit: Pursuit, part: RangePart, told: Strand) -> None:
         into = pursuit.into[part.offset : part.offset + part.size_bytes]
         async with self._gate.permit(urgent=pursuit.urgent):
             self._budget.earn()
             pursuit.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(pursuit.size_bytes))
             for attempt in count(1):
-                error = await self._attempt(pursuit, part, into)
+                error = await self._attempt(pursuit, part, into, told)
                 if error is None:
                     return
                 if not isinstance(error, TransientError):
@@ -199,7 +217,7 @@ class RangeReader:
             f"checksum_attempts={config.checksum_attempts}); last error: {pursuit.last_error}"
         )
 
-    async def _attempt(self, pursuit: Pursuit, part: RangePart, into: memoryview) -> StoreError | None:
+    async def _attempt(self, pursuit: Pursuit, part: RangePart, into: memoryview, told: Strand) -> StoreError | None:
         """Send a request and, when it is late, a hedge, which may be late, too; return the error if none succeeds.
 
         The first whose answer begins is left to itself: those that wait are cancelled, and have moved no bytes.
@@ -207,7 +225,10 @@ class RangeReader:
         """
         loop = asyncio.get_running_loop()
         if not self._config.hedge:
-            return await self._request(pursuit, part, _Leg(into, loop.time()), {})
+            leg = _Leg(into, loop.time())
+            error = await self._request(pursuit, part, leg, {})
+            told.attempted([leg.request(is_whole=error is None)], loop.time())
+            return error
         legs: _Legs = {}
         with ExitStack() as lent:
             async with task_group() as group:
@@ -225,8 +246,9 @@ class RangeReader:
                             send(data)
                             continue
                     await asyncio.wait(running, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
-                for leg in running:
-                    leg.cancel()
+                for each in running:
+                    each.cancel()
+            told.attempted([leg.request(is_whole=_has_succeeded(task)) for task, leg in legs.items()], loop.time())
             return self._outcome(legs, into)
 
     def _outcome(self, legs: _Legs, into: memoryview) -> StoreError | None:
@@ -295,8 +317,8 @@ class RangeReader:
         pursuit.requests += 1
 
         def begun() -> None:
-            leg.begun = True
-            self._times.observe_first_byte(loop.time() - sent_seconds)
+            leg.begun_seconds = loop.time()
+            self._times.observe_first_byte(leg.begun_seconds - sent_seconds)
             for other, state in legs.items():
                 if not state.begun:
                     other.cancel()
@@ -308,7 +330,9 @@ class RangeReader:
                 self._aimd.throttled(sent_seconds, loop.time())
             self.failed(pursuit, error)
             return error
-        now_seconds = loop.time()
+        finally:
+            leg.ended_seconds = loop.time()
+        now_seconds = leg.ended_seconds
         self._tally.bytes += part.size_bytes
         self._times.observe(part.size_bytes, now_seconds - sent_seconds)
         self._aimd.completed(part.size_bytes, now_seconds - sent_seconds, saturated=self._gate.saturated)
@@ -338,4 +362,8 @@ class RangeReader:
 
 def _winner(legs: _Legs) -> asyncio.Task[StoreError | None] | None:
     """Return a request that has succeeded, the one sent first if there are several."""
-    return next((leg for leg in legs if leg.done() and not leg.cancelled() and leg.result() is None), None)
+    return next((leg for leg in legs if _has_succeeded(leg)), None)
+
+
+def _has_succeeded(leg: asyncio.Task[StoreError | None]) -> bool:
+    return leg.done() and not leg.cancelled() and leg.result() is None

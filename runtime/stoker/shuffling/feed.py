@@ -41,6 +41,7 @@ from stoker.shuffling.folder import FolderStore
 from stoker.shuffling.layout import MAX_EPOCH, EpochLayout
 from stoker.sizes import counted
 from stoker.store.protocol import Store
+from stoker.trace.recorder import Recorder
 
 __all__ = ["MaterializedFeed"]
 
@@ -91,6 +92,7 @@ class MaterializedFeed:
         thread: runs the fetching; the store must only be used on it.
         rows: how rows are copied out of the ring.
         check: is given the feed of an epoch that is about to be read as ``full``; raises BudgetError to refuse.
+        recorder: follows fetches, and is told of waits.
 
     Raises:
         BudgetError: the memory is too small for an epoch's own objects, if these are as large as the data set's.
@@ -105,10 +107,11 @@ class MaterializedFeed:
         thread: LoopThread,
         rows: GatherRows = gather_rows,
         check: Callable[[Feed], object] = lambda feed: None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
-        self._thread, self._rows, self._check = thread, rows, check
+        self._thread, self._rows, self._check, self._recorder = thread, rows, check, recorder
         self._memory = _LentMemory()
         self._packed_starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._source: _Epoch | None = None  # what the feed reads, if not the data set itself
@@ -130,7 +133,7 @@ class MaterializedFeed:
             raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
 
     def _made(self, store: Store, manifest: Manifest, config: FeedConfig) -> Feed:
-        return Feed(store, manifest, config, self._thread, self._rows, self._memory.take)
+        return Feed(store, manifest, config, self._thread, self._rows, self._memory.take, self._recorder)
 
     # What is being read, and how.
 

@@ -1,0 +1,184 @@
+"""The record of one fetch: strands of things that happened one after the other, and the requests that were sent.
+
+Which fetch a request is for travels with the task's context, so that readers and stores need not hand it on. Nothing is
+recorded, and next to nothing is spent, where nobody follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple
+
+from stoker.trace.phases import Phase, Span
+
+__all__ = ["FOLLOWED", "Fetch", "Request", "Strand", "spoilt", "strand"]
+
+_STRANDS = 64
+"""Kept of one fetch: those that ended last, which are the ones that made it last."""
+
+
+class Request(NamedTuple):
+    """One call of the store.
+
+    Attributes:
+        sent_seconds: when, in loop time.
+        begun_seconds: when its answer began; None if it did not, or the store does not tell.
+        ended_seconds: when it ended.
+        size_bytes: that were asked for.
+        is_whole: whether it brought them.
+    """
+
+    sent_seconds: float
+    begun_seconds: float | None
+    ended_seconds: float
+    size_bytes: int
+    is_whole: bool
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """An item on its way into the ring. Times are the loop's.
+
+    Attributes:
+        item: its number in order of first use.
+        step: that first uses it.
+        issued_seconds: when its fetch began.
+        idle_seconds: how long it had stood in line before, for a slot or by the schedule, while nothing was under way.
+        ready_seconds: when its slot was ready.
+        slot: that holds it; None until then.
+        strands: that have ended, in that order.
+        requests: that were sent for it.
+    """
+
+    item: int
+    step: int
+    issued_seconds: float
+    idle_seconds: float = 0.0
+    ready_seconds: float = 0.0
+    slot: int | None = None
+    strands: deque[Strand] = field(default_factory=lambda: deque(maxlen=_STRANDS))
+    requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_STRANDS))
+
+    @property
+    def object(self) -> str:
+        """The key of the object that ended last; empty if nothing was needed."""
+        return self.strands[-1].object if self.strands else ""
+
+
+FOLLOWED: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=None)
+"""The fetch that the current task works for, if anybody keeps a record of it."""
+
+
+class Strand:
+    """Things that happen one after the other, for one object; a context manager that ends with the last of them.
+
+    Args:
+        fetch: it belongs to.
+        object: the key.
+        phase: the first.
+        now_seconds: in loop time.
+    """
+
+    __slots__ = ("_fetch", "_marks", "end_seconds", "object")
+
+    def __init__(self, fetch: Fetch, object: str, phase: Phase, now_seconds: float) -> None:  # noqa: A002 - its name
+        self._fetch = fetch
+        self.object = object
+        self._marks = [(phase, now_seconds)]
+        self.end_seconds = now_seconds
+
+    def enter(self, phase: Phase, now_seconds: float) -> None:
+        """Note that another phase begins."""
+        self._marks.append((phase, now_seconds))
+
+    def attempted(self, requests: Sequence[Request], now_seconds: float) -> None:
+        """Note an attempt that has ended: a request and its hedges, in the order they were sent.
+
+        One that failed is part of a retry, and what follows until the next one is, too.
+        """
+        self._fetch.requests.extend(requests)
+        self._marks += _attempt_marks(requests)
+        if not any(request.is_whole for request in requests):
+            self._marks.append((Phase.RETRY, now_seconds))
+
+    def spoil(self) -> None:
+        """Note that all of it was in vain."""
+        self._marks = [(Phase.RETRY, self.begin_seconds)]
+
+    @property
+    def begin_seconds(self) -> float:
+        """When it began."""
+        return self._marks[0][1]
+
+    @property
+    def spans(self) -> list[Span]:
+        """The phases, from the begin to the end without a gap."""
+        ends = [*(begin for _, begin in self._marks[1:]), self.end_seconds]
+        return [Span(phase, begin, end, self.object) for (phase, begin), end in zip(self._marks, ends, strict=True)]
+
+    def __enter__(self) -> Strand:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end_seconds = asyncio.get_running_loop().time()
+        self._fetch.strands.append(self)
+
+
+class _Unrecorded(Strand):
+    """Stands where nobody follows."""
+
+    __slots__ = ()
+
+    def enter(self, phase: Phase, now_seconds: float) -> None:
+        pass
+
+    def attempted(self, requests: Sequence[Request], now_seconds: float) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+_UNRECORDED = _Unrecorded(Fetch(0, 0, 0.0), "", Phase.OTHER, 0.0)
+
+
+def strand(object: str, phase: Phase) -> Strand:  # noqa: A002 - as it is called everywhere
+    """Return a strand that begins, of the fetch that the current task works for."""
+    fetch = FOLLOWED.get()
+    return _UNRECORDED if fetch is None else Strand(fetch, object, phase, asyncio.get_running_loop().time())
+
+
+def spoilt(object: str) -> None:  # noqa: A002 - as it is called everywhere
+    """Note that what the current fetch has read of an object so far is of no use."""
+    fetch = FOLLOWED.get()
+    if fetch is not None:
+        for each in fetch.strands:
+            if each.object == object:
+                each.spoil()
+
+
+def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
+    """Return the phases of an attempt, each with its begin."""
+    first, winner = requests[0], next((request for request in requests if request.is_whole), None)
+    if winner is None:
+        return [(Phase.RETRY, first.sent_seconds)]
+    if winner.begun_seconds is None:  # a store that does not tell
+        return [(Phase.TRANSFER if len(requests) == 1 else Phase.HEDGE, first.sent_seconds)]
+    if len(requests) == 1:
+        return [(Phase.FIRST_BYTE, first.sent_seconds), (Phase.TRANSFER, winner.begun_seconds)]
+    hedged_seconds = requests[1].sent_seconds
+    if first.begun_seconds is None or first.begun_seconds > hedged_seconds:  # its first byte was late
+        return [(Phase.HEDGE, first.sent_seconds), (Phase.TRANSFER, winner.begun_seconds)]
+    marks = [(Phase.FIRST_BYTE, first.sent_seconds), (Phase.TRANSFER, first.begun_seconds)]
+    if winner is not first:  # its bytes were
+        marks += [(Phase.HEDGE, hedged_seconds), (Phase.TRANSFER, winner.begun_seconds)]
+    return marks

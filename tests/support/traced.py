@@ -1,0 +1,74 @@
+"""A run in virtual time whose waits are on record: a store with faults, a ring, a consumer that takes items in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+from stoker.clock import run_virtual
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
+from stoker.ring import Ring
+from stoker.schedule import Continuous, Schedule
+from stoker.task_group import task_group
+from stoker.tier import ObjectRef, Tier
+from stoker.trace.recorder import Recorder, Sink
+from support.faulty_store import FaultyStore, Weather, pin
+
+BODY = random.Random(0).randbytes(100_000)
+
+
+class TracedRun:
+    """Takes objects one after the other; each is a step of its own, and works for a while on each."""
+
+    def __init__(
+        self,
+        *,
+        objects: int = 12,
+        slots: int = 8,
+        weather: Weather | None = None,
+        config: FetchConfig | None = None,
+        compute_seconds: float = 0.0,
+        tiers: Sequence[Tier] = (),
+        sinks: Sequence[Sink] = (),
+        schedule: Schedule | None = None,
+    ) -> None:
+        bodies = {f"data/{number:02}": BODY for number in range(objects)}
+        self.store = FaultyStore(bodies, weather=weather or Weather(tail_sigma=0.0))
+        self.refs = pin(bodies)
+        self.ring = Ring(slots, len(BODY))
+        self.recorder = Recorder(sinks)
+        self.wait_seconds = 0.0
+        self._compute_seconds = compute_seconds
+        self._schedule = schedule or Continuous()
+        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(1), config=config, tiers=tiers)
+
+    def run(self) -> TracedRun:
+        run_virtual(self._run())
+        return self
+
+    async def _run(self) -> None:
+        items = iter([Item(number, ref, number) for number, ref in enumerate(self.refs)])
+        prefetcher: Prefetcher[ObjectRef] = Prefetcher(
+            self.fetcher, self.ring, self._schedule, lambda: next(items, None), hedge_slots=2, recorder=self.recorder
+        )
+        async with task_group() as group:
+            group.create_task(prefetcher.run())
+            await self._consume(prefetcher)
+
+    async def _consume(self, prefetcher: Prefetcher[ObjectRef]) -> None:
+        loop = asyncio.get_running_loop()
+        for number in range(len(self.refs)):
+            prefetcher.reached(number, number + 1)
+            asked = loop.time()
+            if prefetcher.ready(number) is None:
+                await prefetcher.wait(number)
+                self.recorder.waited_for(number, asked, loop.time())
+            self.recorder.yielded(0, asked, loop.time())
+            self.wait_seconds += loop.time() - asked
+            await asyncio.sleep(self._compute_seconds)
+            prefetcher.release(number)
+
+
+__all__ = ["BODY", "TracedRun"]

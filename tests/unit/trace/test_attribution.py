@@ -1,0 +1,248 @@
+"""What is told of a wait is what was done to the fetch."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from stoker.clock import VirtualClockLoop
+from stoker.errors import StoreError, TransientError
+from stoker.fetch.fetcher import FetchConfig
+from stoker.schedule import FetchSize
+from stoker.tier import ObjectRef
+from stoker.trace.attribution import critical_path, explained
+from stoker.trace.fetches import Fetch, Request, Strand
+from stoker.trace.phases import Phase, Span
+from support.faulty_store import Weather
+from support.traced import BODY, TracedRun
+
+UNHEDGED = FetchConfig(hedge=False, split_parts=1)
+
+
+def told(run: TracedRun) -> Phase:
+    """The phase in which most of the run's waits were, which must add up to what the consumer measured itself."""
+    assert sum(run.recorder.seconds.values()) == pytest.approx(run.wait_seconds)
+    return max(run.recorder.seconds, key=lambda phase: run.recorder.seconds[phase])
+
+
+def test_a_slow_first_byte() -> None:
+    run = TracedRun(weather=Weather(tail_sigma=0.0, first_byte_seconds=0.5), config=UNHEDGED).run()
+    assert told(run) is Phase.FIRST_BYTE
+
+
+def test_a_slow_link() -> None:
+    run = TracedRun(weather=Weather(tail_sigma=0.0, bytes_per_second=len(BODY) / 0.5), config=UNHEDGED).run()
+    assert told(run) is Phase.TRANSFER
+
+
+@pytest.mark.parametrize("fault", ["throttle_bare", "error", "reset", "truncate", "corrupt"])
+def test_requests_that_fail(fault: str) -> None:
+    run = TracedRun(config=UNHEDGED)
+    run.store.script = lambda number, key: fault if number < 2 else None
+    assert told(run.run()) is Phase.RETRY
+    assert run.recorder.worst()[0].spans[0].object == run.refs[0].key
+
+
+def test_a_pause_that_the_store_asks_for() -> None:
+    run = TracedRun(config=UNHEDGED, weather=Weather(tail_sigma=0.0, retry_after_seconds=3.0))
+    run.store.script = lambda number, key: "throttle" if number == 0 else None
+    assert told(run.run()) is Phase.RETRY
+    assert run.recorder.seconds[Phase.RETRY] == pytest.approx(3.02, abs=0.1)
+
+
+def test_a_ring_that_is_too_small() -> None:
+    """One slot beside those for hedges: the next item has none before the last one is given back."""
+    slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
+    assert told(TracedRun(slots=3, weather=slow, config=UNHEDGED, compute_seconds=0.5).run()) is Phase.QUEUE
+
+
+def test_a_ring_that_is_large_enough() -> None:
+    slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
+    run = TracedRun(slots=8, weather=slow, config=UNHEDGED, compute_seconds=0.5).run()
+    assert told(run) is Phase.FIRST_BYTE
+    assert run.wait_seconds < 0.5
+
+
+def test_a_small_ring_is_not_told_where_the_link_is_what_is_slow() -> None:
+    """The network is never idle, so that more room would bring nothing."""
+    slow = Weather(tail_sigma=0.0, total_bytes_per_second=len(BODY) / 0.5)
+    run = TracedRun(slots=6, weather=slow, config=UNHEDGED, compute_seconds=0.01).run()
+    assert told(run) is Phase.TRANSFER
+
+
+def test_a_schedule_that_looks_less_far_ahead_than_it_could() -> None:
+    slow = Weather(tail_sigma=0.0, first_byte_seconds=0.3)
+    run = TracedRun(weather=slow, config=UNHEDGED, compute_seconds=0.2, schedule=FetchSize(2, 0)).run()
+    assert told(run) is Phase.QUEUE
+
+
+def test_a_wait_for_a_permit_is_a_wait_in_line() -> None:
+    config = FetchConfig(hedge=False, split_parts=1, concurrency_start=1, concurrency_least=1, concurrency_most=1)
+    run = TracedRun(weather=Weather(tail_sigma=0.0, first_byte_seconds=0.5), config=config)
+    fetches: list[Fetch] = []
+    run.recorder._sinks = (Kept(fetches),)
+    run.run()
+    waited = [span for fetch in fetches for span in critical_path(fetch) if span.phase is Phase.QUEUE]
+    assert sum(span.seconds for span in waited) > 3.0
+
+
+def test_a_late_request_that_is_hedged() -> None:
+    run = TracedRun(weather=Weather(tail_sigma=0.0), config=FetchConfig(split_parts=1))
+    run.store.late = {4: 5.0}
+    assert told(run.run()) is Phase.HEDGE
+    worst = run.recorder.worst()[0]
+    assert run.fetcher.stats.hedge_wins == 1
+    assert next(iter(worst.by_cause())) == (Phase.HEDGE, run.refs[4].key)
+    assert f"hedge of {run.refs[4].key}" in str(worst)
+
+
+class SlowTier:
+    name = "slow"
+
+    def __init__(self, error: StoreError | None = None) -> None:
+        self._error = error
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        await asyncio.sleep(1.0)
+        if self._error is not None:
+            raise self._error
+        into[:] = BODY
+        return True
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("error", [None, TransientError("lost")])
+def test_a_nearer_place_that_is_slow(error: StoreError | None) -> None:
+    assert told(TracedRun(tiers=[SlowTier(error)], config=UNHEDGED).run()) is Phase.TIER
+
+
+def test_a_checksum_that_takes_long() -> None:
+    run = TracedRun(config=UNHEDGED)
+
+    def slow(data: memoryview) -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockLoop)
+        loop.jump(0.5)
+        return run.refs[0].crc32c
+
+    run.fetcher._checksum = slow
+    assert told(run.run()) is Phase.VERIFY
+
+
+class Kept:
+    """Keeps what it is told of."""
+
+    def __init__(self, fetches: list[Fetch]) -> None:
+        self.fetches = fetches
+
+    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
+        self.fetches.append(fetch)
+
+    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None: ...
+
+    def waited(self, wait: object) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def fetch_of(*strands: tuple[str, list[tuple[Phase, float]], float], ready: float) -> Fetch:
+    """A fetch of strands: object, phases with their begin, end."""
+    fetch = Fetch(0, 0, 0.0, ready_seconds=ready)
+    for key, marks, end in strands:
+        strand = Strand(fetch, key, *marks[0])
+        for mark in marks[1:]:
+            strand.enter(*mark)
+        strand.end_seconds = end
+        fetch.strands.append(strand)
+    return fetch
+
+
+def test_of_parallel_parts_the_last_one_is_told() -> None:
+    fetch = fetch_of(
+        ("a", [(Phase.FIRST_BYTE, 0.0), (Phase.TRANSFER, 0.2)], 1.0),
+        ("b", [(Phase.FIRST_BYTE, 0.0), (Phase.TRANSFER, 2.5)], 3.0),
+        ("b", [(Phase.VERIFY, 3.0)], 3.5),
+        ready=3.5,
+    )
+    assert critical_path(fetch) == [
+        Span(Phase.FIRST_BYTE, 0.0, 2.5, "b"),
+        Span(Phase.TRANSFER, 2.5, 3.0, "b"),
+        Span(Phase.VERIFY, 3.0, 3.5, "b"),
+    ]
+
+
+def test_a_part_in_line_behind_another_waits_for_what_that_one_does() -> None:
+    fetch = fetch_of(
+        ("a", [(Phase.QUEUE, 0.0), (Phase.TRANSFER, 1.0)], 2.0),
+        ("b", [(Phase.QUEUE, 0.0), (Phase.TRANSFER, 2.0)], 3.0),
+        ready=3.0,
+    )
+    assert critical_path(fetch) == [
+        Span(Phase.QUEUE, 0.0, 1.0, "a"),
+        Span(Phase.TRANSFER, 1.0, 2.0, "a"),
+        Span(Phase.TRANSFER, 2.0, 3.0, "b"),
+    ]
+
+
+def test_time_between_two_strands_is_nobodys() -> None:
+    fetch = fetch_of(("a", [(Phase.TRANSFER, 0.0)], 1.0), ("a", [(Phase.TRANSFER, 1.5)], 2.0), ready=2.5)
+    assert [span.phase for span in critical_path(fetch)] == [
+        Phase.TRANSFER,
+        Phase.OTHER,
+        Phase.TRANSFER,
+        Phase.OTHER,
+    ]
+
+
+def test_a_wait_that_begins_before_the_issue_and_ends_behind_the_arrival_is_explained_without_a_gap() -> None:
+    fetch = fetch_of(("a", [(Phase.TRANSFER, 1.0)], 2.0), ready=2.0)
+    fetch.issued_seconds = 1.0
+    spans = explained(fetch, 0.5, 2.25)
+    assert spans == [
+        Span(Phase.QUEUE, 0.5, 1.0, "a"),
+        Span(Phase.TRANSFER, 1.0, 2.0, "a"),
+        Span(Phase.OTHER, 2.0, 2.25, "a"),
+    ]
+    assert explained(fetch, 1.25, 1.5) == [Span(Phase.TRANSFER, 1.25, 1.5, "a")]
+    assert explained(None, 1.0, 2.0) == [Span(Phase.OTHER, 1.0, 2.0)]
+
+
+WHOLE, LOST = True, False
+TWICE = ["first_byte", "transfer", "hedge", "transfer"]
+
+
+@pytest.mark.parametrize(
+    ("requests", "phases"),
+    [
+        ([Request(0.0, 1.0, 2.0, 1, WHOLE)], ["first_byte", "transfer"]),
+        ([Request(0.0, None, 2.0, 1, WHOLE)], ["transfer"]),
+        ([Request(0.0, 1.0, 2.0, 1, LOST)], ["retry"]),
+        ([Request(0.0, None, 1.5, 1, LOST), Request(1.0, 1.5, 2.0, 1, WHOLE)], ["hedge", "transfer"]),
+        ([Request(0.0, 1.5, 2.0, 1, WHOLE), Request(1.0, None, 1.5, 1, LOST)], ["hedge", "transfer"]),
+        ([Request(0.0, None, 2.0, 1, LOST), Request(1.0, None, 2.0, 1, WHOLE)], ["hedge"]),
+        ([Request(0.0, 0.5, 2.0, 1, LOST), Request(1.0, 1.5, 2.0, 1, WHOLE)], TWICE),
+        ([Request(0.0, 0.5, 2.0, 1, WHOLE), Request(1.0, 1.5, 2.0, 1, LOST)], ["first_byte", "transfer"]),
+    ],
+)  # fmt: skip
+def test_phases_of_an_attempt(requests: list[Request], phases: list[str]) -> None:
+    fetch = Fetch(0, 0, 0.0)
+    strand = Strand(fetch, "a", Phase.QUEUE, 0.0)
+    strand.attempted(requests, 2.0)
+    strand.end_seconds = 2.0
+    assert [span.phase for span in strand.spans if span.seconds] == phases
+    assert strand.spans[-1].end_seconds - strand.spans[0].begin_seconds == 2.0
+
+
+def test_a_fetch_keeps_the_strands_that_ended_last() -> None:
+    fetch = fetch_of(
+        *((f"{number}", [(Phase.TRANSFER, float(number))], number + 1.0) for number in range(1000)), ready=1000.0
+    )
+    assert len(fetch.strands) < 100
+    path = critical_path(fetch)
+    assert path[-1] == Span(Phase.TRANSFER, 999.0, 1000.0, "999")
+    assert math.fsum(span.seconds for span in path) == 1000.0
