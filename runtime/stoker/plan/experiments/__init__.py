@@ -21,6 +21,7 @@ _PLACES = {
     "deli-figure-9": "deli_misses",
     "ours": "ours",
     "caching": "caching",
+    "diesel-reads": "diesel_reads",
     "infinicache": "infinicache",
 }
 """Experiment → module of this folder that has it in its ``EXPERIMENTS``."""
