@@ -1,0 +1,306 @@
+"""``stoker plan``: what a training will take of a data set, and what to change before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import textwrap
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from stoker.cli.command import Command
+from stoker.cli.flags import add_dataset, opened, positive, size
+from stoker.cli.output import counted, printable, table
+from stoker.errors import ConfigError
+from stoker.feed import FeedConfig
+from stoker.manifest import Manifest
+from stoker.order import OrderConfig
+from stoker.plan.advice import Advice, Resources, Suggestion, advise
+from stoker.plan.bucket import BucketModel
+from stoker.plan.latency import Constant
+from stoker.plan.machine import look
+from stoker.plan.predict import EpochForecast, Prediction, Workload
+from stoker.plan.probe import Probe, ProbeLimits, probe
+from stoker.prices import Egress, Prices
+from stoker.schedule import Continuous, NextBatch, Schedule
+from stoker.sizes import format_bytes
+from stoker.versions import read_manifest
+
+__all__ = ["command"]
+
+_WIDTH = 80
+_CONNECTION_BYTES_PER_SECOND = 90e6
+"""Of one connection to an object store, where nothing was measured."""
+_SCHEDULES: Mapping[str, Schedule] = {"continuous": Continuous(), "next-batch": NextBatch()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bucket:
+    """What is known of the way to the bucket; ``probe`` is None where all was given."""
+
+    model: BucketModel
+    node_bytes_per_second: float
+    median_seconds: float
+    slowest_seconds: float
+    start_seconds: float
+    probe: Probe | None
+
+
+def _configure(parser: ArgumentParser) -> None:
+    add_dataset(parser)
+    training = parser.add_argument_group("the training")
+    training.add_argument(
+        "--gpu-rate", type=_rate, required=True, metavar="N", help="samples a second that one node's accelerators take"
+    )
+    training.add_argument("--nodes", type=positive, default=1, metavar="N", help="that share each epoch (default: 1)")
+    training.add_argument("--epochs", type=positive, default=10, metavar="N", help="of the run (default: 10)")
+    training.add_argument("--price-of-hour", type=_rate, metavar="USD", help="of one node, for what waiting costs")
+    node = parser.add_argument_group("a node", "what is left out is this machine's, measured")
+    node.add_argument("--memory", type=size, metavar="SIZE", help="for a loader (default: half of what is free)")
+    node.add_argument("--disk", type=size, default=0, metavar="SIZE", help="for a cache (default: none)")
+    node.add_argument("--disk-folder", default="/mnt/nvme/stoker", metavar="PATH", help="where the disk would be")
+    node.add_argument("--first-byte", type=_rate, metavar="MS", help="milliseconds until the bucket answers")
+    node.add_argument("--bandwidth", type=size, metavar="SIZE", help="bytes a second from the bucket, as 1GB")
+    node.add_argument("--probe", type=size, default=256 << 20, metavar="SIZE", help="to read at most (default: 256MiB)")
+    node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="where it is from the bucket")
+    now = parser.add_argument_group("the loader as it is", "Loader's own defaults, if left out")
+    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="of a node (default: 256)")
+    now.add_argument("--shuffle", choices=("window", "block", "none"), default="window", help="(default: window)")
+    now.add_argument("--window", type=positive, default=8, metavar="N", help="in super-samples (default: 8)")
+    now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help="(default: 512MB)")
+    now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="(default: continuous)")
+    parser.add_argument("--json", action="store_true", help="write JSON")
+
+
+def _rate(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def _run(args: Namespace) -> int:
+    manifest, bucket = asyncio.run(_looked(args))
+    if not manifest.samples:
+        raise ConfigError(f"{args.url} holds no samples yet: there is nothing to plan")
+    resources = Resources(
+        memory_bytes=args.memory or look().free_bytes // 2,
+        disk_bytes=args.disk,
+        disk_folder=args.disk_folder,
+        slowest_seconds=bucket.slowest_seconds,
+        median_seconds=bucket.median_seconds,
+        epochs=args.epochs,
+    )
+    workload = _workload(args, manifest, bucket)
+    advice = advise(workload, resources)
+    money = _Money(args)
+    if args.json:
+        print(json.dumps(_as_json(args, workload, bucket, advice, money), indent=2))
+    else:
+        print("\n".join(_as_text(args, workload, bucket, advice, money)))
+    return 0
+
+
+def _workload(args: Namespace, manifest: Manifest, bucket: _Bucket) -> Workload:
+    return Workload(
+        manifest=manifest,
+        feed=FeedConfig(
+            order=OrderConfig(shuffle=args.shuffle, window=args.window, lanes=args.nodes),
+            batch_size=args.batch_size,
+            world_size=args.nodes,
+            memory_bytes=args.loader_memory,
+            schedule=_SCHEDULES[args.schedule],
+        ),
+        samples_per_second=args.gpu_rate,
+        bucket=bucket.model,
+        node_bytes_per_second=bucket.node_bytes_per_second,
+        start_seconds=bucket.start_seconds,
+    )
+
+
+async def _looked(args: Namespace) -> tuple[Manifest, _Bucket]:
+    """Read the manifest, and measure what was not given."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    async with opened(args) as store:
+        manifest = await read_manifest(store, args.at)
+        read_seconds = loop.time() - begun
+        measured = None
+        if not (args.first_byte and args.bandwidth) and len(manifest):
+            limits = ProbeLimits(size_bytes=args.probe)
+            measured = await probe(store, [manifest.ref(row) for row in _spread(len(manifest))], limits)
+    return manifest, _bucket(args, measured, read_seconds)
+
+
+def _spread(count: int) -> Sequence[int]:
+    """Return up to 64 rows, from all over the data set."""
+    return range(0, count, max(1, count // 64))
+
+
+def _bucket(args: Namespace, measured: Probe | None, read_seconds: float) -> _Bucket:
+    """Return the bucket as measured, but for what is given."""
+    if measured is not None:
+        model, total = measured.bucket(), measured.total_bytes_per_second
+        median_seconds, slowest_seconds = measured.median_seconds, measured.slowest_seconds
+        start_seconds = read_seconds + measured.connect_seconds
+    else:
+        model, total, median_seconds, slowest_seconds, start_seconds = BucketModel(), math.inf, 0.0, 0.0, read_seconds
+    first_byte = model.first_byte
+    if args.first_byte:
+        median_seconds = slowest_seconds = start_seconds = args.first_byte / 1000
+        first_byte = Constant(median_seconds)
+    rate = model.connection_bytes_per_second if measured else _CONNECTION_BYTES_PER_SECOND
+    if args.bandwidth:
+        total, rate = float(args.bandwidth), min(rate, args.bandwidth)
+    return _Bucket(
+        model=BucketModel(first_byte=first_byte, connection_bytes_per_second=rate),
+        node_bytes_per_second=total,
+        median_seconds=median_seconds,
+        slowest_seconds=slowest_seconds,
+        start_seconds=start_seconds,
+        probe=measured,
+    )
+
+
+class _Money:
+    """Dollars of an epoch, of all nodes."""
+
+    def __init__(self, args: Namespace) -> None:
+        self._args, self._prices = args, Prices.load()
+        self.is_free = not self._prices.store(args.url).name or self._prices.store(args.url).region == "local"
+
+    def of(self, epoch: EpochForecast) -> float:
+        """Return what the bucket asks for."""
+        return epoch.dollars(self._prices, self._args.url, self._args.egress)
+
+    def waiting(self, epoch: EpochForecast) -> float | None:
+        """Return what the nodes cost while they wait; None if their price is not known."""
+        hour = self._args.price_of_hour
+        return None if hour is None else epoch.wait_seconds / 3600 * self._args.nodes * hour
+
+
+def _as_json(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advice, money: _Money) -> dict[str, Any]:
+    def prediction(found: Prediction | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        shown = asdict(found)
+        shown["bound"] |= {"seconds": found.bound.seconds, "limit": found.bound.limit}
+        for name, epoch in (("first", found.first), ("later", found.later)):
+            more = {"stall": epoch.stall, "dollars": money.of(epoch), "waiting_dollars": money.waiting(epoch)}
+            shown[name] |= more
+        return shown
+
+    return {
+        "url": args.url,
+        "version": workload.manifest.version,
+        "samples": workload.manifest.samples,
+        "super_samples": len(workload.manifest),
+        "size_bytes": workload.manifest.size_bytes,
+        "probe": None if bucket.probe is None else asdict(bucket.probe),
+        "given": prediction(advice.given),
+        "refused": advice.refused,
+        "advised": prediction(advice.advised),
+        "suggestions": [asdict(each) | {"is_change": each.is_change} for each in advice.suggestions],
+    }
+
+
+def _as_text(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advice, money: _Money) -> list[str]:
+    manifest = workload.manifest
+    average = format_bytes(manifest.size_bytes / len(manifest))
+    need = format_bytes(args.gpu_rate * workload.sample_bytes)
+    packed = f"{counted(len(manifest), 'super-sample')} of {average}"
+    training = f"{counted(args.nodes, 'node')}, each {args.gpu_rate:,.0f} samples/s in batches of {args.batch_size}"
+    return [
+        f"{printable(args.url)}, version {manifest.version}",
+        f"  {counted(manifest.samples, 'sample')} of {format_bytes(workload.sample_bytes)} in {packed}",
+        f"  {training}: {need}/s",
+        *_measured(bucket),
+        "",
+        *_predicted(advice, money),
+        "",
+        *_bound(advice),
+        "",
+        *(line for each in advice.suggestions for line in _suggested(each, args.url)),
+    ]
+
+
+def _measured(bucket: _Bucket) -> list[str]:
+    found = bucket.probe
+    alone, together = format_bytes(bucket.model.connection_bytes_per_second), format_bytes(bucket.node_bytes_per_second)
+    rates = f"first byte {_seconds(bucket.median_seconds)}, one connection {alone}/s, a node {together}/s"
+    if found is None:
+        return _wrapped(f"as given: {rates}")
+    more = "" if found.is_saturated else " at least"
+    took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
+    return _wrapped(f"measured with {took}: {rates}{more} (with {found.connections} connections)")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _predicted(advice: Advice, money: _Money) -> list[str]:
+    columns = [("as it is", advice.given), ("advised", advice.advised)]
+    if not any(each.is_change for each in advice.suggestions):
+        columns = columns[:1]
+    rows: list[list[str]] = [["predicted", *(name for name, _ in columns)]]
+    facts: dict[str, Callable[[Prediction], str]] = {
+        "time to first batch": lambda found: _seconds(found.first_batch_seconds),
+        "first epoch": lambda found: f"{_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
+        "later epochs": lambda found: f"{_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
+        "requests an epoch": lambda found: f"{found.later.requests:,.0f}",
+        "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
+        "bucket an epoch": lambda found: _dollars(money.of(found.later)),
+        "waiting an epoch": lambda found: _dollars(money.waiting(found.later) or 0.0),
+    }
+    if money.is_free:
+        del facts["bucket an epoch"]
+    if advice.advised and money.waiting(advice.advised.later) is None:
+        del facts["waiting an epoch"]
+    for name, fact in facts.items():
+        rows.append([name, *("cannot run" if found is None else fact(found) for _, found in columns)])
+    shown = table(rows).splitlines()
+    return shown + (_wrapped(advice.refused) if advice.refused else [])
+
+
+def _bound(advice: Advice) -> list[str]:
+    bound = (advice.given or advice.advised).bound
+    return _wrapped(
+        f"no epoch can be shorter than {_seconds(bound.seconds)}, by {bound.limit}: compute "
+        f"{_seconds(bound.compute_seconds)}, bandwidth {_seconds(bound.transfer_seconds)}, requests "
+        f"{_seconds(bound.request_seconds)}"
+    )
+
+
+def _suggested(each: Suggestion, url: str) -> list[str]:
+    change = f"{each.given} → {each.advised}" if each.is_change else each.given
+    lines = _wrapped(f"{each.name}: {change}; {each.reason}")
+    if each.command:
+        lines.append(f"      {each.command.replace('URL', printable(url))}")
+    return lines
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _dollars(dollars: float) -> str:
+    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
+
+
+command = Command(
+    name="plan",
+    help="predict what a training takes of a data set, and say what to change",
+    configure=_configure,
+    run=_run,
+)

@@ -1,0 +1,296 @@
+"""What to change, and what it is worth: settings from closed forms, tried in the simulator before they are advised."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from stoker.budget import window_slots
+from stoker.errors import BudgetError
+from stoker.manifest import Manifest
+from stoker.plan.dataset import described
+from stoker.plan.predict import Cache, Prediction, Workload, predict
+from stoker.ring import ALIGNMENT_BYTES
+from stoker.schedule import Continuous
+from stoker.sizes import format_bytes
+
+__all__ = ["Advice", "Resources", "Suggestion", "advise"]
+
+_MIB = 1 << 20
+_LEAST_BYTES, _MOST_BYTES = _MIB, 32 * _MIB
+"""Of a super-sample. Reading more at a time into fresh memory is three to five times slower."""
+_TRANSFER_PER_FIRST_BYTE = 8
+"""A request is well spent if its bytes take about so many times as long as waiting for the first of them."""
+_TOO_SMALL, _TOO_LARGE = 2.5, 4.0
+"""Super-samples that are so many times smaller or larger than they should be are worth packing again."""
+_WINDOW, _LEAST_WINDOW = 8, 2
+_WINDOWS_EACH = 4
+"""A node should have at least so many windows of super-samples in an epoch, or there is little to shuffle."""
+_STALL = 0.01
+"""A stall below this is not worth a change; nor is a change that lowers it by less."""
+_SLOTS_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+_IN_FLIGHT = 4
+_MEMORY_SHARE = 0.5
+"""Of a machine's free memory, at most: the training has to live too."""
+_LATE = 5.0
+"""A bucket has a tail if its slowest first byte is so many times the median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a node can spare, and what a late first byte is like.
+
+    Attributes:
+        memory_bytes: for a loader, at most.
+        disk_bytes: for a cache; 0 if there is no disk.
+        disk_folder: where.
+        disk_bytes_per_second: of it.
+        slowest_seconds: of the first bytes seen.
+        median_seconds: of them.
+        epochs: that the run is to have.
+    """
+
+    memory_bytes: int
+    disk_bytes: int = 0
+    disk_folder: str = ""
+    disk_bytes_per_second: float = 2e9
+    slowest_seconds: float = 0.0
+    median_seconds: float = 0.0
+    epochs: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """One setting.
+
+    Attributes:
+        name: of the setting.
+        given: as it is.
+        advised: as it should be; equal to ``given`` if it is right.
+        reason: why.
+        command: that changes it, or the argument of ``Loader``; empty if there is nothing to change.
+    """
+
+    name: str
+    given: str
+    advised: str
+    reason: str
+    command: str = ""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether something should be done."""
+        return self.given != self.advised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What to change.
+
+    Attributes:
+        suggestions: super-sample size, window, schedule, memory, cache and warm tier, in this order.
+        given: what is predicted as things are; None if that cannot run.
+        refused: why it cannot, else ``""``.
+        advised: what is predicted when all suggestions are followed.
+        workload: that does.
+    """
+
+    suggestions: tuple[Suggestion, ...]
+    given: Prediction | None
+    refused: str
+    advised: Prediction
+    workload: Workload = field(repr=False)
+
+
+def advise(given: Workload, resources: Resources) -> Advice:
+    """Return what to change in a workload.
+
+    Raises:
+        BudgetError: the resources are too little for any order of this data set.
+    """
+    before, refused = _tried(given)
+    repacked, size = _repacked(given, resources)
+    windowed, window = _windowed(repacked, resources)
+    continuous = replace(windowed, feed=replace(windowed.feed, schedule=Continuous()))
+    schedule = Suggestion(
+        name="schedule",
+        given=type(given.feed.schedule).__name__,
+        advised="Continuous",
+        reason="fetch as far ahead as the memory goes, across epochs",
+        command="" if isinstance(given.feed.schedule, Continuous) else "leave schedule= out",
+    )
+    roomy, memory = _with_memory(continuous, given.feed.memory_bytes, resources)
+    cached, cache = _cached(roomy, resources)
+    advised = predict(cached)
+    warm = _warm(cached, advised, resources)
+    return Advice(
+        suggestions=(size, window, schedule, memory, cache, warm),
+        given=before,
+        refused=refused,
+        advised=advised,
+        workload=cached,
+    )
+
+
+def _tried(workload: Workload) -> tuple[Prediction | None, str]:
+    try:
+        return predict(workload), ""
+    except BudgetError as error:
+        return None, str(error)
+
+
+def _repacked(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+    """Return the workload with super-samples of a good size, if theirs is far from it."""
+    manifest = given.manifest
+    average, good = manifest.size_bytes / len(manifest), _good_bytes(given, resources)
+    shown, is_small = format_bytes(average), average < good / _TOO_SMALL
+    if not is_small and average <= _TOO_LARGE * good and manifest.largest_bytes <= 2 * _slot_bytes(resources):
+        reason = "a request is mostly transfer, and the memory holds enough of them"
+        return given, Suggestion(name="super-sample size", given=shown, advised=shown, reason=reason)
+    why_larger = "fewer requests, each of which is mostly transfer, and still enough of them to shuffle"
+    command = "stoker compact URL" if is_small else "stoker pack SOURCE URL"
+    return replace(given, manifest=_alike(manifest, good)), Suggestion(
+        name="super-sample size",
+        given=shown,
+        advised=format_bytes(good),
+        reason=why_larger if is_small else "smaller ones leave memory to look ahead, and more to shuffle",
+        command=f"{command} --super-sample-bytes {good}",
+    )
+
+
+def _good_bytes(given: Workload, resources: Resources) -> int:
+    """Return a power of two: large enough for the bucket, small enough for the memory and for shuffling."""
+    rate = min(given.bucket.connection_bytes_per_second, given.node_bytes_per_second)
+    wanted = _TRANSFER_PER_FIRST_BYTE * resources.median_seconds * rate
+    share = given.manifest.size_bytes / given.feed.world_size / (_WINDOW * _WINDOWS_EACH)
+    most = min(_MOST_BYTES, _slot_bytes(resources), max(share, 64 << 10))
+    chosen = min(max(wanted, _LEAST_BYTES), most)
+    return max(1 << round(math.log2(chosen)), math.ceil(given.sample_bytes))
+
+
+def _slot_bytes(resources: Resources) -> int:
+    """Return how large a super-sample may be for a window and as many again in flight to fit."""
+    return resources.memory_bytes // (2 * (_WINDOW + _IN_FLIGHT))
+
+
+def _alike(manifest: Manifest, size_bytes: int) -> Manifest:
+    """Return a data set of about as many samples and bytes, in super-samples of another size."""
+    samples = max(1, round(size_bytes * manifest.samples / manifest.size_bytes))
+    count = max(1, round(manifest.samples / samples))
+    samples = max(1, manifest.samples // count)
+    return described(super_samples=count, samples=samples, super_sample_bytes=max(1, manifest.size_bytes // count))
+
+
+def _windowed(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+    """Return the workload with the default window, or the largest that fits."""
+    order = given.feed.order
+    window = max(order.window, _WINDOW)
+    while window > _LEAST_WINDOW and _least_memory(given, window) > resources.memory_bytes:
+        window //= 2
+    fits = window >= _WINDOW
+    suggestion = Suggestion(
+        name="window",
+        given=str(order.window),
+        advised=str(window),
+        reason="mixes well and costs little" if fits else "the largest for which there is memory",
+        command=f"Loader(window={window})" if window != order.window else "",
+    )
+    return replace(given, feed=replace(given.feed, order=replace(order, window=window))), suggestion
+
+
+def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
+    """Return the memory with which ``factor`` times a window's slots, and some in flight, fit."""
+    feed, manifest = given.feed, given.manifest
+    order = replace(feed.order, window=window)
+    slot_bytes = -(-manifest.largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    slots = math.ceil(factor * window_slots(len(manifest), order, feed.partition(manifest.samples))) + _IN_FLIGHT
+    return manifest.file_bytes + feed.held_bytes + slots * slot_bytes
+
+
+def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tuple[Workload, Suggestion]:
+    """Return the workload with the least memory with which it stalls about as little as with all that there is."""
+    window = given.feed.order.window
+
+    def having(size_bytes: int) -> Workload:
+        return replace(given, feed=replace(given.feed, memory_bytes=size_bytes))
+
+    most = max(resources.memory_bytes, _least_memory(given, window, 1.0))
+    best = predict(having(most)).later
+    chosen = most
+    for factor in _SLOTS_FACTORS:
+        size_bytes = _rounded(_least_memory(given, window, factor))
+        if size_bytes >= most:
+            break
+        if predict(having(size_bytes)).later.stall <= best.stall + _STALL / 2:
+            chosen = size_bytes
+            break
+    enough = memory_bytes >= chosen
+    advised = memory_bytes if enough else chosen
+    return having(advised), Suggestion(
+        name="memory",
+        given=format_bytes(memory_bytes),
+        advised=format_bytes(advised),
+        reason=f"{format_bytes(chosen)} is the least that waits as little as all that there is",
+        command="" if enough else f'Loader(memory="{chosen // _MIB}MiB")',
+    )
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // (16 * _MIB)) * 16 * _MIB
+
+
+def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
+    """Return the workload with a cache, if one is worth having."""
+    none = replace(given, cache=None)
+    stall = predict(none).later.stall
+    said = "none" if given.cache is None else format_bytes(given.cache.size_bytes)
+    spare_bytes = resources.memory_bytes - given.feed.memory_bytes
+    needed_bytes = math.ceil(1.02 * given.manifest.size_bytes)
+    if resources.epochs < 2:
+        return none, Suggestion(
+            name="cache", given=said, advised="none", reason="there is one epoch: nothing comes back"
+        )
+    if stall < _STALL:
+        reason = f"training waits {stall:.1%} of the time without one"
+        return none, Suggestion(name="cache", given=said, advised="none", reason=reason)
+    choices = [("memory", min(spare_bytes, needed_bytes), 8e9)]
+    choices += [("disk", min(resources.disk_bytes, needed_bytes), resources.disk_bytes_per_second)]
+    for kind, size_bytes, rate in choices:
+        if size_bytes < given.manifest.largest_bytes:
+            continue
+        cached = replace(given, cache=Cache(size_bytes=size_bytes, bytes_per_second=rate))
+        found = predict(cached)
+        if found.later.stall < stall - _STALL and (kind == "disk" or found.later.stall < stall / 2):
+            folder = resources.disk_folder if kind == "disk" else ""
+            url = f"{kind}:{folder}?limit={size_bytes // _MIB}MiB&policy=next-use"
+            return cached, Suggestion(
+                name="cache",
+                given=said,
+                advised=f"{kind}, {format_bytes(size_bytes)}",
+                reason=f"serves {found.hit_rate:.0%} of later epochs: the stall falls from {stall:.0%} to "
+                f"{found.later.stall:.0%}",
+                command=f'Loader(cache="{url}")',
+            )
+    reason = (
+        "name a disk with --disk: a node could keep what it reads" if not resources.disk_bytes else "too small to help"
+    )
+    return none, Suggestion(name="cache", given=said, advised="none", reason=reason)
+
+
+def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestion:
+    """Say whether functions that hold the data set in memory would help: where the bucket is late, and nothing else."""
+    late = resources.slowest_seconds > _LATE * max(1e-9, resources.median_seconds)
+    if found.later.stall < _STALL:
+        is_worth, reason = False, f"training waits {found.later.stall:.1%} of the time without it"
+    elif found.bound.limit == "bandwidth":
+        is_worth, reason = False, "the node's network is full, and its functions would be behind it too"
+    elif found.bound.limit == "requests":
+        is_worth, reason = False, "requests are too many; larger super-samples cost nothing"
+    elif late and given.feed.world_size > 1:
+        is_worth, reason = True, "the bucket answers late, and several nodes would share what it holds"
+    else:
+        is_worth, reason = False, "late answers are few enough to be asked for again"
+    return Suggestion(
+        name="warm tier", given="off", advised="on" if is_worth else "off", reason=reason,
+        command="see docs/serve.md" if is_worth else "",
+    )  # fmt: skip

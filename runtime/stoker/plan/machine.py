@@ -1,0 +1,116 @@
+"""What this machine has, as far as a process may use it: memory, cores, files, and in which cloud's region it is."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Machine", "look"]
+
+_NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge number where there is no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a process of this machine may use.
+
+    Attributes:
+        memory_bytes: of the machine, or less where a control group or the process's own limit says so.
+        free_bytes: of that, what nobody uses; the kernel's own caches count as free.
+        limited_by: what made ``memory_bytes`` less than the machine's, else ``""``.
+        cores: that it may run on; a control group may grant a part of one.
+        open_files: at once.
+        most_open_files: to which it may raise that by itself.
+    """
+
+    memory_bytes: int
+    free_bytes: int
+    limited_by: str
+    cores: float
+    open_files: int
+    most_open_files: int
+
+
+def look(root: Path = Path("/")) -> Machine:
+    """Return what this process may use.
+
+    Args:
+        root: below which ``proc`` and ``sys`` are.
+    """
+    known = _meminfo(root)
+    memory_bytes = known.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    free_bytes, limited_by = known.get("MemAvailable", memory_bytes), ""
+    for folder, limit, used in _memory_groups(root):
+        if limit < memory_bytes:
+            memory_bytes, limited_by = limit, f"the control group {folder}"
+        free_bytes = min(free_bytes, max(0, limit - used))
+    space_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if 0 <= space_bytes < memory_bytes:
+        memory_bytes, limited_by = space_bytes, "RLIMIT_AS (ulimit -v)"
+    soft, hard = (_files(number) for number in resource.getrlimit(resource.RLIMIT_NOFILE))
+    return Machine(
+        memory_bytes=memory_bytes,
+        free_bytes=min(free_bytes, memory_bytes),
+        limited_by=limited_by,
+        cores=_cores(root),
+        open_files=soft,
+        most_open_files=hard,
+    )
+
+
+def _files(number: int) -> int:
+    return 1 << 30 if number == resource.RLIM_INFINITY else number
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    found = {}
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        number = rest.removesuffix("kB").strip()
+        if number.isdecimal():
+            found[name] = int(number) * 1024
+    return found
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Return this process's control group and those that it lies in, of either version of control groups."""
+    found = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, names, place = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / (controller if names else "")
+        group = top / place.lstrip("/")
+        found += [each for each in (group, *group.parents) if each == top or top in each.parents]
+    return found
+
+
+def _memory_groups(root: Path) -> list[tuple[Path, int, int]]:
+    """Return the groups that limit memory: folder, limit and use in bytes."""
+    found = []
+    for group in _groups(root, "memory"):
+        for limit_name, used_name in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
+            limit, used = (_text(group / f"memory.{name}").strip() for name in (limit_name, used_name))
+            if limit.isdecimal() and int(limit) < _NO_LIMIT_BYTES:
+                found.append((Path("/") / group.relative_to(root), int(limit), int(used) if used.isdecimal() else 0))
+    return found
+
+
+def _cores(root: Path) -> float:
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    for group in _groups(root, "cpu"):
+        quota, period = (_text(group / "cpu.max").split() or ["", ""])[:2]
+        if not quota:
+            quota, period = (_text(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period"))
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            cores = min(cores, int(quota) / int(period))
+    return cores
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError:
+        return ""
