@@ -9,6 +9,8 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from stoker.cache.spec import CacheSpec
+from stoker.cache.tiers import Sharers
 from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
 from stoker.fetch.fetcher import FetchConfig
@@ -54,6 +56,10 @@ class LoaderConfig:
             may have keeps each rank to super-samples of its own.
         memory: of this rank, for the manifest and the ring: bytes, ``"512MB"``, or ``"node:4GB"``, which is divided by
             ``LOCAL_WORLD_SIZE``. Batches that were handed out are the caller's and not counted.
+        cache: where to keep super-samples that are needed again, over epochs and, on a disk, runs:
+            ``"disk:/mnt/nvme/stoker?limit=20GB"``, ``"memory:?limit=2GB"``, or a sequence of such, the nearest first;
+            with ``&policy=`` ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. A disk's limit is the machine's,
+            one in memory the rank's, or the machine's as ``limit=node:8GB``, beside ``memory``.
         rank: and ``world_size``: default torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
         drop_last: leave out the last global batch of an epoch if it is not full; else it is divided evenly.
         evaluation: every sample exactly once, with no repeats and no drops; ranks may differ by one batch, so do not
@@ -92,6 +98,7 @@ class LoaderConfig:
     window: int = 8
     lanes: int | None = None
     memory: int | str = "512MB"
+    cache: str | Sequence[str] | None = None
     rank: int | None = None
     world_size: int | None = None
     drop_last: bool = False
@@ -132,6 +139,7 @@ class LoaderConfig:
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
         self.memory_bytes()
+        self.caches()
         if self.budget is not None:
             parse_dollars(self.budget)
 
@@ -157,6 +165,7 @@ class LoaderConfig:
         return FeedConfig(
             order=OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes),
             by_lanes=self.shuffle == "materialized",
+            local_ranks=_local_ranks(rank, world_size) if self.cache else (),
             batch_size=self.batch_size,
             rank=rank,
             world_size=world_size,
@@ -178,10 +187,41 @@ class LoaderConfig:
         """
         if not isinstance(self.memory, str) or not self.memory.startswith("node:"):
             return parse_bytes(self.memory)
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        if not ranks.isdecimal() or not int(ranks):
-            raise ConfigError(f"memory {self.memory!r} is divided by LOCAL_WORLD_SIZE, which is {ranks!r}")
-        return parse_bytes(self.memory.removeprefix("node:")) // int(ranks)
+        return parse_bytes(self.memory.removeprefix("node:")) // _ranks_here()
+
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """Return what ``cache`` says, the nearest first.
+
+        Raises:
+            ConfigError: it is not right.
+        """
+        return CacheSpec.parse_all(self.cache)
+
+    def sharers(self, feed: FeedConfig) -> Sharers:
+        """Return who shares the caches of the machine with the process that has a feed."""
+        workers = feed.workers or 1
+        ranks = _ranks_here()
+        return Sharers(ranks=ranks, workers=workers, number=_local_rank(feed.rank, ranks) * workers + feed.worker)
+
+
+def _ranks_here() -> int:
+    """Return how many ranks this machine has."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not ranks.isdecimal() or not int(ranks):
+        raise ConfigError(f"what is of a node is divided by LOCAL_WORLD_SIZE, which is {ranks!r}")
+    return int(ranks)
+
+
+def _local_rank(rank: int, ranks: int) -> int:
+    local = os.environ.get("LOCAL_RANK", "")
+    return int(local) if local.isdecimal() and int(local) < ranks else rank % ranks
+
+
+def _local_ranks(rank: int, world_size: int) -> range:
+    """Return the ranks of this machine: launchers number them one after the other."""
+    ranks = _ranks_here()
+    first = rank - _local_rank(rank, ranks)
+    return range(max(0, first), min(world_size, first + ranks))
 
 
 class SharedSettings(TypedDict, total=False):
@@ -192,6 +232,7 @@ class SharedSettings(TypedDict, total=False):
     window: int
     lanes: int | None
     memory: int | str
+    cache: str | Sequence[str] | None
     rank: int | None
     world_size: int | None
     drop_last: bool

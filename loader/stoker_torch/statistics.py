@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from stoker.cache.keeper import CacheStatistics
 from stoker.feed import FeedStatistics
 from stoker.meter import Reading
 from stoker.prices import Operation, Prices
@@ -39,6 +40,7 @@ class LoaderStatistics:
         retries: requests that were tried again.
         hedges: requests that were sent a second time because they were late.
         hedge_wins: of these, those that were faster.
+        caches: look-ups, hits, evictions and what is held, by name: ``"memory"``, ``"disk:/mnt/nvme/stoker"``.
         dollars: what the store asks for the requests and bytes, from the price file.
     """
 
@@ -60,6 +62,7 @@ class LoaderStatistics:
     hedges: int
     hedge_wins: int
     dollars: float
+    caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
     @property
     def stall(self) -> float:
@@ -136,4 +139,5 @@ def statistics(
         hedges=feed.fetch.hedges,
         hedge_wins=feed.fetch.hedge_wins,
         dollars=reading.dollars(prices),
+        caches=feed.caches,
     )

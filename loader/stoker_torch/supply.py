@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker.cache.keeping import KeepingTier
+from stoker.cache.tiers import made_tiers
 from stoker.errors import ConfigError
 from stoker.feed import BatchSource, Feed, FeedConfig
 from stoker.gather import GatherRows, gather_rows
@@ -34,11 +37,13 @@ class Supply:
         store: where the data set is; counts what is asked of it.
         thread: the only one that uses the store.
         feed: in use, None before there is one.
+        tiers: what keeps super-samples nearer, for one feed after the other; None before there is one.
     """
 
     store: MeteredStore
     thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
     feed: BatchSource | None = None
+    tiers: Sequence[KeepingTier] | None = None
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
@@ -67,18 +72,21 @@ class Supply:
 
         Raises:
             ConfigError: a column is not in the data set, or it cannot be dealt as is asked.
-            BudgetError: the memory is too small.
+            BudgetError: the memory is too small, or a cache.
         """
         unknown = [name for name in config.decode if name not in manifest.schema]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
+        if self.tiers is None:
+            caches = config.caches()
+            self.tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
         if config.shuffle != "materialized":
-            return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder)
+            return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, tiers=self.tiers)
 
         def check(feed: Feed) -> None:
             LoaderPlan.of(feed, Prices.load()).check_dollars(config.max_dollars_per_epoch)
 
-        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder)
+        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder, self.tiers)
 
     def arm(self, owner: object) -> None:
         """Have everything closed when its owner is garbage or the interpreter exits.
@@ -90,6 +98,13 @@ class Supply:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(owner, self.close)
 
+    async def _end(self) -> None:
+        try:
+            for tier in self.tiers or ():
+                await tier.close()
+        finally:
+            await self.store.close()
+
     def close(self) -> None:
         """End fetching, the thread and the connections. Idempotent; a feed may start anew."""
         if self.thread.is_current:  # the collector runs anywhere, and here nothing could be waited for
@@ -99,6 +114,6 @@ class Supply:
             if self.feed is not None:
                 self.feed.stop()
             if self.thread.is_running:
-                self.thread.run(self.store.close())
+                self.thread.run(self._end())
         finally:
             self.thread.close()

@@ -11,14 +11,17 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
+from stoker.cache.keeper import CacheStatistics
+from stoker.cache.keeping import KeepingTier
+from stoker.cache.tiers import follow
 from stoker.errors import BudgetError, ConfigError
 from stoker.fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker.first_touch import FirstTouch
@@ -61,6 +64,7 @@ class FeedConfig:
         world_size: how many ranks there are.
         worker: this worker process of the rank, where whole lanes are dealt to workers.
         workers: how many there are, which divide the memory; None where steps are dealt to ranks.
+        local_ranks: of this machine, which share what is kept on its disks; this one may be among them or not.
         chunks: whether a worker's batches are only how samples are read.
         by_lanes: deal ``full`` by lanes, as other orders are.
         drop_last: leave out the last global batch if it is not full.
@@ -80,6 +84,7 @@ class FeedConfig:
     world_size: int = 1
     worker: int = 0
     workers: int | None = None
+    local_ranks: Sequence[int] = ()
     chunks: bool = False
     by_lanes: bool = False
     drop_last: bool = False
@@ -99,6 +104,12 @@ class FeedConfig:
     def dealing(self, samples: int) -> Dealing:
         """Return how an epoch of a data set of so many samples is dealt to this rank, or this worker of it."""
         return self.partition(samples) if self.workers is None else self.lane_share(samples)
+
+    def other_dealings(self, samples: int) -> list[Dealing]:
+        """Return how such an epoch is dealt to the other processes of the machine."""
+        takers = [(rank, worker) for rank in self.local_ranks for worker in range(self.workers or 1)]
+        others = [taker for taker in takers if taker != (self.rank, self.worker)]
+        return [replace(self, rank=rank, worker=worker).dealing(samples) for rank, worker in others]
 
     def lane_share(self, samples: int) -> LaneShare:
         """Return what this worker has of an epoch."""
@@ -167,6 +178,7 @@ class FeedStatistics:
         wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
         first_batch_seconds: from the start of the first walk to its first batch, None before it.
         fetch: requests, bytes, retries and hedges.
+        caches: what tiers that keep have done, by name.
     """
 
     batches: int
@@ -177,6 +189,7 @@ class FeedStatistics:
     wait_seconds: float
     first_batch_seconds: float | None
     fetch: FetchStatistics
+    caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
 
 class BatchSource(Protocol):
@@ -266,6 +279,7 @@ class Feed:
         rows: how rows are copied out of the ring.
         allocate: returns the ring's memory.
         recorder: follows fetches, and is told of waits.
+        tiers: keep super-samples nearer than the store; not where samples are read in groups.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
@@ -281,11 +295,13 @@ class Feed:
         rows: GatherRows = gather_rows,
         allocate: Callable[[int], memoryview] = anonymous_memory,
         recorder: Recorder | None = None,
+        tiers: Sequence[KeepingTier] = (),
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
         self.columns = manifest.schema.chosen(config.columns)
         self.slots: SlotPlan = self._planned_slots()
+        self._tiers = () if self.slots.holds_groups else tuple(tiers)
         self._thread, self._rows, self._allocate, self._recorder = thread, rows, allocate, recorder
         self._waits = WalkStatistics()
         self._batches = self._samples = self._repeated = 0
@@ -324,6 +340,7 @@ class Feed:
             small_hedge_bytes=self.slots.hedge_buffer_bytes,
             ring=self._ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
+            tiers=self._tiers,
         )
         parts = ReadingParts(manifest=self.manifest, columns=self.columns, fetcher=self._fetcher, ring=self._ring)
         self._reading: Reading[Any] = (
@@ -371,6 +388,10 @@ class Feed:
             position=position,
             end_epoch=self.config.end_epoch if end_epoch is None else end_epoch,
         )
+        taken = None
+        if self._tiers:
+            others = self.config.other_dealings(self.manifest.samples)
+            taken = self._thread.run(follow(self._tiers, self.manifest, stretch, others))
         if self._first_touch is None:
             self._first_touch = FirstTouch(self._ring.memory[:_TOUCHED_BYTES])
         self._walk = Walk(
@@ -386,6 +407,7 @@ class Feed:
                 thread=self._thread,
                 statistics=self._waits,
                 recorder=self._recorder,
+                taken=taken,
             )
         )
         self._walk.start()
@@ -458,4 +480,5 @@ class Feed:
             wait_seconds=self._waits.wait_seconds,
             first_batch_seconds=self._first_batch_seconds,
             fetch=self._fetcher.stats,
+            caches={tier.name: tier.statistics() for tier in self._tiers},
         )

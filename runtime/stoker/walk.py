@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -83,6 +83,7 @@ class WalkParts(Generic[Ref]):
         thread: the event loop's.
         statistics: counted into.
         recorder: follows fetches, and is told of waits.
+        taken: is told of every item that is being fetched, with its step's epoch and end.
     """
 
     columns: dict[str, Column]
@@ -96,6 +97,7 @@ class WalkParts(Generic[Ref]):
     thread: LoopThread
     statistics: WalkStatistics
     recorder: Recorder | None = None
+    taken: Callable[[Ref, int, int], object] | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class Walk(Generic[Ref]):
     def __init__(self, parts: WalkParts[Ref]) -> None:
         self._parts = parts
         self._lock = threading.Lock()
-        self._queue = StepQueue(parts.steps)
+        self._queue = StepQueue(parts.steps, parts.taken)
         self._used = 0
         self._broken: RingStateError | None = None
         self._prefetcher = Prefetcher(

@@ -198,7 +198,7 @@ class Fetcher:
 
         A place that lacks, spoils or fails costs time and nothing else.
         """
-        for tier in self._tiers:
+        for place, tier in enumerate(self._tiers):
             try:
                 async with asyncio.timeout(self.config.attempt_limit_seconds(ref.size_bytes)):
                     with strand(ref.key, Phase.TIER):
@@ -211,6 +211,8 @@ class Fetcher:
                 self._tally.checksum_failures += isinstance(error, ChecksumError)
                 continue
             self._tally.tier_hits[tier.name] += 1
+            for nearer in self._tiers[:place]:
+                nearer.offer(ref, into)
             self._delivered(ref.size_bytes)
             return True
         return False

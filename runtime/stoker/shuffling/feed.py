@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan
+from stoker.cache.keeping import KeepingTier
 from stoker.errors import (
     BudgetError,
     ChecksumError,
@@ -93,6 +94,7 @@ class MaterializedFeed:
         rows: how rows are copied out of the ring.
         check: is given the feed of an epoch that is about to be read as ``full``; raises BudgetError to refuse.
         recorder: follows fetches, and is told of waits.
+        tiers: keep the data set's super-samples; an epoch's own objects, which are read once, pass them by.
 
     Raises:
         BudgetError: the memory is too small for an epoch's own objects, if these are as large as the data set's.
@@ -108,10 +110,12 @@ class MaterializedFeed:
         rows: GatherRows = gather_rows,
         check: Callable[[Feed], object] = lambda feed: None,
         recorder: Recorder | None = None,
+        tiers: Sequence[KeepingTier] = (),
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
         self._thread, self._rows, self._check, self._recorder = thread, rows, check, recorder
+        self._tiers = tiers
         self._memory = _LentMemory()
         self._packed_starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._source: _Epoch | None = None  # what the feed reads, if not the data set itself
@@ -132,8 +136,8 @@ class MaterializedFeed:
         except BudgetError as error:
             raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
 
-    def _made(self, store: Store, manifest: Manifest, config: FeedConfig) -> Feed:
-        return Feed(store, manifest, config, self._thread, self._rows, self._memory.take, self._recorder)
+    def _made(self, store: Store, manifest: Manifest, config: FeedConfig, tiers: Sequence[KeepingTier] = ()) -> Feed:
+        return Feed(store, manifest, config, self._thread, self._rows, self._memory.take, self._recorder, tiers)
 
     # What is being read, and how.
 
@@ -223,7 +227,7 @@ class MaterializedFeed:
 
     def _full_feed(self) -> Feed:
         try:
-            feed = self._made(self.store, self.manifest, self.config)
+            feed = self._made(self.store, self.manifest, self.config, self._tiers)
             self._check(feed)
         except BudgetError as error:
             raise BudgetError(
@@ -321,7 +325,9 @@ def _added(ended: FeedStatistics, now: FeedStatistics) -> FeedStatistics:
     names = ("batches", "samples", "repeated", "look_ups", "misses", "wait_seconds")
     counts: Mapping[str, Any] = {name: getattr(ended, name) + getattr(now, name) for name in names}
     first = now.first_batch_seconds if ended.first_batch_seconds is None else ended.first_batch_seconds
-    return FeedStatistics(**counts, first_batch_seconds=first, fetch=_added_fetches(ended.fetch, now.fetch))
+    caches = {**ended.caches, **now.caches}  # of the same tiers, which count on
+    fetch = _added_fetches(ended.fetch, now.fetch)
+    return FeedStatistics(**counts, first_batch_seconds=first, fetch=fetch, caches=caches)
 
 
 def _added_fetches(ended: FetchStatistics, now: FetchStatistics) -> FetchStatistics:
