@@ -22,6 +22,7 @@ _PLACES = {
     "ours": "ours",
     "caching": "caching",
     "diesel-reads": "diesel_reads",
+    "diesel-start-up": "diesel_start_up",
     "infinicache": "infinicache",
 }
 """Experiment → module of this folder that has it in its ``EXPERIMENTS``."""

@@ -198,8 +198,8 @@ def _units(size: _Size) -> tuple[Table, Panel]:
 
 
 def _run(quick: bool) -> Outcome:
-    size = _Size(files=300, chunks=24) if quick else _Size(files=600, chunks=96)
-    reads, panels = _compared(size, _CLIENTS[:3] if quick else _CLIENTS)
+    size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
+    reads, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
     units, unit_panel = _units(size)
     return Outcome(tables=[reads, units], panels=[_times(reads), unit_panel, *panels], remarks=_REMARKS)
 
