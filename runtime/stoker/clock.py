@@ -8,11 +8,12 @@ work for a thread pool runs inline.
 from __future__ import annotations
 
 import asyncio
-import math
+import heapq
 import selectors
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from contextvars import Context
+from itertools import count
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from stoker.errors import StokerError
@@ -22,12 +23,16 @@ __all__ = ["VirtualClockError", "VirtualClockLoop", "run_virtual"]
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-_LOOP_RESOLUTION_SECONDS = time.get_clock_info("monotonic").resolution
-"""The loop runs timers that are due within this."""
-
 
 class VirtualClockError(StokerError, RuntimeError):
     """Virtual time cannot go on: every task waits for something that no timer will bring, or tasks were left over."""
+
+
+_Timer = tuple[float, int, asyncio.TimerHandle]
+"""When it is due, a number that no other timer has, and what is called: compared without asking the handle."""
+
+_SWEPT_TIMERS = 1000
+"""So many that were cancelled are worth looking for: most timers of a fetcher are deadlines that nobody missed."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -36,15 +41,40 @@ class _JumpingSelector(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now_seconds = 0.0
+        self._timers: list[_Timer] = []
+        self._numbers = count()
+        self._cancelled = 0
+
+    @property
+    def timers(self) -> int:
+        return len(self._timers)
+
+    def add(self, timer: asyncio.TimerHandle) -> None:
+        """Wake the loop for a timer; of those that are due at one time, the first to be added comes first."""
+        heapq.heappush(self._timers, (timer.when(), next(self._numbers), timer))
+
+    def cancelled(self) -> None:
+        """A timer will not be needed. Once half of them are not, they go."""
+        self._cancelled += 1
+        if self._cancelled > max(_SWEPT_TIMERS, len(self._timers) // 2):
+            self._timers = [each for each in self._timers if not each[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled = 0
+
+    def take_due(self) -> list[asyncio.TimerHandle]:
+        """Return the timers whose time has come."""
+        due = []
+        while self._timers and self._timers[0][0] <= self.now_seconds:
+            due.append(heapq.heappop(self._timers)[2])
+        return due
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            self._deadlocked()
-        if timeout > 0:
-            self.now_seconds += timeout
-            if self.now_seconds + _LOOP_RESOLUTION_SECONDS == self.now_seconds:
-                # Beyond some months a float is too coarse for the loop's "due within the resolution": go past.
-                self.now_seconds = math.nextafter(self.now_seconds, math.inf)
+        if timeout is None:  # nothing is ready
+            while self._timers and self._timers[0][2].cancelled():
+                heapq.heappop(self._timers)
+            if not self._timers:
+                self._deadlocked()
+            self.now_seconds = max(self.now_seconds, self._timers[0][0])
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -61,7 +91,10 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, which starts at 0. The same coroutine takes the same course on every run."""
+    """An event loop in virtual time, which starts at 0. The same coroutine takes the same course on every run.
+
+    Timers are kept beside the loop's own, which compares them in Python: a simulation sets millions.
+    """
 
     def __init__(self) -> None:
         self._clock = _JumpingSelector()
@@ -70,6 +103,29 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the virtual time in seconds."""
         return self._clock.now_seconds
+
+    @property
+    def timers(self) -> int:
+        """How many are set, with some of those that were cancelled."""
+        return self._clock.timers
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call it at a time."""
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._clock.add(timer)
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._clock.cancelled()
+
+    def _process_events(self, event_list: object) -> None:
+        """Let run what is due; the loop asks for the events of each turn here."""
+        for timer in self._clock.take_due():
+            self._add_callback(timer)  # type: ignore[attr-defined]  # as a selector's loop does with its readers
 
     def jump(self, seconds: float) -> None:
         """Let so much time pass at once, as when the process is stopped: every timer that is due then fires late."""

@@ -124,3 +124,36 @@ def test_two_loops_have_two_clocks() -> None:
     assert (first.time(), second.time()) == (10.0, 0.0)
     first.close()
     second.close()
+
+
+def test_timers_that_are_due_together_run_in_the_order_in_which_they_were_set() -> None:
+    async def main() -> list[int]:
+        loop, ran = asyncio.get_running_loop(), list[int]()
+        for number in range(50):
+            loop.call_at(1.0, ran.append, number)
+        await asyncio.sleep(1.0)
+        return ran
+
+    assert run_virtual(main()) == list(range(50))
+
+
+def test_timers_that_were_cancelled_do_not_run_and_do_not_pile_up() -> None:
+    async def main() -> list[int]:
+        loop, ran = asyncio.get_running_loop(), list[int]()
+        for number in range(10_000):
+            timer = loop.call_later(60.0, ran.append, number)
+            if number % 5000:
+                timer.cancel()
+        assert isinstance(loop, VirtualClockLoop)
+        assert loop.timers < 3000
+        await asyncio.sleep(61.0)
+        return ran
+
+    assert run_virtual(main()) == [0, 5000]
+
+
+def test_a_closed_loop_takes_no_timers() -> None:
+    loop = VirtualClockLoop()
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        loop.call_later(1.0, print)
