@@ -182,6 +182,13 @@ class Partition:
 
     def _slices(self, position: int, end: int, first: int, last: int) -> tuple[LaneSlice, ...]:
         """Return places ``[first, last)`` of the positions ``[position, end)`` once these are grouped by lane."""
+        rows, rest = divmod(end - position, self.lanes)
+        if rows and not rest and not position % self.lanes:  # as mostly: every lane has as many, from one place on
+            place = position // self.lanes
+            return tuple(
+                LaneSlice(lane, place + max(0, first - lane * rows), place + min(rows, last - lane * rows))
+                for lane in range(first // rows, -(-last // rows))
+            )
         lanes = np.arange(self.lanes)
         starts = -((lanes - position) // self.lanes)  # the first place of each lane at or behind `position`
         ends = -((lanes - end) // self.lanes)

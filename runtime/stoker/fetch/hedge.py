@@ -110,13 +110,15 @@ class TransferTimes:
             return
         self._unfitted = 0
         recent = list(self._recent)
+        sizes = [size for size, _ in recent]
+        is_alike = max(sizes) - min(sizes) <= LEAST_SPREAD * max(sizes)  # as most are: no pair needs to be looked at
         slopes = [
             (seconds - other_seconds) / (size - other_size)
-            for position, (size, seconds) in enumerate(recent)
+            for position, (size, seconds) in enumerate(() if is_alike else recent)
             for other_size, other_seconds in recent[:position]
             if abs(size - other_size) > LEAST_SPREAD * max(size, other_size)
         ]
-        self._largest_bytes = max(1, max(size for size, _ in recent))
+        self._largest_bytes = max(1, *sizes)
         self._per_byte_seconds = max(0.0, median(slopes)) if slopes else 0.0
         rests = (seconds - self._per_byte_seconds * size for size, seconds in recent)
         self._first_byte_seconds = max(0.0, median(rests))
