@@ -89,9 +89,9 @@ class BucketView:
 
     def __init__(self, bucket: SimulatedBucket, rng: random.Random, *, bytes_per_second: float = math.inf) -> None:
         self._bucket, self._rng = bucket, rng
-        rate = bucket.model.connection_bytes_per_second
+        self._rate = rate = bucket.model.connection_bytes_per_second
         own = SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=bytes_per_second)
-        self._links = [own, bucket.link] if bucket.model.total_bytes_per_second < math.inf else [own]
+        self._links = [link for link in (own, bucket.link) if link.total_bytes_per_second < math.inf]
 
     async def get_range(
         self,
@@ -107,10 +107,13 @@ class BucketView:
         info = await self.head(key)
         if begun is not None:
             begun()
-        if len(self._links) == 1:
-            await self._links[0].serve(end - start)
-        else:
-            await asyncio.gather(*(link.serve(end - start) for link in self._links))
+        match self._links:
+            case []:
+                await asyncio.sleep((end - start) / self._rate)
+            case [link]:
+                await link.serve(end - start)
+            case links:
+                await asyncio.gather(*(link.serve(end - start) for link in links))
         return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:

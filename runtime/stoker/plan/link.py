@@ -11,6 +11,10 @@ from itertools import count
 __all__ = ["Shared", "SharedLink"]
 
 
+_End = tuple[float, int, asyncio.Future[None]]
+"""The work that is done for all when somebody's is, a number that nobody else has, and his turn to go."""
+
+
 class Shared:
     """Processor sharing: all who are served are served at one rate, which depends on how many they are.
 
@@ -28,8 +32,10 @@ class Shared:
         self._settled_seconds = 0.0
         self._served = 0
         self._order = count()
-        self._ends: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._ends: list[_End] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timed: tuple[_End, float] | None = None
+        """Who is waited for, and at which rate."""
 
     async def serve(self, work: float) -> None:
         """Return when so much work has been done; cancelled, leave the rest to the others."""
@@ -41,10 +47,12 @@ class Shared:
         self._plan(loop)
         try:
             await turn
-        finally:
-            self._settle(loop.time())
-            self._served -= 1
-            self._plan(loop)
+        except asyncio.CancelledError:
+            if turn.cancelled():  # else it was done just before
+                self._settle(loop.time())
+                self._served -= 1
+                self._plan(loop)
+            raise
 
     def _rate(self) -> float:
         return self._rate_of(max(1, self._served))
@@ -55,20 +63,29 @@ class Shared:
 
     def _plan(self, loop: asyncio.AbstractEventLoop) -> None:
         """Set the one timer to who is done first; those that were cancelled have nothing to wait for."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         while self._ends and self._ends[0][2].done():
             heapq.heappop(self._ends)
-        if self._ends:
-            left = max(0.0, self._ends[0][0] - self._done)
-            self._timer = loop.call_later(left / self._rate(), self._end_first)
+        timed = (self._ends[0], self._rate()) if self._ends else None
+        if timed == self._timed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timed, self._timer = timed, None
+        if timed is not None:
+            (end, _, _), rate = timed
+            self._timer = loop.call_later(max(0.0, end - self._done) / rate, self._end_first)
 
     def _end_first(self) -> None:
-        turn = heapq.heappop(self._ends)[2]
-        if not turn.done():
-            turn.set_result(None)
-        self._plan(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._settle(loop.time())
+        self._done = max(self._done, self._ends[0][0])  # what rounding has left of it
+        self._timed = self._timer = None
+        while self._ends and self._ends[0][0] <= self._done:
+            turn = heapq.heappop(self._ends)[2]
+            if not turn.done():
+                turn.set_result(None)
+                self._served -= 1
+        self._plan(loop)
 
 
 class SharedLink(Shared):
