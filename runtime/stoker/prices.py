@@ -212,7 +212,7 @@ class Prices:
             ConfigError: there are no prices for such stores.
         """
         scheme, separator, rest = url.partition("://")
-        if not separator and scheme not in self.stores:
+        if not separator and scheme not in _STORES:
             scheme = "file"
         if scheme == "s3" and rest.partition("/")[0].endswith(_DIRECTORY_BUCKET):
             scheme = "s3express"

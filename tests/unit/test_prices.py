@@ -128,10 +128,11 @@ def test_a_file_without_machines_and_disks_is_valid_and_asking_for_them_says_so(
         prices.disk("gp3")
 
 
-def test_a_file_need_not_have_every_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("url", ["gsrapid", "gsrapid://bucket"])
+def test_a_file_need_not_have_every_store_and_what_it_lacks_is_not_free(tmp_path: Path, url: str) -> None:
     rapid = PACKAGED[PACKAGED.index("# A zonal bucket") : PACKAGED.index("[functions.lambda]")]
-    with pytest.raises(ConfigError, match="no prices for gsrapid"):
-        Prices.load(changed(tmp_path, rapid, "")).store("gsrapid://bucket")
+    with pytest.raises(ConfigError, match="no prices for gsrapid:// stores, only for s3"):
+        Prices.load(changed(tmp_path, rapid, "")).store(url)
 
 
 def test_what_has_no_prices_is_an_error_that_names_what_has() -> None:
