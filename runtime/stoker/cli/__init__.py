@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 
-from stoker.cli import compact, gc, head, info, pack, plan, rebuild, shuffle, simulate, token, verify
+from stoker.cli import compact, cost, gc, head, info, pack, plan, rebuild, shuffle, simulate, token, verify
 from stoker.cli.command import Command
 from stoker.cli.output import printable
 from stoker.errors import ConfigError, StokerError
@@ -30,6 +30,7 @@ _COMMANDS = (
     compact.command,
     gc.command,
     plan.command,
+    cost.command,
     simulate.command,
     token.command,
 )

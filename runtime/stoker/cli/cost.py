@@ -1,0 +1,171 @@
+"""``stoker cost``: what a run costs, from figures, from a data set's manifest, or from both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stoker.cli.command import Command
+from stoker.cli.cost_figures import add_figures, figures
+from stoker.cli.flags import add_store_options, add_version, opened
+from stoker.cli.output import printable, table
+from stoker.costs.epochs import packing_traffic, training_traffic
+from stoker.costs.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
+from stoker.errors import ConfigError
+from stoker.prices import Operation, Prices, StorePrices
+from stoker.versions import read_manifest
+
+__all__ = ["command"]
+
+_FUNCTION_BYTES = 1769 << 20
+_WARM_BYTES = 1536 << 20
+_OF_BUCKET = {"size", "gets", "puts", "lists", "read", "written"}
+
+
+def _configure(parser: ArgumentParser) -> None:
+    where = "of a data set whose size and super-samples are to be reckoned with"
+    parser.add_argument("url", metavar="URL", nargs="?", help=where)
+    add_version(parser)
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_figures(parser)
+    add_store_options(parser)
+
+
+def _run(args: Namespace) -> int:
+    given, prices = figures(args, has_dataset=args.url is not None), Prices.load()
+    if args.url is None and not given:
+        raise ConfigError("there is nothing to reckon: give the URL of a data set, or figures (--gets, --machine, …)")
+    bill = _Bill(prices, given)
+    if args.url is not None or _OF_BUCKET & given.keys():
+        super_samples, size_bytes = (0, 0) if args.url is None else asyncio.run(_read(args))
+        store = prices.store(f"{given['store']}://" if "store" in given else args.url or "s3")
+        bill.add_bucket(store, super_samples, size_bytes)
+    bill.add_machines()
+    bill.add_functions()
+    bill.show(as_json=args.json)
+    return 0
+
+
+async def _read(args: Namespace) -> tuple[int, int]:
+    async with opened(args) as store:
+        manifest = await read_manifest(store, args.at)
+    return len(manifest), manifest.size_bytes
+
+
+class _Bill:
+    """Lines, and whose prices they are reckoned with."""
+
+    def __init__(self, prices: Prices, given: Mapping[str, Any]) -> None:
+        self._prices, self._given = prices, given
+        self._parts: list[Part] = []
+        self._sources: dict[str, None] = {}
+
+    def _number(self, name: str, default: Any = 0) -> Any:
+        return self._given.get(name, default)
+
+    def _add(self, parts: Sequence[Part], source: Any) -> None:
+        used = [part for part in parts if part.quantity]
+        self._parts += used
+        if used:
+            self._sources[f"{source.name} ({source.region})"] = None
+
+    def add_bucket(self, store: StorePrices, super_samples: int, size_bytes: int) -> None:
+        """Add data at rest, and the requests that were given and those that a data set takes."""
+        given, number, egress = self._given, self._number, self._number("egress", "same_region")
+        traffic = Traffic(
+            requests={Operation.GET: number("gets"), Operation.PUT: number("puts"), Operation.LIST: number("lists")},
+            read_bytes=number("read"),
+            written_bytes=number("written"),
+            egress=egress,
+        )
+        if super_samples:
+            traffic += training_traffic(
+                super_samples,
+                size_bytes,
+                epochs=number("epochs", 1),
+                nodes=number("nodes", 1),
+                hit_rate=number("hit_rate"),
+                egress=egress,
+            )
+        if given.get("packing"):
+            traffic += packing_traffic(super_samples, size_bytes, egress=egress)
+        stored = Stored(size_bytes=number("size", size_bytes), months=number("months", 1.0))
+        self._add([*stored.parts(store), *traffic.parts(store)], store)
+
+    def add_machines(self) -> None:
+        """Add the hours of machines and their disks."""
+        given, number = self._given, self._number
+        compute_hours, stall = number("compute_hours"), number("stall")
+        machines = Machines(
+            nodes=number("nodes", 1),
+            accelerators=given.get("accelerators"),
+            compute_hours=compute_hours,
+            wait_hours=number("wait_hours", compute_hours * stall / (1 - stall)),
+            disk_bytes=number("disk_size"),
+            disk_months=number("months", 1.0),
+        )
+        if "machine" in given:
+            machine = self._prices.machine(given["machine"])
+            self._add(machines.time_parts(machine), machine)
+        if "disk" in given:
+            disk = self._prices.disk(given["disk"])
+            self._add(machines.disk_parts(disk), disk)
+
+    def add_functions(self) -> None:
+        """Add calls of functions and a warm tier."""
+        given, number = self._given, self._number
+        if not {"calls", "warm_functions"} & given.keys():
+            return
+        prices = self._prices.function(given.get("function", "lambda"))
+        calls = Calls(
+            calls=number("calls"),
+            seconds=number("call_seconds"),
+            memory_bytes=number("function_memory", _FUNCTION_BYTES),
+            vcpus=number("function_vcpus"),
+            cold_starts=number("cold_starts"),
+            init_seconds=number("init_seconds"),
+        )
+        warm = WarmTier(
+            functions=number("warm_functions"),
+            memory_bytes=number("warm_memory", _WARM_BYTES),
+            hours=number("warm_hours"),
+            vcpus=number("function_vcpus"),
+            served_bytes=number("served"),
+            serve_calls=number("serve_calls"),
+            back_up_every_seconds=given.get("back_up_every"),
+            back_up_seconds=number("back_up_seconds"),
+        )
+        self._add([*calls.parts(prices), *warm.parts(prices)], prices)
+
+    def show(self, *, as_json: bool) -> None:
+        """Print the lines and what they come to."""
+        dollars = total_dollars(self._parts)
+        if as_json:
+            parts = [
+                {"name": part.name, "quantity": part.quantity, "unit": part.unit, "dollars": part.dollars}
+                for part in self._parts
+            ]
+            document = {"prices": {"date": str(self._prices.date), "of": list(self._sources)}, "parts": parts}
+            print(json.dumps({**document, "dollars": dollars}, indent=2))
+            return
+        rows = [(part.name, _quantity(part.quantity), part.unit, _dollars(part.dollars)) for part in self._parts]
+        rows.append(("total", "", "", _dollars(dollars)))
+        widths = [max(len(row[column]) for row in rows) for column in (1, 3)]
+        print(table([(row[0], row[1].rjust(widths[0]), row[2], row[3].rjust(widths[1])) for row in rows], indent=""))
+        print(f"list prices of {self._prices.date}: {printable('; '.join(self._sources))}")
+
+
+def _quantity(quantity: float) -> str:
+    return f"{quantity:,.0f}" if quantity == int(quantity) or quantity >= 1000 else f"{quantity:.4g}"
+
+
+def _dollars(dollars: float) -> str:
+    return f"${dollars:,.2f}" if dollars >= 100 else f"${dollars:.6f}"
+
+
+command = Command(
+    name="cost", help="reckon what data, requests, machines and functions cost", configure=_configure, run=_run
+)

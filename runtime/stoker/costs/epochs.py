@@ -1,0 +1,49 @@
+"""What training from a packed data set asks of its bucket, known from the manifest alone."""
+
+from __future__ import annotations
+
+from stoker.costs.usage import Traffic
+from stoker.errors import ConfigError
+from stoker.prices import Egress, Operation
+
+__all__ = ["packing_traffic", "training_traffic"]
+
+
+def training_traffic(
+    super_samples: int,
+    size_bytes: int,
+    *,
+    epochs: int,
+    nodes: int,
+    hit_rate: float = 0.0,
+    egress: Egress = "same_region",
+) -> Traffic:
+    """Return the requests of a run whose super-samples are read whole.
+
+    An epoch reads every super-sample once, and those that the order cuts between two nodes twice. Retries and hedges
+    are not counted; start-up never lists.
+
+    Args:
+        super_samples: of the data set.
+        size_bytes: of them all.
+        epochs: how many.
+        nodes: ranks that share each epoch; each reads the manifest once.
+        hit_rate: of look-ups behind the first epoch, that a cache answers.
+        egress: where the nodes are.
+
+    Raises:
+        ConfigError: a figure cannot be.
+    """
+    if min(epochs, nodes) < 1 or not 0 <= hit_rate <= 1:
+        raise ConfigError(f"epochs {epochs} and nodes {nodes} are at least 1, and hit_rate {hit_rate} is from 0 to 1")
+    reads = super_samples + (min(nodes, super_samples) - 1 if super_samples else 0)
+    times = 1 + (epochs - 1) * (1 - hit_rate)
+    mean_bytes = size_bytes / max(1, super_samples)
+    return Traffic(
+        requests={Operation.GET: nodes + reads * times}, read_bytes=reads * mean_bytes * times, egress=egress
+    )
+
+
+def packing_traffic(super_samples: int, size_bytes: int, *, egress: Egress = "same_region") -> Traffic:
+    """Return the writes that make a data set: its super-samples, a pack record, and the manifest with its copy."""
+    return Traffic(requests={Operation.PUT: super_samples + 3}, written_bytes=size_bytes, egress=egress)

@@ -1,0 +1,181 @@
+"""``stoker cost``: flags, files and data sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker import cli
+from stoker.dataset import Dataset
+
+
+@pytest.fixture(autouse=True)
+def packaged_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_PRICES", raising=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    path = str(tmp_path / "train")
+    with stoker.Packer(path, schema={"x": stoker.Array("uint8", (1000,))}, super_sample_bytes=20_000) as packer:
+        packer.extend({"x": [number] * 1000} for number in range(100))
+    return path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
+    assert cli.main(["cost", *map(str, arguments)]) == code
+    found = capsys.readouterr()
+    return found.err if code else found.out
+
+
+def bill(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    """Return the dollars of each line, and the total, by name."""
+    document = json.loads(shown(capsys, *arguments, "--json"))
+    found = {part["name"]: part["dollars"] for part in document["parts"]}
+    assert document["dollars"] == pytest.approx(sum(found.values()))
+    return {**found, "total": document["dollars"], "of": document["prices"]["of"]}
+
+
+def test_figures_alone_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bill(capsys, "--gets", 1e6, "--puts", 1000, "--lists", 10, "--size", "100GiB", "--months", 2)
+    assert found == {
+        "data at rest": pytest.approx(4.6),
+        "GET requests": pytest.approx(0.4),
+        "PUT requests": pytest.approx(0.005),
+        "LIST requests": pytest.approx(0.00005),
+        "total": pytest.approx(5.00505),
+        "of": ["Amazon S3 Standard (us-east-1)"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("store", "dollars"),
+    [("s3", 0.4), ("s3express", 0.03 + 0.6), ("gs", 0.4), ("gsrapid", 0.2)],
+)
+def test_storage_classes_differ(capsys: pytest.CaptureFixture[str], store: str, dollars: float) -> None:
+    found = bill(capsys, "--store", store, "--gets", 1_000_000, "--read", "1000GiB")
+    assert found["total"] == pytest.approx(dollars)
+
+
+def test_a_data_set_is_known_by_its_manifest(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    with Dataset(url) as dataset:
+        super_samples, size_bytes = len(dataset.manifest), dataset.manifest.size_bytes
+    assert super_samples == 6
+    found = bill(capsys, url, "--store", "s3", "--epochs", 10, "--nodes", 2, "--packing", "--egress", "other_region")
+    assert found["data at rest"] == pytest.approx(size_bytes / 2**30 * 0.023)
+    assert found["GET requests"] == pytest.approx((2 + 10 * 7) * 0.4e-6)
+    assert found["PUT requests"] == pytest.approx(9 * 5e-6)
+    assert found["egress, other region"] == pytest.approx(10 * 7 / 6 * size_bytes / 2**30 * 0.02)
+    cached = bill(capsys, url, "--store", "s3", "--epochs", 11, "--hit-rate", 0.5)
+    assert cached["GET requests"] == pytest.approx((1 + 6 + 10 * 3) * 0.4e-6)
+    assert bill(capsys, url)["total"] == 0
+
+
+def test_an_idle_accelerator_is_a_line_by_hours_or_by_share(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--accelerator", "p5.48xlarge", "--nodes", 2, "--compute-hours", 9)
+    by_share, by_hours = bill(capsys, *asked, "--stall", 0.1), bill(capsys, *asked, "--wait-hours", 1)
+    assert by_share["waiting for data"] == pytest.approx(2 * 55.04) == by_hours["waiting for data"]
+    assert by_hours["computing"] == pytest.approx(18 * 55.04)
+    assert bill(capsys, *asked, "--accelerators", 1)["computing"] == pytest.approx(18 * 6.88)
+
+
+def test_disks_functions_and_a_warm_tier_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
+    found = bill(
+        capsys,
+        *("--disk", "pd-standard", "--disk-size", "100GiB", "--nodes", 3),
+        *("--function", "lambda-arm", "--calls", 1000, "--call-seconds", 2, "--function-memory", "1GiB"),
+        *("--cold-starts", 10, "--init-seconds", 1),
+        *("--warm-functions", 10, "--warm-hours", 1, "--served", "75MB", "--serve-calls", 10),
+        *("--back-up-every", 300, "--back-up-seconds", 1),
+    )
+    assert found["disks"] == pytest.approx(12.0)
+    assert found["functions: running"] == pytest.approx(2000 * 0.0000133334)
+    assert found["functions: INIT"] == pytest.approx(10 * 0.0000133334)
+    assert found["warm tier, keeping warm: requests"] == pytest.approx(600 * 0.2e-6)
+    assert found["warm tier, serving: running"] == pytest.approx(1.5 * 0.0000133334)
+    assert found["warm tier, backing up: running"] == pytest.approx(2 * 120 * 1.5 * 0.0000133334)
+    assert found["of"] == ["Google standard persistent disk (us-central1)", "AWS Lambda, Arm (us-east-1)"]
+
+
+def test_a_file_has_the_same_figures_and_flags_come_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('store = "gs"\ngets = 1_000_000\nsize = "1GiB"\negress = "internet"\nread = "1GiB"\n', "utf-8")
+    found = bill(capsys, "--figures", path)
+    assert found["egress, internet"] == pytest.approx(0.12)
+    assert found["GET requests"] == pytest.approx(0.4)
+    assert bill(capsys, "--figures", path, "--gets", 1000)["GET requests"] == pytest.approx(0.0004)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cost = 1", "'cost', which is no figure; there are epochs"),
+        ("gets = -1", "gets: '-1' is not a number from 0"),
+        ("gets = true", "gets: 'True' is not a number"),
+        ("gets = nan", "is not a number from 0"),
+        ("nodes = 1.5", "nodes: '1.5' is not a positive whole number"),
+        ('packing = "yes"', "packing is true or false, not 'yes'"),
+        ('size = "much"', "size: 'much' is not a number of bytes"),
+        ('egress = "moon"', "egress: 'moon' is not one of same_region"),
+        ("gets = [1]", "is not a number"),
+        ("gets", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "job.toml").write_text(text, "utf-8")
+    assert message in shown(capsys, "--figures", tmp_path / "job.toml", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nothing to reckon"),
+        (["--figures", "/nowhere/job.toml"], "cannot be read"),
+        (["--epochs", "3"], "epochs means nothing without URL"),
+        (["--machine", "g6.xlarge"], "machine means nothing without compute_hours or wait_hours"),
+        (["--compute-hours", "1"], "compute_hours means nothing without machine"),
+        (["--machine", "abacus", "--compute-hours", "1"], "no prices for the machine abacus, only for g6.xlarge"),
+        (["--machine", "g6.xlarge", "--compute-hours", "1", "--accelerators", "2"], "has 1 accelerator, not 2"),
+        (["--machine", "g6.xlarge", "--compute-hours", "1", "--stall", "0.1", "--wait-hours", "1"], "say the same"),
+        (["--store", "floppy", "--gets", "1"], "no prices for floppy"),
+        (["--function", "abacus", "--calls", "1"], "no prices for functions on abacus"),
+        (["--disk", "gp3"], "disk means nothing without disk_size"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert message in shown(capsys, *arguments, code=2)
+
+
+@pytest.mark.parametrize("arguments", [["--gets", "-1"], ["--stall", "1"], ["--nodes", "0"], ["--egress", "moon"]])
+def test_a_wrong_flag_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["cost", *arguments])
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_people_get_a_table_that_adds_up_and_says_whose_prices_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(capsys, "--gets", 1500, "--size", "1GiB", "--machine", "g6.xlarge", "--compute-hours", 1000)
+    *rows, total, prices = out.splitlines()
+    assert [row.rsplit("  ", 1)[0].rstrip() for row in rows] == [
+        "data at rest      1  GB-months",
+        "GET requests  1,500  requests",
+        "computing     1,000  node-hours",
+    ]
+    assert len({len(row) for row in (*rows, total)}) == 1
+    assert total.split() == ["total", "$804.82"]
+    assert prices == "list prices of 2026-11-21: Amazon S3 Standard (us-east-1); AWS g6.xlarge, 1 L4 (us-east-1)"
+
+
+def test_another_price_file_may_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(stoker.__file__).parent / "plan/published/deli_prices.toml"
+    monkeypatch.setenv("STOKER_PRICES", str(path))
+    asked = ("--store", "gs", "--machine", "n1-standard-2-k80", "--compute-hours", 2)
+    assert bill(capsys, *asked)["computing"] == pytest.approx(1.09)
+    assert bill(capsys, *asked[2:])["total"] == pytest.approx(1.09)
+    assert "no prices for s3" in shown(capsys, "--gets", 1, code=2)

@@ -1,0 +1,177 @@
+"""The lines of a bill: each kind of use by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.costs.epochs import packing_traffic, training_traffic
+from stoker.costs.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
+from stoker.errors import ConfigError
+from stoker.prices import GB_BYTES, Operation, Prices
+from stoker_torch import Loader
+from support.datasets import pack_numbers
+
+PRICES = Prices.load()
+S3, EXPRESS, LAMBDA = PRICES.store("s3"), PRICES.store("s3express"), PRICES.function("lambda")
+
+
+def lines(parts: list[Part]) -> dict[str, tuple[float, float]]:
+    """Return quantity and dollars of each line by its name."""
+    assert len({part.name for part in parts}) == len(parts)
+    return {part.name: (part.quantity, part.dollars) for part in parts}
+
+
+def near(quantity: float, dollars: float) -> Any:
+    return pytest.approx((quantity, dollars))
+
+
+def test_data_at_rest_costs_its_gb_months() -> None:
+    assert lines(Stored(size_bytes=10 * GB_BYTES, months=3).parts(S3)) == {"data at rest": near(30, 30 * 0.023)}
+
+
+def test_each_operation_is_a_line_and_bytes_are_where_they_are_not_free() -> None:
+    used = Traffic(
+        requests={Operation.GET: 1000, Operation.PUT: 10}, read_bytes=4 * GB_BYTES, written_bytes=2 * GB_BYTES
+    )
+    assert lines(used.parts(S3)) == {"GET requests": near(1000, 0.0004), "PUT requests": near(10, 0.00005)}
+    assert lines(used.parts(EXPRESS)) == {
+        "GET requests": near(1000, 0.00003),
+        "PUT requests": near(10, 0.0000113),
+        "retrieval": near(4, 4 * 0.0006),
+        "upload": near(2, 2 * 0.0032),
+    }
+
+
+def test_a_reader_in_another_region_pays_for_the_way() -> None:
+    used = Traffic(read_bytes=5 * GB_BYTES, egress="other_region")
+    assert lines(used.parts(S3)) == {"egress, other region": near(5, 0.1)}
+
+
+def test_traffic_adds_up_if_the_reader_is_the_same() -> None:
+    one = Traffic(requests={Operation.GET: 1}, read_bytes=2)
+    other = Traffic(requests={Operation.PUT: 3, Operation.GET: 4}, written_bytes=5)
+    assert one + other == Traffic(requests={Operation.GET: 5, Operation.PUT: 3}, read_bytes=2, written_bytes=5)
+    with pytest.raises(ConfigError, match="egress is same_region of the one and internet of the other"):
+        one + Traffic(egress="internet")
+
+
+def test_a_machine_that_waits_costs_as_much_as_one_that_computes() -> None:
+    used = Machines(nodes=4, compute_hours=10, wait_hours=0.5, disk_bytes=100 * GB_BYTES, disk_months=2)
+    g6 = PRICES.machine("g6.xlarge")
+    assert lines(used.time_parts(g6)) == {
+        "computing": near(40, 40 * 0.8048),
+        "waiting for data": near(2, 2 * 0.8048),
+    }
+    assert lines(used.disk_parts(PRICES.disk("gp3"))) == {"disks": near(800, 64.0)}
+
+
+def test_a_job_may_have_some_of_a_machines_accelerators() -> None:
+    p5 = PRICES.machine("p5.48xlarge")
+    two = Machines(nodes=1, accelerators=2, compute_hours=1)
+    assert lines(two.time_parts(p5))["computing"] == near(1, 2 * 6.88)
+    for accelerators in (0, 9):
+        with pytest.raises(ConfigError, match="has 8 accelerators"):
+            Machines(nodes=1, accelerators=accelerators, compute_hours=1).time_parts(p5)
+
+
+def test_functions_pay_for_requests_memory_processors_and_init() -> None:
+    used = Calls(calls=1e6, seconds=2, memory_bytes=2 * GB_BYTES, cold_starts=1000, init_seconds=0.5)
+    assert lines(used.parts(LAMBDA)) == {
+        "functions: requests": near(1e6, 0.2),
+        "functions: running": near(4e6, 4e6 * 0.0000166667),
+        "functions: INIT": near(1000, 1000 * 0.0000166667),
+    }
+    on_cloud_run = Calls(calls=10, seconds=1, memory_bytes=GB_BYTES, vcpus=2).parts(PRICES.function("cloud-run"))
+    assert lines(on_cloud_run)["functions: running"] == near(10, 10 * (0.0000025 + 2 * 0.000024))
+
+
+def test_a_call_costs_what_the_price_file_says_of_an_invocation() -> None:
+    parts = Calls(calls=1, seconds=3, memory_bytes=GB_BYTES, vcpus=1).parts(LAMBDA)
+    assert total_dollars(parts) == pytest.approx(LAMBDA.invocation_dollars(seconds=3, memory_bytes=GB_BYTES, vcpus=1))
+
+
+def test_a_warm_tier_pays_for_keeping_warm_serving_and_backing_up() -> None:
+    used = WarmTier(
+        functions=400,
+        memory_bytes=1.5 * GB_BYTES,
+        hours=50,
+        warm_seconds=0.1,
+        served_bytes=75e9,
+        serve_calls=1000,
+        back_up_every_seconds=300,
+        back_up_seconds=1.0,
+    )
+    found = lines(used.parts(LAMBDA))
+    assert found["warm tier, keeping warm: requests"] == near(1.2e6, 0.24)
+    assert found["warm tier, keeping warm: running"] == near(180_000, 3.000006)  # as section 5 has of InfiniCache
+    assert found["warm tier, serving: requests"] == near(1000, 0.0002)
+    assert found["warm tier, serving: running"] == near(1500, 1500 * 0.0000166667)
+    assert found["warm tier, backing up: requests"] == near(480_000, 0.096)
+    assert found["warm tier, backing up: running"] == near(720_000, 720_000 * 0.0000166667)
+
+
+def test_a_warm_tier_buys_latency_not_money() -> None:
+    served = WarmTier(
+        functions=1, memory_bytes=1.5 * GB_BYTES, hours=1, served_bytes=1e12, serve_calls=1e12 / (8 << 20)
+    )
+    gets = Traffic(requests={Operation.GET: 1e12 / (8 << 20)}, read_bytes=1e12)
+    assert total_dollars(served.parts(LAMBDA)) > 5 * total_dollars(gets.parts(S3))
+
+
+def test_a_warm_tier_that_does_nothing_else_is_only_kept_warm() -> None:
+    names = [part.name for part in WarmTier(functions=1, memory_bytes=1, hours=1).parts(LAMBDA)]
+    assert names == ["warm tier, keeping warm: requests", "warm tier, keeping warm: running"]
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_what_cannot_be_used_is_refused(wrong: float) -> None:
+    with pytest.raises(ConfigError, match="size_bytes is a number from 0"):
+        Stored(size_bytes=wrong)
+    with pytest.raises(ConfigError, match="requests is a number from 0"):
+        Traffic(requests={Operation.GET: wrong})
+    with pytest.raises(ConfigError, match="wait_hours is a number from 0"):
+        Machines(nodes=1, wait_hours=wrong)
+    with pytest.raises(ConfigError, match="seconds is a number from 0"):
+        Calls(calls=1, seconds=wrong, memory_bytes=1)
+    with pytest.raises(ConfigError, match="hours is a number from 0"):
+        WarmTier(functions=1, memory_bytes=1, hours=wrong)
+
+
+def test_a_reader_is_somewhere_and_periods_are_not_nothing() -> None:
+    with pytest.raises(ConfigError, match="egress 'moon' is not one of same_region"):
+        Traffic(egress="moon")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="more than 0"):
+        WarmTier(functions=1, memory_bytes=1, hours=1, warm_every_seconds=0)
+
+
+def test_an_epoch_reads_each_super_sample_once_and_those_that_are_cut_twice() -> None:
+    once = training_traffic(100, 10_000, epochs=1, nodes=1)
+    assert (once.requests[Operation.GET], once.read_bytes) == (101, 10_000)
+    more = training_traffic(100, 10_000, epochs=3, nodes=4)
+    assert more.requests[Operation.GET] == 4 + 3 * 103
+    assert more.read_bytes == pytest.approx(3 * 10_300)
+    cached = training_traffic(100, 10_000, epochs=3, nodes=4, hit_rate=0.5)
+    assert cached.requests[Operation.GET] == 4 + 2 * 103
+    assert training_traffic(0, 0, epochs=1, nodes=2).requests[Operation.GET] == 2
+    for wrong in ({"epochs": 0, "nodes": 1}, {"epochs": 1, "nodes": 0}, {"epochs": 1, "nodes": 1, "hit_rate": 1.1}):
+        with pytest.raises(ConfigError, match="at least 1"):
+            training_traffic(1, 1, **wrong)
+
+
+def test_that_is_what_loaders_plan() -> None:
+    url = pack_numbers(500)
+    planned = []
+    for rank in range(3):
+        with Loader(url, batch_size=20, rank=rank, world_size=3) as loader:
+            planned.append((loader.plan.get_requests, loader.plan.read_bytes))
+            super_samples, size_bytes = len(loader.manifest), loader.manifest.size_bytes
+    reckoned = training_traffic(super_samples, size_bytes, epochs=1, nodes=3)
+    requests, read_bytes = (sum(each) for each in zip(*planned, strict=True))
+    assert requests == pytest.approx(reckoned.requests[Operation.GET] - 3, abs=3)
+    assert read_bytes == pytest.approx(reckoned.read_bytes, rel=0.05)
+
+
+def test_packing_writes_each_super_sample_and_little_more() -> None:
+    assert packing_traffic(100, 10_000) == Traffic(requests={Operation.PUT: 103}, written_bytes=10_000)
