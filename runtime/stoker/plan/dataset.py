@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker.manifest import Manifest, PackRun, Rows
 from stoker.schema import Bytes, Schema
 
-__all__ = ["bodiless", "described", "row_of", "size_of"]
+__all__ = ["bodiless", "described", "size_of"]
 
 _RUN = "0" * 16
 
@@ -54,24 +54,18 @@ def bodiless(manifest: Manifest) -> Manifest:
     return replace(manifest, rows=rows)
 
 
-def row_of(manifest: Manifest) -> Callable[[str], int]:
-    """Return a function that tells the row of an object of a manifest by its key; KeyError if it has none."""
+def size_of(manifest: Manifest) -> Callable[[str], int]:
+    """Return a function that tells the size in bytes of an object of a manifest by its key; KeyError if it has none."""
     if len(manifest.runs) > 1:
-        return {manifest.key(row): row for row in range(len(manifest))}.__getitem__
+        return {manifest.key(row): int(manifest.rows.size_bytes[row]) for row in range(len(manifest))}.__getitem__
     # Keys end in the row's number: no dictionary of a million keys is needed.
-    first, last = manifest.runs[0].first_number, len(manifest) - 1
-    prefix = manifest.key(0).rpartition("/")[0]
+    first, prefix = manifest.runs[0].first_number, manifest.key(0).rpartition("/")[0]
+    sizes = manifest.rows.size_bytes
 
     def of_one_run(key: str) -> int:
         folder, _, number = key.rpartition("/")
-        if folder != prefix or not number.isdecimal() or not first <= int(number) <= first + last:
+        if folder != prefix or not number.isdecimal() or not 0 <= int(number) - first < len(sizes):
             raise KeyError(key)
-        return int(number) - first
+        return int(sizes[int(number) - first])
 
     return of_one_run
-
-
-def size_of(manifest: Manifest) -> Callable[[str], int]:
-    """Return a function that tells the size in bytes of an object of a manifest by its key; KeyError if it has none."""
-    sizes, row = manifest.rows.size_bytes, row_of(manifest)
-    return lambda key: int(sizes[row(key)])

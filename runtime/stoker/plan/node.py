@@ -17,7 +17,7 @@ from stoker.fetch.step_queue import StepQueue
 from stoker.manifest import Manifest
 from stoker.plan.latency import Constant, Latency
 from stoker.ring import Ring, anonymous_memory
-from stoker.steps import OrderSource, PlannedStep, Steps, StepSource, Stretch
+from stoker.steps import OrderSource, PlannedStep, Steps, Stretch
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import Tier
@@ -113,19 +113,6 @@ class _RingOfNothing(Ring):
         return self._slot[:length_bytes]
 
 
-class _Followed:
-    """Steps of which the future hears as they are planned: what they need will be asked for at once."""
-
-    def __init__(self, steps: StepSource[int], future: Future) -> None:
-        self._steps, self._future = steps, future
-
-    def next(self) -> PlannedStep[int] | None:
-        """Return the next step, None behind the last."""
-        if (step := self._steps.next()) is not None:
-            self._future.reach(step.epoch, step.end)
-        return step
-
-
 class Node:
     """One rank's run; :meth:`run` it once, on a virtual clock."""
 
@@ -162,8 +149,8 @@ class Node:
             StokerError: a super-sample could not be had.
         """
         parts = self._parts
-        steps: StepSource[int] = Steps(parts.manifest.rows.samples, self._stretch, parts.order)
-        queue = StepQueue(steps if self._future is None else _Followed(steps, self._future))
+        steps = Steps(parts.manifest.rows.samples, self._stretch, parts.order)
+        queue = StepQueue(steps, None if self._future is None else self._future.take)
         prefetcher = Prefetcher(
             self, self._ring, parts.feed.schedule, queue.next_item, hedge_slots=self.slots.hedge_slots
         )

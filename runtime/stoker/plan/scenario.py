@@ -18,7 +18,7 @@ from stoker.feed import FeedConfig
 from stoker.manifest import Manifest
 from stoker.order import Order
 from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
-from stoker.plan.dataset import bodiless, row_of, size_of
+from stoker.plan.dataset import bodiless, size_of
 from stoker.plan.latency import Constant, Latency
 from stoker.plan.node import EpochResult, Node, NodeParts, Nothing
 from stoker.plan.tier_model import TierModel
@@ -128,7 +128,6 @@ def simulate(scenario: Scenario) -> Run:
 async def _simulated(scenario: Scenario) -> Run:
     manifest, feed = bodiless(scenario.manifest), scenario.feed
     bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
-    row = row_of(manifest)
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
     memory = Nothing(manifest.largest_bytes)
     order = lru_cache(maxsize=_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
@@ -138,7 +137,7 @@ async def _simulated(scenario: Scenario) -> Run:
         rng = random.Random(f"{scenario.seed} bucket {rank}")  # noqa: S311 - a model's
 
         def tiers(future: Future) -> list[Tier]:
-            caches: list[Tier] = [each.tier(future, lambda ref: row(ref.key), rng) for each in scenario.caches]
+            caches: list[Tier] = [each.tier(future, rng) for each in scenario.caches]
             return [*caches, *(scenario.tiers(mine, manifest) if scenario.tiers is not None else ())]
 
         return Node(

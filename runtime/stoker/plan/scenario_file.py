@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.cache.policies import POLICIES
 from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
 from stoker.fetch.config import FetchConfig
@@ -18,7 +19,7 @@ from stoker.plan.latency import Constant, Late, Latency, LogNormal
 from stoker.plan.recorded import read_durations
 from stoker.plan.scenario import Scenario
 from stoker.plan.section import Section, read_toml
-from stoker.plan.tier_model import POLICIES, TierModel
+from stoker.plan.tier_model import TierModel
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker.store import open_store
 from stoker.versions import read_manifest

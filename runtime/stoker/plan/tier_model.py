@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
-from stoker.cache.fifo import Fifo
 from stoker.cache.future import Future
-from stoker.cache.lru import Lru
-from stoker.cache.next_use import NextUse
-from stoker.cache.policy import Policy, Residents
-from stoker.cache.uniform import Uniform
+from stoker.cache.policies import POLICIES, made_policy
+from stoker.cache.policy import Residents
 from stoker.errors import ConfigError
 from stoker.plan.latency import Constant, Latency
 from stoker.plan.simulated_tier import SimulatedTier
-from stoker.tier import ObjectRef
 
-__all__ = ["POLICIES", "TierModel"]
-
-POLICIES: Mapping[str, Callable[[Future], Policy[int]]] = {
-    "fifo": lambda _: Fifo(),
-    "lru": lambda _: Lru(),
-    "uniform": lambda _: Uniform(),
-    "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
-}
-"""Name → what makes the policy of a rank that needs super-samples when the future says so."""
+__all__ = ["TierModel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +23,7 @@ class TierModel:
     Attributes:
         name: in the results.
         limit_bytes: what it holds.
-        policy: who goes, one of :data:`POLICIES`.
+        policy: who goes, one of :data:`~stoker.cache.policies.POLICIES`.
         bytes_per_second: of its device; all who read share it.
         latency: before a read's first byte.
     """
@@ -54,11 +42,11 @@ class TierModel:
         if not self.bytes_per_second > 0:
             raise ConfigError(f"bytes_per_second must be more than 0, not {self.bytes_per_second}")
 
-    def tier(self, future: Future, row_of: Callable[[ObjectRef], int], rng: random.Random) -> SimulatedTier[int]:
-        """Return the cache of a rank, empty."""
+    def tier(self, future: Future, rng: random.Random) -> SimulatedTier[int]:
+        """Return the cache of a rank that needs super-samples when the future says so, empty."""
         return SimulatedTier(
-            Residents(POLICIES[self.policy](future), self.limit_bytes),
-            row_of,
+            Residents(made_policy(self.policy, future), self.limit_bytes),
+            attrgetter("row"),
             bytes_per_second=self.bytes_per_second,
             latency=self.latency,
             rng=rng,
