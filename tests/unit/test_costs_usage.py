@@ -147,15 +147,15 @@ def test_a_reader_is_somewhere_and_periods_are_not_nothing() -> None:
 
 
 def test_an_epoch_reads_each_super_sample_once_and_those_that_are_cut_twice() -> None:
-    once = training_traffic(100, 10_000, epochs=1, nodes=1)
+    once = training_traffic(100, 10_000, epochs=1, ranks=1)
     assert (once.requests[Operation.GET], once.read_bytes) == (101, 10_000)
-    more = training_traffic(100, 10_000, epochs=3, nodes=4)
+    more = training_traffic(100, 10_000, epochs=3, ranks=4)
     assert more.requests[Operation.GET] == 4 + 3 * 103
     assert more.read_bytes == pytest.approx(3 * 10_300)
-    cached = training_traffic(100, 10_000, epochs=3, nodes=4, hit_rate=0.5)
+    cached = training_traffic(100, 10_000, epochs=3, ranks=4, hit_rate=0.5)
     assert cached.requests[Operation.GET] == 4 + 2 * 103
-    assert training_traffic(0, 0, epochs=1, nodes=2).requests[Operation.GET] == 2
-    for wrong in ({"epochs": 0, "nodes": 1}, {"epochs": 1, "nodes": 0}, {"epochs": 1, "nodes": 1, "hit_rate": 1.1}):
+    assert training_traffic(0, 0, epochs=1, ranks=2).requests[Operation.GET] == 2
+    for wrong in ({"epochs": 0, "ranks": 1}, {"epochs": 1, "ranks": 0}, {"epochs": 1, "ranks": 1, "hit_rate": 1.1}):
         with pytest.raises(ConfigError, match="at least 1"):
             training_traffic(1, 1, **wrong)
 
@@ -167,7 +167,7 @@ def test_that_is_what_loaders_plan() -> None:
         with Loader(url, batch_size=20, rank=rank, world_size=3) as loader:
             planned.append((loader.plan.get_requests, loader.plan.read_bytes))
             super_samples, size_bytes = len(loader.manifest), loader.manifest.size_bytes
-    reckoned = training_traffic(super_samples, size_bytes, epochs=1, nodes=3)
+    reckoned = training_traffic(super_samples, size_bytes, epochs=1, ranks=3)
     requests, read_bytes = (sum(each) for each in zip(*planned, strict=True))
     assert requests == pytest.approx(reckoned.requests[Operation.GET] - 3, abs=3)
     assert read_bytes == pytest.approx(reckoned.read_bytes, rel=0.05)

@@ -86,7 +86,7 @@ class _Bill:
                 super_samples,
                 size_bytes,
                 epochs=number("epochs", 1),
-                nodes=number("nodes", 1),
+                ranks=self._ranks(),
                 hit_rate=number("hit_rate"),
                 egress=egress,
             )
@@ -94,6 +94,13 @@ class _Bill:
             traffic += packing_traffic(super_samples, size_bytes, egress=egress)
         stored = Stored(size_bytes=number("size", size_bytes), months=number("months", 1.0))
         self._add([*stored.parts(store), *traffic.parts(store)], store)
+
+    def _ranks(self) -> int:
+        """Return how many share an epoch: one for each accelerator."""
+        machine, accelerators = self._given.get("machine"), self._given.get("accelerators")
+        if accelerators is None:
+            accelerators = 1 if machine is None else max(1, self._prices.machine(machine).accelerators)
+        return int(self._number("nodes", 1) * accelerators)
 
     def add_machines(self) -> None:
         """Add the hours of machines and their disks."""
@@ -163,6 +170,8 @@ def _quantity(quantity: float) -> str:
 
 
 def _dollars(dollars: float) -> str:
+    if 0 < dollars < 1e-6:
+        return "<$0.000001"
     return f"${dollars:,.2f}" if dollars >= 100 else f"${dollars:.6f}"
 
 

@@ -74,7 +74,7 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
     ),
     "the machines": (
         _Figure("machine", str, "NAME", "with the accelerator: g6.xlarge, p5.48xlarge, cloud-run-l4, …"),
-        _Figure("nodes", positive, "N", "machines that share each epoch (default: 1)"),
+        _Figure("nodes", positive, "N", "machines that share each epoch, a rank an accelerator (default: 1)"),
         _Figure("accelerators", positive, "N", "of each machine that the job has (default: all)"),
         _Figure("compute_hours", _number, "H", "that each machine computes"),
         _Figure("wait_hours", _number, "H", "that each waits for data"),

@@ -14,33 +14,33 @@ def training_traffic(
     size_bytes: int,
     *,
     epochs: int,
-    nodes: int,
+    ranks: int,
     hit_rate: float = 0.0,
     egress: Egress = "same_region",
 ) -> Traffic:
     """Return the requests of a run whose super-samples are read whole.
 
-    An epoch reads every super-sample once, and those that the order cuts between two nodes twice. Retries and hedges
+    An epoch reads every super-sample once, and those that the order cuts between two ranks twice. Retries and hedges
     are not counted; start-up never lists.
 
     Args:
         super_samples: of the data set.
         size_bytes: of them all.
         epochs: how many.
-        nodes: ranks that share each epoch; each reads the manifest once.
+        ranks: that share each epoch; each reads the manifest once.
         hit_rate: of look-ups behind the first epoch, that a cache answers.
-        egress: where the nodes are.
+        egress: where the ranks are.
 
     Raises:
         ConfigError: a figure cannot be.
     """
-    if min(epochs, nodes) < 1 or not 0 <= hit_rate <= 1:
-        raise ConfigError(f"epochs {epochs} and nodes {nodes} are at least 1, and hit_rate {hit_rate} is from 0 to 1")
-    reads = super_samples + (min(nodes, super_samples) - 1 if super_samples else 0)
+    if min(epochs, ranks) < 1 or not 0 <= hit_rate <= 1:
+        raise ConfigError(f"epochs {epochs} and ranks {ranks} are at least 1, and hit_rate {hit_rate} is from 0 to 1")
+    reads = super_samples + (min(ranks, super_samples) - 1 if super_samples else 0)
     times = 1 + (epochs - 1) * (1 - hit_rate)
     mean_bytes = size_bytes / max(1, super_samples)
     return Traffic(
-        requests={Operation.GET: nodes + reads * times}, read_bytes=reads * mean_bytes * times, egress=egress
+        requests={Operation.GET: ranks + reads * times}, read_bytes=reads * mean_bytes * times, egress=egress
     )
 
 

@@ -73,6 +73,9 @@ def test_a_data_set_is_known_by_its_manifest(capsys: pytest.CaptureFixture[str],
     cached = bill(capsys, url, "--store", "s3", "--epochs", 11, "--hit-rate", 0.5)
     assert cached["GET requests"] == pytest.approx((1 + 6 + 10 * 3) * 0.4e-6)
     assert bill(capsys, url)["total"] == 0
+    eight = ("--nodes", 2, "--machine", "p5.48xlarge", "--wait-hours", 0, "--accelerators", 4)
+    assert bill(capsys, url, "--store", "s3", *eight)["GET requests"] == pytest.approx((8 + 11) * 0.4e-6)
+    assert bill(capsys, url, "--store", "s3", *eight[:-2])["GET requests"] == pytest.approx((16 + 11) * 0.4e-6)
 
 
 def test_an_idle_accelerator_is_a_line_by_hours_or_by_share(capsys: pytest.CaptureFixture[str]) -> None:
