@@ -19,6 +19,7 @@ from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
 from stoker.spending import parse_dollars
 from stoker.store.options import StoreOptions
+from stoker.trace.recorder import Sink
 
 __all__ = ["LoaderConfig", "LoaderShuffle", "Settings", "SharedSettings"]
 
@@ -87,6 +88,9 @@ class LoaderConfig:
         budget: of the whole job, for what the store asks: ``"5 USD"`` or a number; default no limit. Each rank has an
             equal part. It warns at 80% of it and raises ``BudgetExceededError`` at 100%, between two batches. Counts
             begin when the loader is made.
+        trace: a file into which a timeline of waits, fetches and requests is written (with several ranks,
+            ``trace.json`` becomes ``trace.rank3.json``); or a sink, or several, of :mod:`stoker.trace`, which whoever
+            made them closes.
 
     Raises:
         ConfigError: a value is out of range, or two of them do not go together.
@@ -121,6 +125,7 @@ class LoaderConfig:
     options: StoreOptions | None = None
     max_dollars_per_epoch: float = 1.0
     budget: float | str | None = None
+    trace: str | os.PathLike[str] | Sink | Sequence[Sink] | None = None
 
     def __post_init__(self) -> None:
         for name, least in _INTEGERS.items():
@@ -142,6 +147,7 @@ class LoaderConfig:
         self.caches()
         if self.budget is not None:
             parse_dollars(self.budget)
+        self.sinks()
 
     def _check_flags_and_functions(self) -> None:
         for name in _FLAGS:
@@ -178,6 +184,20 @@ class LoaderConfig:
             schedule=self.schedule,
             fetch=self.fetch,
         )
+
+    def sinks(self) -> tuple[Sink, ...]:
+        """Return what ``trace`` names besides a file.
+
+        Raises:
+            ConfigError: it is neither a file nor a sink.
+        """
+        if self.trace is None or isinstance(self.trace, str | os.PathLike):
+            return ()
+        sinks: tuple[Any, ...] = tuple(self.trace) if isinstance(self.trace, Sequence) else (self.trace,)
+        for sink in sinks:
+            if not callable(getattr(sink, "waited", None)):
+                raise ConfigError(f"trace is the name of a file, or a sink such as ChromeTrace, not {sink!r}")
+        return sinks
 
     def memory_bytes(self) -> int:
         """Return the budget of one rank in bytes.
@@ -261,3 +281,4 @@ class Settings(SharedSettings, total=False):
     pin_memory: bool
     reuse_buffers: bool
     budget: float | str | None
+    trace: str | os.PathLike[str] | Sink | Sequence[Sink] | None

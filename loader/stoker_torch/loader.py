@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, NoReturn, Unpack
 
 import numpy as np
@@ -18,6 +19,7 @@ from stoker.gather import gather_rows
 from stoker.manifest import Manifest
 from stoker.prices import Prices
 from stoker.spending import Allowance, parse_dollars
+from stoker.trace.chrome import ChromeTrace
 from stoker.trace.recorder import Recorder
 from stoker_torch.buffers import BufferPool, can_pin_memory
 from stoker_torch.config import LoaderConfig, Settings
@@ -69,10 +71,11 @@ class Loader:
         self._pins_memory = self.config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
         self._pool = self._made_pool()
-        self._recorder = Recorder()
         self._supply = Supply.open(url, self.config.options)
         try:
             self._manifest = self._supply.read_manifest(self.config.version)
+            self._trace = self._made_trace()
+            self._recorder = Recorder([*self.config.sinks(), *([] if self._trace is None else [self._trace])])
             self._feed = self._made_feed(self._manifest, self._lanes)
             plan = self.plan
             plan.check_dollars(self.config.max_dollars_per_epoch)
@@ -122,6 +125,15 @@ class Loader:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
         rows = gather_rows if self._buffers is None else self._buffers.gather_rows
         return self._supply.made_feed(manifest, self.config, config, rows, self._recorder)
+
+    def _made_trace(self) -> ChromeTrace | None:
+        path = self.config.trace
+        if not isinstance(path, str | os.PathLike):
+            return None
+        file = Path(path)
+        if self.world_size > 1:
+            file = file.with_name(f"{file.stem}.rank{self.rank}{file.suffix}")
+        return ChromeTrace(file, name=f"stoker rank {self.rank} of {self.world_size}")
 
     def _made_pool(self) -> SamplePool | None:
         config = self.config
@@ -289,6 +301,9 @@ class Loader:
         self._supply.close()
         if self._pool is not None:
             self._pool.close()
+        self._recorder.flush()
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> Loader:
         return self

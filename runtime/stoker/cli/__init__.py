@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 
-from stoker.cli import compact, cost, gc, head, info, pack, plan, rebuild, shuffle, simulate, token, verify
+from stoker.cli import compact, cost, gc, head, info, pack, plan, rebuild, shuffle, simulate, token, trace, verify
 from stoker.cli.command import Command
 from stoker.cli.output import printable
 from stoker.errors import ConfigError, StokerError
@@ -32,6 +32,7 @@ _COMMANDS = (
     plan.command,
     cost.command,
     simulate.command,
+    trace.command,
     token.command,
 )
 _GROUP = "stoker.commands"

@@ -113,10 +113,10 @@ class _Leg:
         """Whether its answer has begun."""
         return self.begun_seconds is not None
 
-    def request(self, *, is_whole: bool) -> Request:
+    def request(self, key: str, *, is_whole: bool) -> Request:
         """Return what is kept on record of it."""
         ended_seconds = max(self.sent_seconds, self.ended_seconds)  # one that was cancelled before it began has no end
-        return Request(self.sent_seconds, self.begun_seconds, ended_seconds, self.into.nbytes, is_whole)
+        return Request(self.sent_seconds, self.begun_seconds, ended_seconds, self.into.nbytes, is_whole, key)
 
 
 _Legs = dict[asyncio.Task[StoreError | None], _Leg]
@@ -227,7 +227,7 @@ class RangeReader:
         if not self._config.hedge:
             leg = _Leg(into, loop.time())
             error = await self._request(pursuit, part, leg, {})
-            told.attempted([leg.request(is_whole=error is None)], loop.time())
+            told.attempted([leg.request(pursuit.ref.key, is_whole=error is None)], loop.time())
             return error
         legs: _Legs = {}
         with ExitStack() as lent:
@@ -248,7 +248,8 @@ class RangeReader:
                     await asyncio.wait(running, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
                 for each in running:
                     each.cancel()
-            told.attempted([leg.request(is_whole=_has_succeeded(task)) for task, leg in legs.items()], loop.time())
+            key = pursuit.ref.key
+            told.attempted([leg.request(key, is_whole=_has_succeeded(task)) for task, leg in legs.items()], loop.time())
             return self._outcome(legs, into)
 
     def _outcome(self, legs: _Legs, into: memoryview) -> StoreError | None:

@@ -31,6 +31,7 @@ class Request(NamedTuple):
         ended_seconds: when it ended.
         size_bytes: that were asked for.
         is_whole: whether it brought them.
+        object: the key.
     """
 
     sent_seconds: float
@@ -38,6 +39,7 @@ class Request(NamedTuple):
     ended_seconds: float
     size_bytes: int
     is_whole: bool
+    object: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -26,7 +26,8 @@ class Wait:
     Attributes:
         batch: its number in the run, from 0.
         epoch: it belongs to.
-        spans: what the time was spent on, in order; they add up to the wait. Times are ``time.perf_counter``'s.
+        spans: what the time was spent on, in order, at least one; they add up to the wait. Times are
+            ``time.perf_counter``'s.
     """
 
     batch: int
@@ -46,8 +47,6 @@ class Wait:
         return dict(sorted(seconds.items(), key=lambda each: -each[1]))
 
     def __str__(self) -> str:
-        if not self.spans:
-            return f"batch {self.batch} of epoch {self.epoch} was there at once"
         (phase, key), seconds = next(iter(self.by_cause().items()))
         about = f" of {key}" if key else ""
         return f"batch {self.batch} of epoch {self.epoch} waited {self.seconds:.3f} s: {seconds:.3f} s {phase}{about}"
@@ -154,7 +153,8 @@ class Recorder:
 
     def yielded(self, epoch: int, asked_seconds: float, now_seconds: float) -> None:
         """Note a batch that was asked for and is yielded; what nobody has told of in between was gathering."""
-        spans = [*self._begun, *self._settled(asked_seconds, now_seconds, Phase.GATHER)]
+        waited = self._settled(asked_seconds, now_seconds, Phase.GATHER)
+        spans = [*self._begun, *(waited or [Span(Phase.GATHER, asked_seconds, now_seconds)])]
         self._begun.clear()
         wait = Wait(batch=self._batches, epoch=epoch, spans=tuple(spans))
         self._batches += 1

@@ -122,7 +122,7 @@ def test_a_nearer_place_that_is_slow(error: StoreError | None) -> None:
 
 
 def test_a_checksum_that_takes_long() -> None:
-    run = TracedRun(config=UNHEDGED)
+    run = TracedRun(objects=1, config=UNHEDGED)
 
     def slow(data: memoryview) -> int:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,74 @@
+"""A loader says what it waited for: the phases add up, and the one that was slow is told."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from stoker_torch import Loader
+from support.datasets import numbers, pack_numbers
+
+
+@pytest.fixture(scope="module")
+def url() -> str:
+    return pack_numbers(500)
+
+
+def test_waits_by_phase_add_up_to_the_whole_wait_over_epochs_and_abandoned_ones(url: str) -> None:
+    with Loader(url, batch_size=50) as loader:
+        assert not any(loader.stats().waits.values())
+        for _ in range(3):
+            numbers(loader)
+            next(iter(loader))
+        stats = loader.stats()
+    assert stats.wait_seconds > 0
+    assert math.fsum(stats.waits.values()) == pytest.approx(stats.wait_seconds)
+    assert stats.waits["start"] > 0
+    assert stats.waits["gather"] > 0
+
+
+def test_waits_for_the_bucket_are_in_its_phases(url: str) -> None:
+    with Loader(url, batch_size=50) as loader:
+        numbers(loader)
+        stats = loader.stats()
+    elsewhere = ("start", "gather", "decode")
+    waited = math.fsum(seconds for phase, seconds in stats.waits.items() if phase not in elsewhere)
+    assert 0 < waited <= stats.bucket_wait_seconds * (1 + 1e-9)
+
+
+def test_the_worst_waits_are_told_with_batch_and_object(url: str) -> None:
+    with Loader(url, batch_size=10) as loader:
+        numbers(loader)
+        stats = loader.stats()
+    worst = stats.worst_waits
+    assert len(worst) == 10
+    assert [wait.seconds for wait in worst] == sorted((wait.seconds for wait in worst), reverse=True)
+    first = next(wait for wait in worst if wait.batch == 0)
+    assert any(key.startswith("data/") for _, key in first.by_cause())
+    assert math.fsum(wait.seconds for wait in worst) <= stats.wait_seconds * (1 + 1e-9)
+
+
+def slow(value: Any) -> Any:
+    time.sleep(0.002)
+    return value
+
+
+def test_a_slow_decode_is_told(url: str) -> None:
+    with Loader(url, batch_size=50, decode={"x": slow}, workers=2) as loader:
+        numbers(loader)
+        stats = loader.stats()
+    assert max(stats.waits, key=lambda phase: stats.waits[phase]) == "decode"
+    assert math.fsum(stats.waits.values()) == pytest.approx(stats.wait_seconds)
+    assert "decode" in str(stats.worst_waits[0])
+
+
+@pytest.mark.parametrize("settings", [{"shuffle": "full"}, {"shuffle": "materialized"}, {"columns": ["x"]}])
+def test_every_way_to_read_is_told_of(url: str, settings: dict[str, Any]) -> None:
+    with Loader(url, batch_size=50, **settings) as loader:
+        numbers(loader)
+        stats = loader.stats()
+    assert math.fsum(stats.waits.values()) == pytest.approx(stats.wait_seconds)
+    assert any(key for wait in stats.worst_waits for _, key in wait.by_cause())
