@@ -85,3 +85,46 @@ def test_a_worker_knows_the_lanes_that_it_has() -> None:
     future = Future(SAMPLES, stretch)
     needed = {use[3] for use in uses(stretch) if use[0] == 0}
     assert {each for each in range(len(SAMPLES)) if future.next_use(each) <= int(SAMPLES.sum())} == needed
+
+
+def test_what_was_taken_is_needed_in_the_next_epoch_and_what_its_step_has_yet_to_take_is_needed_now() -> None:
+    order = OrderConfig(seed=3, window=6)
+    length = int(SAMPLES.sum()) + 1
+    stretch = Stretch(order=order, partition=Partition(samples=length - 1, batch_size=8), end_epoch=3)
+    future, steps = Future(SAMPLES, stretch), Steps(SAMPLES, stretch)
+    while (step := steps.next()) is not None:
+        refs = [ref for _, ref in step.first_uses]
+        for place, ref in enumerate(refs):
+            future.take(ref, step.epoch, step.end)
+            after = [future.next_use(each) for each in refs[: place + 1]]
+            assert all(time >= (step.epoch + 1) * length for time in after)
+            before = [future.next_use(each) for each in refs[place + 1 :]]
+            assert all(step.epoch * length < time <= step.epoch * length + step.end for time in before)
+
+
+def test_the_present_is_the_end_of_the_last_step_that_was_taken_whole() -> None:
+    stretch = Stretch(order=OrderConfig(), partition=Partition(samples=int(SAMPLES.sum()), batch_size=10))
+    future = Future(SAMPLES, stretch)
+    length = int(SAMPLES.sum()) + 1
+    assert future.present == 0
+    future.take(1, 0, 10)
+    future.take(2, 0, 10)
+    assert future.present == 0
+    future.take(3, 0, 20)
+    assert future.present == 10
+    future.take(4, 1, 10)
+    assert future.present == 20
+    future.take(5, 1, 20)
+    assert future.present == length + 10
+
+
+def test_the_needs_of_others_that_share_a_cache_count() -> None:
+    partition = Partition(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2)
+    other = Partition(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2, rank=1)
+    stretch = Stretch(order=OrderConfig(seed=1, window=2, lanes=2), partition=partition, end_epoch=1)
+    alone = Future(SAMPLES, stretch)
+    theirs = Future(SAMPLES, Stretch(order=stretch.order, partition=other, end_epoch=1))
+    shared = Future(SAMPLES, stretch, others=[other])
+    times = [(alone.next_use(each), theirs.next_use(each), shared.next_use(each)) for each in range(len(SAMPLES))]
+    assert all(both == min(mine, others) < NEVER for mine, others, both in times)
+    assert any(mine == NEVER for mine, _, _ in times)

@@ -159,19 +159,21 @@ class DiskFolder:
             ChecksumError: there was a file that was damaged; if it is the own one, it is gone.
             OSError: the disk failed.
         """
-        numbers = [self.own] if is_own else [each for each in range(self._config.owners) if each != self.own]
-        for number in numbers:
-            handle = None if number is None else self._part_of(number)
+        spoilt: ChecksumError | None = None
+        for number in range(self._config.owners):
+            handle = self._part_of(number) if (number == self.own) == is_own else None
             if handle is None:
                 continue
             try:
                 return _read(handle, name, into, cancelled)
             except FileNotFoundError:
                 continue
-            except ChecksumError:
+            except ChecksumError as error:
+                spoilt = error
                 if is_own:
                     self.remove(name)
-                raise
+        if spoilt is not None:
+            raise spoilt
         return False
 
     def _part_of(self, number: int) -> int | None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class DiskTier:
     is_shared = True
 
     def __init__(self, config: FolderConfig, policy: str, *, largest_bytes: int) -> None:
-        if config.share_bytes < largest_bytes + BLOCK_BYTES:
+        if config.share_bytes < -(-largest_bytes // BLOCK_BYTES) * BLOCK_BYTES:
             raise BudgetError(
                 f"a cache on disk of {format_bytes(config.share_bytes)} a process ({config.owners} share it) holds "
                 f"no super-sample, the largest having {format_bytes(largest_bytes)}: raise its limit, or leave it out"
@@ -81,14 +82,13 @@ class DiskTier:
         self._keeper = Keeper(policy, config.share_bytes, BLOCK_BYTES)
         self._largest_bytes = largest_bytes
         self._pid = os.getpid()
-        self._has_warned = False
+        self._has_warned = self._has_failed = False
         self._begin()
 
     def _begin(self) -> None:
         """Have nothing open."""
         self._keeper.clear()
         self._folder: DiskFolder | None = None
-        self._takes_in = False
         self._buffers = Ring(_BEHIND_MOST, self._largest_bytes)
         self._behind: dict[str, _Writing] = {}
         self._queue: deque[_Writing] = deque()
@@ -109,20 +109,27 @@ class DiskTier:
 
     async def _open(self, manifest: Manifest) -> None:
         fit = partial(self._keeper.adopt, manifest=manifest)
+
+        def open_folder(_: threading.Event) -> None:
+            self._folder = DiskFolder(self._config, fit)  # here, so that a call that is cancelled does not lose it
+
         for _ in range(_OPENING_TRIES):
             try:
-                self._folder = await in_thread(lambda _: DiskFolder(self._config, fit))
+                await in_thread(open_folder)
             except BlockingIOError:
                 await asyncio.sleep(_OPENING_SECONDS)
                 continue
             except OSError as error:
                 self._warn("is not used", error)
                 return
-            self._takes_in = self._folder.own is not None
             if not self._takes_in:
                 _log.info("%s: all of its %d parts are taken; this process only reads", self.name, self._config.owners)
             return
         self._warn("is not used", "another process has been opening it for too long")
+
+    @property
+    def _takes_in(self) -> bool:
+        return self._folder is not None and self._folder.own is not None and not self._has_failed
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill memory from what waits to be written, from the own part, or from another owner's."""
@@ -212,7 +219,7 @@ class DiskTier:
         self._keeper.drop(writing.name)
 
     def _stop(self, error: OSError) -> None:
-        self._takes_in = False
+        self._has_failed = True
         self._warn("takes nothing in any more", error)
 
     def _warn(self, what: str, why: object) -> None:
@@ -220,11 +227,15 @@ class DiskTier:
             self._has_warned = True
             _log.warning("the cache %s %s: %s", self.name, what, why)
 
+    async def flush(self) -> None:
+        """Wait until nothing waits to be written."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
     async def close(self) -> None:
         """Write what waits to be written, and give the part up; what is in it stays for the next. Idempotent."""
         if self._pid == os.getpid():
-            if self._writer is not None:
-                await asyncio.wait([self._writer])
+            await self.flush()
             await self._close_folder()
             self._begin()
 

@@ -1,0 +1,69 @@
+"""Tiers without a loader: a small data set in a manifest and its objects, and a run's future that follows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from stoker.cache.disk_folder import FolderConfig
+from stoker.cache.disk_tier import DiskTier
+from stoker.cache.future import Future
+from stoker.cache.keeping import KeepingTier
+from stoker.cache.memory_tier import MemoryTier
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.schema import Array, Schema
+from stoker.steps import Stretch
+from support.packed_objects import packed_objects
+
+COUNTS = [5 + row % 3 for row in range(20)]
+SCHEMA = Schema({"image": Array("uint8", (300, 3))})
+LARGEST_BYTES = 8192
+"""More than any object has, and two blocks of a disk: each takes as much."""
+
+
+MANIFEST, OBJECTS = packed_objects(
+    SCHEMA, [{"image": np.full((300, 3), index % 251, np.uint8)} for index in range(sum(COUNTS))], COUNTS
+)
+
+
+def body(row: int) -> bytes:
+    """Return the bytes of a row's object."""
+    return OBJECTS[MANIFEST.key(row)]
+
+
+def future(*, seed: int = 0, epochs: int | None = 4) -> Future:
+    """Return what a rank by itself will need."""
+    partition = Partition(samples=MANIFEST.samples, batch_size=8)
+    stretch = Stretch(order=OrderConfig(seed=seed, window=2), partition=partition, end_epoch=epochs)
+    return Future(MANIFEST.rows.samples, stretch)
+
+
+def memory_tier(held: int, policy: str = "next-use") -> MemoryTier:
+    """Return a tier in memory that has room for so many objects."""
+    return MemoryTier(held * LARGEST_BYTES, policy, largest_bytes=LARGEST_BYTES)
+
+
+def disk_tier(
+    path: Path, held: int, policy: str = "next-use", *, owners: int = 1, preferred: int = 0, dataset: str = "d"
+) -> DiskTier:
+    """Return a tier on disk of which each owner has room for so many objects."""
+    config = FolderConfig(
+        path=path, dataset=dataset, owners=owners, preferred=preferred, share_bytes=held * LARGEST_BYTES
+    )
+    return DiskTier(config, policy, largest_bytes=LARGEST_BYTES)
+
+
+async def kept(tier: KeepingTier, row: int) -> bytes | None:
+    """Return what a tier has of a row, None if it has nothing."""
+    into = bytearray(len(body(row)))
+    return bytes(into) if await tier.read(MANIFEST.ref(row), memoryview(into)) else None
+
+
+async def offer(tier: KeepingTier, *rows: int) -> None:
+    """Offer the objects of some rows, each when the one before is where it stays."""
+    for row in rows:
+        tier.offer(MANIFEST.ref(row), memoryview(body(row)))
+        if isinstance(tier, DiskTier):
+            await tier.flush()
