@@ -205,16 +205,20 @@ def _run(quick: bool) -> Outcome:
         for workload in WORKLOADS.values()
     ]
     unmet = [_unmet(cell, assumed.rates) for cell in cells if not cell.is_met]
-    return Outcome(tables=[table, others], panels=panels, remarks=[*unmet, *_REMARKS])
+    return Outcome(tables=[table, others], panels=panels, remarks=[*unmet, *_remarks(assumed)])
 
 
-_REMARKS = (
-    "t_wait is what was measured, and simulated where nothing was; t_compute is the mean of all measured epochs.",
-    "A node-hour is $0.5450: list prices of n1-standard-2 ($0.0950) and a K80 ($0.45). The paper has no figure.",
-    "Fitted: s_os 16.08 GB and s_data 0.16 GB a node, at $0.04 a GB and month.",
-    "Fitted: each fetch lists a bucket of 110,000 objects, which both training sets together have.",
-    "Class B requests are $0.004 for 10,000, the list price; the paper prints $0.002.",
-)
+def _remarks(assumed: _Assumptions) -> list[str]:
+    rates = assumed.rates
+    return [
+        "t_wait is what was measured, and simulated where nothing was; t_compute is the mean of all measured epochs.",
+        f"A node-hour is ${rates.node_dollars_per_hour:.3f} for n1-standard-2 with a K80, listed; the paper has none.",
+        f"Class B requests are ${rates.get_dollars * 10_000:.3f} for 10,000, the list price; the paper prints $0.002.",
+        f"Disks are ${rates.disk_dollars_per_gb_month:g} a GB and month, the list price; the paper has none.",
+        f"Fitted: s_os is {assumed.system_gb:g} GB and s_data {assumed.data_gb:g} GB a node.",
+        f"Fitted: each fetch lists {assumed.objects:,} objects, both training sets in one bucket.",
+    ]
+
 
 EXPERIMENTS = {"deli-table-2": Experiment(name="deli-table-2", title="Cost of two epochs", source=SOURCE, run=_run)}
 """By name."""
