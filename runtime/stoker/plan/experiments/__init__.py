@@ -21,6 +21,7 @@ _PLACES = {
     "deli-figure-9": "deli_misses",
     "ours": "ours",
     "caching": "caching",
+    "ipdl": "ipdl",
     "diesel-reads": "diesel_reads",
     "diesel-start-up": "diesel_start_up",
     "infinicache": "infinicache",
