@@ -7,11 +7,10 @@ waiting at once, and the time of its bytes, for which they share a link. Request
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import cycle, pairwise
+from itertools import chain, cycle
 from statistics import median
 
 from stoker.errors import ConfigError, DeadlineError, TransientError
@@ -30,8 +29,10 @@ _READ_SECONDS = 0.5
 """About as long as a measured transfer may take: the slower a connection, the fewer bytes are asked for."""
 _CONNECTIONS = (4, 8, 16, 32)
 _READS_EACH = 2
-_SLOWER = 1.3
-"""The link is full when several transfers take so many times as long as one alone."""
+_READS_STEADY = 3
+_SLOWER, _MUCH_SLOWER = 1.3, 1.6
+"""The link is full when several transfers take so many times as long as one alone; the second one where that is told by
+whole reads, of which first bytes are a large part."""
 _BELIEVED = 8
 """Connections whose rates are added up where none of them could be measured."""
 _TELLING_BYTES = 512 << 10
@@ -51,7 +52,7 @@ class ProbeLimits:
         first_bytes: of the requests, those that are for next to nothing.
     """
 
-    requests: int = 160
+    requests: int = 256
     size_bytes: int = 256 << 20
     seconds: float = 30.0
     first_bytes: int = 12
@@ -191,33 +192,44 @@ class _Prober:
     async def _together(self, alone: float, first_byte_seconds: float) -> tuple[float, bool, int]:
         """Return the bytes a second of several transfers, whether the link is full, and how many they were.
 
-        It is full when they take longer than one alone would.
+        It is full when they take longer than one alone would; then twice as many keep it full for a while.
         """
         found = alone, False, 1
         for connections in _CONNECTIONS:
-            reads = connections * _READS_EACH
-            left_bytes = (self._limits.size_bytes - self._asked_bytes) // reads
-            size_bytes = min(left_bytes, _LARGE_BYTES, max(_LEAST_BYTES, int(alone * _READ_SECONDS)))
-            if self._requests + reads > self._limits.requests or size_bytes < _LEAST_BYTES:
+            size_bytes = self._share(connections * _READS_EACH, alone)
+            if not size_bytes:
                 break
-            batch = await self._at_once(connections, size_bytes)
-            slower = ((read.done - read.sent) / (first_byte_seconds + read.size_bytes / alone) for read in batch)
-            if median(slower) > _SLOWER:
-                return _together(batch, first_byte_seconds), True, connections
-            believed = min(connections, _BELIEVED) if alone == _USUAL_BYTES_PER_SECOND else connections
-            found = believed * alone, False, connections
+            batch = self._some(chain.from_iterable(await self._at_once(connections, _READS_EACH, size_bytes)))
+            if _slower(batch, alone, first_byte_seconds) <= 1.0:
+                believed = min(connections, _BELIEVED) if alone == _USUAL_BYTES_PER_SECOND else connections
+                found = believed * alone, False, connections
+                continue
+            rough = sum(read.size_bytes for read in batch) / _span(batch)
+            connections = min(2 * connections, _CONNECTIONS[-1])
+            size_bytes = min(self._share(connections * _READS_STEADY, alone), int(rough / connections / _READS_STEADY))
+            if size_bytes < _LEAST_BYTES:
+                return rough, True, connections
+            return _steady(await self._at_once(connections, _READS_STEADY, size_bytes)) or rough, True, connections
         return found
 
-    async def _at_once(self, connections: int, size_bytes: int) -> list[_Read]:
+    def _share(self, reads: int, alone: float) -> int:
+        """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if there are too few left."""
+        left_bytes = max(0, self._limits.size_bytes - self._asked_bytes) // reads
+        size_bytes = min(left_bytes, _LARGE_BYTES, max(_LEAST_BYTES, int(alone * _READ_SECONDS)))
+        return size_bytes if self._requests + reads <= self._limits.requests and size_bytes >= _LEAST_BYTES else 0
+
+    async def _at_once(self, connections: int, reads: int, size_bytes: int) -> list[list[_Read]]:
+        """Return the reads of each of several connections, without those that failed."""
+
         async def connection() -> list[_Read | None]:
-            return [await self._read(size_bytes) for _ in range(_READS_EACH)]
+            return [await self._read(size_bytes) for _ in range(reads)]
 
         async with task_group() as group:
             tasks = [group.create_task(connection()) for _ in range(connections)]
         if not self._connecting_seconds:  # all of them but one are new
             firsts = [task.result()[0] for task in tasks]
             self._connecting_seconds = median(0.0 if read is None else read.begun - read.sent for read in firsts)
-        return self._some([read for task in tasks for read in task.result()])
+        return [[read for read in task.result() if read is not None] for task in tasks]
 
     def _sized(self, size_bytes: int, before: Sequence[_Read]) -> int:
         """Return how many bytes to ask for, given how fast those before came."""
@@ -246,7 +258,7 @@ class _Prober:
         self._read_bytes += end
         return _Read(sent, begun or sent, loop.time(), end)
 
-    def _some(self, reads: Sequence[_Read | None]) -> list[_Read]:
+    def _some(self, reads: Iterable[_Read | None]) -> list[_Read]:
         """Return those that ended well.
 
         Raises:
@@ -268,19 +280,29 @@ def _rate(read: _Read, first_byte_seconds: float) -> float:
     return read.size_bytes / _seconds(read, first_byte_seconds)
 
 
-def _together(reads: Sequence[_Read], first_byte_seconds: float) -> float:
-    """Return the bytes a second of all, over the moments in which at least half of the most were transferring."""
-    changes = []
-    for read in reads:
-        begun = min(
-            read.begun if read.begun > read.sent else math.inf, read.sent + first_byte_seconds, read.done - 1e-6
-        )
-        rate = read.size_bytes / (read.done - begun)
-        changes += [(begun, 1, rate), (read.done, -1, -rate)]
-    changes.sort()
-    spans, count, total = [], 0, 0.0
-    for (moment, more, rate), (following, _, _) in pairwise(changes):
-        count, total = count + more, total + rate
-        spans.append((count, following - moment, total))
-    busy = [(seconds, total) for count, seconds, total in spans if 2 * count >= max(count for count, _, _ in spans)]
-    return sum(seconds * total for seconds, total in busy) / max(1e-6, sum(seconds for seconds, _ in busy))
+def _slower(reads: Sequence[_Read], alone: float, first_byte_seconds: float) -> float:
+    """Return how much longer reads took than one alone, by the factor from which on that says something."""
+    if median(read.size_bytes for read in reads) >= _TELLING_BYTES:
+        return median(_seconds(read, first_byte_seconds) / (read.size_bytes / alone) for read in reads) / _SLOWER
+    return (
+        median((read.done - read.sent) / (first_byte_seconds + read.size_bytes / alone) for read in reads)
+        / _MUCH_SLOWER
+    )
+
+
+def _span(reads: Sequence[_Read]) -> float:
+    return max(1e-6, max(read.done for read in reads) - min(read.begun for read in reads))
+
+
+def _steady(connections: Sequence[Sequence[_Read]]) -> float:
+    """Return the bytes a second while every connection had something to read; 0 if there was no such moment."""
+    working = [reads for reads in connections if reads]
+    start = max((reads[0].begun for reads in working), default=0.0)
+    end = min((reads[-1].done for reads in working), default=0.0)
+    if end <= start:
+        return 0.0
+    brought = 0.0
+    for read in chain.from_iterable(working):
+        inside = max(0.0, min(end, read.done) - max(start, read.begun))
+        brought += read.size_bytes * inside / max(1e-6, read.done - read.begun)
+    return brought / (end - start)
