@@ -140,9 +140,9 @@ class _Loop:
                     service.create_task(self._fetch(samples[fetched : fetched + wanted]))
                     fetched = min(fetched + wanted, len(samples))
                     now.fetches += 1
+            await asyncio.sleep(0)  # fetches that were asked for are under way
             asked_seconds = loop.time()
-            for sample in batch:
-                await self._look_up(sample, now)
+            await self._read(batch, now)
             now.wait_seconds += loop.time() - asked_seconds
             await asyncio.sleep(run.compute_seconds * len(batch) / len(samples))
         now.seconds = loop.time() - begun_seconds
@@ -153,18 +153,26 @@ class _Loop:
         progress = Progress(issued=queued, consumed=0, next_item_step=None, step=0)
         return 0 if schedule is None else schedule.admit(progress)
 
-    async def _look_up(self, sample: int, now: SampleEpoch) -> None:
+    async def _read(self, batch: Sequence[int], now: SampleEpoch) -> None:
+        """Have each sample after the one before. Time passes at once until a fetch may change what the cache has."""
+        loop, due_seconds = asyncio.get_running_loop(), 0.0
+        for sample in batch:
+            if loop.time() + due_seconds >= self._machine.next_end_seconds:
+                await asyncio.sleep(due_seconds)
+                due_seconds = 0.0
+            due_seconds += self._look_up_seconds(sample, now)
+        await asyncio.sleep(due_seconds)
+
+    def _look_up_seconds(self, sample: int, now: SampleEpoch) -> float:
         costs = self._costs
         now.look_ups += 1
         if self._cache.look_up(sample):
-            await asyncio.sleep(costs.hit_seconds)
-            return
+            return costs.hit_seconds
         now.misses += 1
         if self._run.schedule is not None or not self._cache.capacity:
-            await asyncio.sleep(costs.get_seconds)
-        else:  # without a service, the loop itself fills the cache
-            await asyncio.sleep(costs.get_seconds + costs.insert_seconds)
-            self._cache.offer(sample)
+            return costs.get_seconds
+        self._cache.offer(sample)  # without a service, the loop itself fills the cache
+        return costs.get_seconds + costs.insert_seconds
 
     async def _fetch(self, samples: Sequence[int]) -> None:
         """Read what is not cached; all of it is seen at once, when the last one is there."""

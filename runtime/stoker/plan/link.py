@@ -37,6 +37,11 @@ class Shared:
         self._timed: tuple[_End, float] | None = None
         """Who is waited for, and at which rate."""
 
+    @property
+    def next_end_seconds(self) -> float:
+        """When somebody is done if nobody comes or goes before, in the loop's time; infinity if nobody is served."""
+        return math.inf if self._timer is None else self._timer.when()
+
     async def serve(self, work: float) -> None:
         """Return when so much work has been done; cancelled, leave the rest to the others."""
         loop = asyncio.get_running_loop()
