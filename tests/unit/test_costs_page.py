@@ -77,6 +77,13 @@ def test_the_counts_of_cells_are_the_experiments(outcome: Outcome) -> None:
     assert f"meet {listings} cells" in PAGE.replace("\n  ", " ")
 
 
+def test_what_keeps_a_cell_from_being_met_is_the_experiments(outcome: Outcome) -> None:
+    (remark,) = (each for each in outcome.remarks if each.startswith("Not met"))
+    found = re.search(r"(\d+) of the (\d+) s of simulated waits", remark)
+    assert found
+    assert f"if they were {found[1]} s shorter, of {found[2]}, ours would round" in PAGE
+
+
 def test_a_row_by_hand_comes_to_the_experiments(outcome: Outcome) -> None:
     row = {
         str(part): ours
