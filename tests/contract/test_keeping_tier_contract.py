@@ -53,6 +53,18 @@ def test_what_was_never_offered_is_not_here(made: Maker) -> None:
     asyncio.run(check())
 
 
+def test_what_is_offered_twice_is_held_once(made: Maker) -> None:
+    async def check() -> None:
+        tier = made(2)
+        await tier.follow(MANIFEST, future())
+        await offer(tier, 1, 1, 1, 2)
+        assert [await kept(tier, row) for row in (1, 2)] == [body(1), body(2)]
+        assert (tier.statistics().added, tier.statistics().objects, tier.statistics().declined) == (2, 2, 0)
+        await tier.close()
+
+    asyncio.run(check())
+
+
 def test_an_object_with_another_checksum_is_another_object(made: Maker) -> None:
     async def check() -> None:
         tier = made(4)

@@ -46,13 +46,20 @@ def memory_tier(held: int, policy: str = "next-use") -> MemoryTier:
 
 
 def disk_tier(
-    path: Path, held: int, policy: str = "next-use", *, owners: int = 1, preferred: int = 0, dataset: str = "d"
+    path: Path,
+    held: int,
+    policy: str = "next-use",
+    *,
+    owners: int = 1,
+    preferred: int = 0,
+    dataset: str = "d",
+    behind_bytes: int = 1 << 20,
 ) -> DiskTier:
     """Return a tier on disk of which each owner has room for so many objects."""
     config = FolderConfig(
         path=path, dataset=dataset, owners=owners, preferred=preferred, share_bytes=held * LARGEST_BYTES
     )
-    return DiskTier(config, policy, largest_bytes=LARGEST_BYTES)
+    return DiskTier(config, policy, largest_bytes=LARGEST_BYTES, behind_bytes=behind_bytes)
 
 
 async def kept(tier: KeepingTier, row: int) -> bytes | None:

@@ -27,8 +27,8 @@ __all__ = ["DiskTier"]
 
 _log = logging.getLogger("stoker")
 
-_BEHIND_MOST = 4
-"""Objects, at most, that wait to be written, each in memory of its own; what is offered beyond is not kept."""
+_BEHIND_LEAST, _BEHIND_MOST = 4, 1024
+"""Objects that may wait to be written, however large they are."""
 _OPENING_TRIES, _OPENING_SECONDS = 100, 0.05
 """Of a folder that another process is just opening."""
 _OF_ONE_NAME = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
@@ -63,6 +63,8 @@ class DiskTier:
         config: whose part of which folder.
         policy: who goes, one of :data:`~stoker.cache.policies.POLICIES`.
         largest_bytes: of the super-samples; what is larger is not kept.
+        behind_bytes: of memory for what waits to be written, or four objects if that is more; what is offered beyond
+            is not kept.
 
     Raises:
         BudgetError: not one super-sample fits.
@@ -71,7 +73,7 @@ class DiskTier:
 
     is_shared = True
 
-    def __init__(self, config: FolderConfig, policy: str, *, largest_bytes: int) -> None:
+    def __init__(self, config: FolderConfig, policy: str, *, largest_bytes: int, behind_bytes: int = 32 << 20) -> None:
         if config.share_bytes < -(-largest_bytes // BLOCK_BYTES) * BLOCK_BYTES:
             raise BudgetError(
                 f"a cache on disk of {format_bytes(config.share_bytes)} a process ({config.owners} share it) holds "
@@ -81,6 +83,7 @@ class DiskTier:
         self._config = config
         self._keeper = Keeper(policy, config.share_bytes, BLOCK_BYTES)
         self._largest_bytes = largest_bytes
+        self._behind_most = min(max(_BEHIND_LEAST, behind_bytes // largest_bytes), _BEHIND_MOST)
         self._pid = os.getpid()
         self._has_warned = self._has_failed = False
         self._begin()
@@ -89,7 +92,7 @@ class DiskTier:
         """Have nothing open."""
         self._keeper.clear()
         self._folder: DiskFolder | None = None
-        self._buffers = Ring(_BEHIND_MOST, self._largest_bytes)
+        self._buffers = Ring(self._behind_most, self._largest_bytes)
         self._behind: dict[str, _Writing] = {}
         self._queue: deque[_Writing] = deque()
         self._writer: asyncio.Task[None] | None = None
@@ -168,9 +171,6 @@ class DiskTier:
         if not self._takes_in or ref.size_bytes > self._largest_bytes or not self._buffers.free:
             self._keeper.declined += 1
             return
-        name = name_of(ref)
-        if name in self._keeper:
-            return
         evicted = self._keeper.offer(ref)
         if evicted is None:
             return
@@ -178,6 +178,7 @@ class DiskTier:
         assert slot is not None  # noqa: S101 - there was a free one
         self._buffers.view(slot, ref.size_bytes)[:] = data
         self._buffers.commit(slot)
+        name = name_of(ref)
         self._behind[name] = _Writing(name, slot, ref.size_bytes, evicted)
         self._queue.append(self._behind[name])
         if self._writer is None:

@@ -106,9 +106,11 @@ class Keeper:
         """Take an object in if that is worth it.
 
         Returns:
-            Who goes for it; None if it is not taken in.
+            Who goes for it; None if it is not taken in, or is here already.
         """
         name = name_of(ref)
+        if name in self._residents:
+            return None
         self._rows[name] = ref.row
         evicted = self._residents.offer(name, self._taken_bytes(ref.size_bytes))
         if evicted is None:

@@ -521,14 +521,14 @@ def test_what_comes_faster_than_the_disk_writes_is_declined_in_bounded_memory(
             assert go.wait(30)
             return write(handle, data)
 
-        tier = await opened(tmp_path, 20)
+        tier = await opened(tmp_path, 20, behind_bytes=5 * LARGEST_BYTES)
         monkeypatch.setattr(os, "write", slowly)
         for row in range(10):
             tier.offer(MANIFEST.ref(row), memoryview(body(row)))
-        assert (tier.statistics().added, tier.statistics().declined) == (4, 6)
+        assert (tier.statistics().added, tier.statistics().declined) == (5, 5)
         go.set()
         await tier.flush()
-        assert await present(tier) == {0, 1, 2, 3}
+        assert await present(tier) == {0, 1, 2, 3, 4}
         await tier.close()
 
     running(check)

@@ -1,0 +1,247 @@
+"""Loaders and stream datasets with caches: what they deliver, and how often they ask the bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from stoker import Array, Bytes, Packer
+from stoker.errors import BudgetError, ConfigError
+from stoker_torch import Loader, StreamDataset
+from support.datasets import numbers, pack_numbers
+
+SUPER_SAMPLE_BYTES = 2000
+BLOCK_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def url() -> str:
+    return pack_numbers(1500, super_sample_bytes=SUPER_SAMPLE_BYTES)
+
+
+def settings(**changed: Any) -> dict[str, Any]:
+    return {"batch_size": 16, "seed": 5, "window": 4, "memory": "200KB"} | changed
+
+
+def delivered(url: str, epochs: int, **changed: Any) -> tuple[list[list[int]], Any]:
+    with Loader(url, **settings(epochs=epochs, **changed)) as loader:
+        found = [numbers(loader) for _ in range(epochs)]
+        return found, loader.stats()
+
+
+def caches(folder: Path) -> list[Any]:
+    memory, disk = "memory:?limit=60KB", f"disk:{folder / 'a'}?limit=100KB"
+    return [memory, disk, [memory, f"disk:{folder / 'b'}?limit=100KB"], f"disk:{folder / 'c'}?limit=10GB&policy=lru"]
+
+
+@pytest.mark.parametrize("shuffle", ["window", "block", "full", "none"])
+def test_what_is_delivered_does_not_depend_on_caches(url: str, tmp_path: Path, shuffle: str) -> None:
+    changed = {"shuffle": shuffle, "memory": "2MB" if shuffle == "full" else "200KB"}
+    wanted, _ = delivered(url, 3, **changed)
+    for cache in caches(tmp_path):
+        found, stats = delivered(url, 3, cache=cache, **changed)
+        assert found == wanted
+        assert sum(each.hits for each in stats.caches.values()) > 0
+
+
+@pytest.mark.parametrize("shuffle", ["window", "block", "none"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_one_node_hits_as_often_as_any_policy_can(url: str, shuffle: str, share: float) -> None:
+    with Loader(url, **settings()) as loader:
+        objects, largest = len(loader.manifest), loader.manifest.largest_bytes
+    held, epochs = round(share * objects), 5
+    slot_bytes = -(-largest // 64) * 64
+    _, stats = delivered(url, epochs, shuffle=shuffle, cache=f"memory:?limit={held * slot_bytes}")
+    found = stats.caches["memory"]
+    assert found.objects == held
+    assert found.look_ups == epochs * objects
+    # With every object once an epoch nobody hits more than it holds, but for what is under way at an epoch's border.
+    assert (epochs - 1) * held <= found.hits <= (epochs - 1) * (held + 2)
+    assert stats.get_requests <= epochs * objects - found.hits + stats.hedges + 1  # and one for the manifest
+
+
+def test_a_disk_that_holds_everything_leaves_the_bucket_alone_after_the_first_epoch(url: str, tmp_path: Path) -> None:
+    cache = f"disk:{tmp_path}?limit=1GB"
+    with Loader(url, **settings(cache=cache)) as loader:
+        numbers(loader)
+        objects = len(loader.manifest)
+        for _ in range(3):
+            numbers(loader)
+        (found,) = loader.stats().caches.values()
+        assert loader.stats().get_requests <= objects + 3  # the manifest, and what was under way at the first border
+        assert (found.added, found.declined, found.objects) == (objects, 0, objects)
+
+
+def test_the_next_run_begins_with_what_the_last_one_left(url: str, tmp_path: Path) -> None:
+    cache = f"disk:{tmp_path}?limit=1GB"
+    delivered(url, 1, cache=cache)
+    first, stats = delivered(url, 1, cache=cache, seed=6)
+    (found,) = stats.caches.values()
+    assert (found.hits, found.look_ups, stats.get_requests) == (found.look_ups, found.look_ups, 1)
+    assert first == delivered(url, 1, seed=6)[0]
+
+
+RANKS = 3
+NODES = {"next-use": 0.416, "uniform": 0.167, "fifo": 0.048}
+"""Hit rates of three nodes that partition each epoch anew, with caches of half a partition (NoPFS, SC'21)."""
+
+
+def hit_rate(url: str, policy: str, *, share: float, epochs: int, warm_up: int) -> float:
+    """Return how much of what ranks need, once caches are warm, these have."""
+    hits = look_ups = 0
+    for rank in range(RANKS):
+        given = settings(rank=rank, world_size=RANKS, epochs=epochs, window=2, memory="60KB")
+        with Loader(url, **given) as loader:
+            slot_bytes = -(-loader.manifest.largest_bytes // 64) * 64
+            held = round(share * len(loader.manifest) / RANKS)
+        with Loader(url, **given, cache=f"memory:?limit={held * slot_bytes}&policy={policy}") as loader:
+            before = None
+            for epoch in range(epochs):
+                numbers(loader)
+                if epoch == warm_up - 1:
+                    before = loader.stats().caches["memory"]
+            after = loader.stats().caches["memory"]
+            assert before is not None
+            hits += after.hits - before.hits
+            look_ups += after.look_ups - before.look_ups
+    return hits / look_ups
+
+
+def test_three_ranks_that_deal_anew_hit_as_often_as_the_order_allows(url: str) -> None:
+    found = {policy: hit_rate(url, policy, share=0.5, epochs=16, warm_up=6) for policy in NODES}
+    assert found == {policy: pytest.approx(rate, abs=0.06) for policy, rate in NODES.items()}
+    assert found["next-use"] > 2 * found["uniform"] > 2 * found["fifo"]
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch_with_a_cache_as_without(url: str, tmp_path: Path) -> None:
+    for cache in [None, *caches(tmp_path)]:
+        with Loader(url, **settings(cache=cache)) as loader:
+            numbers(loader)
+            iteration = iter(loader)
+            before = numbers(next(iteration) for _ in range(20))
+            state = loader.state_dict()
+        with Loader(url, **settings(cache=cache)) as loader:
+            loader.load_state_dict(state)
+            rest = numbers(loader)
+            later = numbers(loader)
+        whole, _ = delivered(url, 3)
+        assert (before + rest, later) == (whole[1], whole[2])
+
+
+def test_leaving_an_epoch_early_keeps_the_caches(url: str) -> None:
+    with Loader(url, **settings(cache="memory:?limit=10MB")) as loader:
+        numbers(loader)
+        for _ in range(3):
+            next(iter(loader))
+        requests = loader.stats().get_requests
+        numbers(loader)
+        assert loader.stats().get_requests == requests
+        assert loader.stats().caches["memory"].objects == len(loader.manifest)
+
+
+def test_hits_in_a_farther_cache_fill_the_nearer_one(url: str, tmp_path: Path) -> None:
+    disk = f"disk:{tmp_path}?limit=1GB"
+    delivered(url, 1, cache=disk)
+    _, stats = delivered(url, 2, cache=["memory:?limit=10MB", disk])
+    near, far = stats.caches["memory"], stats.caches[f"disk:{tmp_path}"]
+    assert stats.get_requests == 1
+    assert near.hits + far.hits == near.look_ups
+    assert (
+        near.hits >= near.look_ups // 4
+    )  # of a half: what was under way came from disk twice
+
+
+def test_reading_some_columns_uses_what_is_kept_and_adds_nothing(tmp_path: Path) -> None:
+    url = "memory://caches-columns/ds"
+    with Packer(url, schema={"x": Array("int64"), "sound": Bytes()}, super_sample_bytes=20_000) as packer:
+        packer.extend({"x": number, "sound": bytes(900)} for number in range(400))
+    cache = f"disk:{tmp_path}?limit=10MB"
+    wanted, _ = delivered(url, 2, columns=["x"], memory="2MB")
+    for whole_before in (False, True):
+        if whole_before:
+            delivered(url, 1, cache=cache, memory="2MB")
+        found, stats = delivered(url, 2, columns=["x"], cache=cache, memory="2MB")
+        (kept,) = stats.caches.values()
+        assert found == wanted
+        assert (kept.added, kept.hits) == (0, kept.look_ups if whole_before else 0)
+
+
+def test_full_beyond_memory_goes_past_the_caches() -> None:
+    url = pack_numbers(1500, super_sample_bytes=50_000)
+    wanted, _ = delivered(url, 2, shuffle="full", memory="2MB")
+    found, stats = delivered(url, 2, shuffle="full", memory="180KB", cache="memory:?limit=10MB")
+    assert found == wanted
+    assert stats.caches == {}
+
+
+@pytest.mark.parametrize(
+    ("cache", "error", "says"),
+    [
+        ("20GB", ConfigError, "not a cache"),
+        (["memory:?limit=1GB", "memory:?limit=1GB"], ConfigError, "different places"),
+        ("memory:?limit=1KB", BudgetError, "holds no super-sample"),
+        ("disk:/nowhere?limit=1KB", BudgetError, "holds no super-sample"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused_when_the_loader_is_made(
+    url: str, cache: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        Loader(url, **settings(cache=cache))
+
+
+def test_a_machines_limit_is_divided_by_its_ranks(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    shared: Sequence[str] = ["memory:?limit=node:400KB", f"disk:{tmp_path}?limit=800KB"]
+    _, stats = delivered(url, 1, cache=shared, rank=2, world_size=4)
+    assert 90_000 < stats.caches["memory"].limit_bytes <= 100_000
+    assert stats.caches[f"disk:{tmp_path}"].limit_bytes == 200_000
+    assert [each.name for each in next(tmp_path.iterdir()).iterdir()] == ["2"]
+    _, stats = delivered(url, 1, cache="memory:?limit=400KB", rank=2, world_size=4)
+    assert 390_000 < stats.caches["memory"].limit_bytes <= 400_000
+
+
+def test_ranks_of_one_machine_share_a_disk_and_keep_for_each_other(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with Loader(url, **settings()) as loader:
+        objects = len(loader.manifest)
+    cache = f"disk:{tmp_path}?limit={objects // 2 * BLOCK_BYTES}"
+    loaders = []
+    for rank in range(2):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        loaders.append(Loader(url, **settings(cache=cache, rank=rank, world_size=2, epochs=7)))
+    seen = []
+    for _ in range(7):
+        pairs = zip(*loaders, strict=True)
+        seen.append([number for pair in pairs for number in numbers(pair)])
+    stats = [next(iter(loader.stats().caches.values())) for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    assert all(sorted(epoch) == list(range(1500)) for epoch in seen)
+    rate = sum(each.hits for each in stats) / (6 * objects)
+    assert rate > 0.42, rate  # together they hold half of what they read; each for itself would hit a third of that
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stream_datasets_share_a_disk_from_epoch_to_epoch(url: str, tmp_path: Path, workers: int) -> None:
+    def epochs(cache: str | None) -> list[list[int]]:
+        data = StreamDataset(url, batch_size=16, seed=5, window=2, cache=cache, lanes=2)
+        loader = DataLoader(
+            data, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
+        )
+        try:
+            return [numbers(loader) for _ in range(3)]
+        finally:
+            data.close()
+
+    assert epochs(f"disk:{tmp_path}?limit=10MB") == epochs(None)
+    kept = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert len(kept) > 20
+    assert {each.parent.name for each in kept} == {str(number) for number in range(max(1, workers))}
