@@ -136,7 +136,7 @@ class _Loop:
         for start in range(0, len(samples), run.batch_size):
             batch = samples[start : start + run.batch_size]
             for drawn in range(start, start + len(batch)):  # a batch is drawn whole before its first sample is read
-                if (wanted := self._wanted(fetched - drawn)) and fetched < len(samples):
+                if fetched < len(samples) and (wanted := self._wanted(fetched - drawn)):
                     service.create_task(self._fetch(samples[fetched : fetched + wanted]))
                     fetched = min(fetched + wanted, len(samples))
                     now.fetches += 1
@@ -155,13 +155,17 @@ class _Loop:
 
     async def _read(self, batch: Sequence[int], now: SampleEpoch) -> None:
         """Have each sample after the one before. Time passes at once until a fetch may change what the cache has."""
-        loop, due_seconds = asyncio.get_running_loop(), 0.0
+        due_seconds, left_seconds = 0.0, self._unchanged_seconds()
         for sample in batch:
-            if loop.time() + due_seconds >= self._machine.next_end_seconds:
+            if due_seconds >= left_seconds:
                 await asyncio.sleep(due_seconds)
-                due_seconds = 0.0
+                due_seconds, left_seconds = 0.0, self._unchanged_seconds()
             due_seconds += self._look_up_seconds(sample, now)
         await asyncio.sleep(due_seconds)
+
+    def _unchanged_seconds(self) -> float:
+        """Return for how long no fetch ends, if nothing happens meanwhile."""
+        return self._machine.next_end_seconds - asyncio.get_running_loop().time()
 
     def _look_up_seconds(self, sample: int, now: SampleEpoch) -> float:
         costs = self._costs
