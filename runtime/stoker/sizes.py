@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from stoker.errors import ConfigError
 
-__all__ = ["counted", "format_bytes", "parse_bytes"]
+__all__ = ["counted", "format_bytes", "parse_bytes", "parse_rate"]
 
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -15,6 +15,7 @@ _FACTORS = {unit.lower(): 1000**power for power, unit in enumerate(_DECIMAL)} | 
     unit.lower(): 1024**power for power, unit in enumerate(_BINARY)
 }
 _SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _MAX_TEXT = 40
 
 
@@ -37,6 +38,29 @@ def parse_bytes(text: str | int) -> int:
     if match is None or factor is None:
         raise ConfigError(f"{text!r:.{_MAX_TEXT}} is not a number of bytes; write for example 8MiB, 8MB or 8388608")
     return int(Fraction(match[1].replace("_", "")) * factor)
+
+
+def parse_rate(text: str | int) -> float:
+    """Return a number of bytes a second.
+
+    Args:
+        text: as for :func:`parse_bytes`, or in bits, ``bit`` to ``Tbit`` (powers of 1000); ``/s`` may follow. ``Gb`` is
+            refused, since it means bits to some and bytes to others.
+
+    Raises:
+        ConfigError: it is not a rate, or a negative one.
+    """
+    amount = text.strip().removesuffix("/s") if isinstance(text, str) else text
+    match = _SIZE.fullmatch(amount) if isinstance(amount, str) and len(amount) <= _MAX_TEXT else None
+    if match and (bits := _BITS.get(match[2].lower())):
+        return float(Fraction(match[1].replace("_", "")) * bits / 8)
+    try:
+        if match and match[2].endswith("b"):
+            raise ConfigError(f"bits or bytes: {match[2]}")
+        return float(parse_bytes(amount))
+    except ConfigError:
+        shown = f"{text!r:.{_MAX_TEXT}}"
+        raise ConfigError(f"{shown} is not a rate; write for example 10Gbit, 1.25GB or 400MiB/s") from None
 
 
 def format_bytes(size_bytes: float) -> str:

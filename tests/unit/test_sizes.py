@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.sizes import format_bytes, parse_bytes
+from stoker.sizes import format_bytes, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,28 @@ def test_what_is_not_a_size_is_refused(text: str | int) -> None:
 )
 def test_a_size_is_printed_with_three_digits(size_bytes: float, text: str) -> None:
     assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_second"),
+    [
+        ("10Gbit", 1.25e9),
+        ("10 Gbit/s", 1.25e9),
+        ("1.5 mbit", 187_500.0),
+        ("8bit/s", 1.0),
+        ("400MiB/s", 400 * 2.0**20),
+        ("1.25GB", 1.25e9),
+        ("0", 0.0),
+        (1000, 1000.0),
+    ],
+)
+def test_a_rate_is_read_in_bytes_or_bits_a_second(text: str | int, bytes_per_second: float) -> None:
+    assert parse_rate(text) == bytes_per_second
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10G", "10Gb", "1 mb/s", "-1Gbit", -1, True, "Gbit", "1Gbit/min", "/s", "1" * 50 + "Gbit"]
+)
+def test_what_is_not_a_rate_is_refused(text: str | int) -> None:
+    with pytest.raises(ConfigError, match="not a rate; write for example 10Gbit"):
+        parse_rate(text)
