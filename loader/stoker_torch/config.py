@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
 from stoker.fetch.fetcher import FetchConfig
 from stoker.order import OrderConfig, Shuffle
+from stoker.prices import Egress
 from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
 from stoker.spending import parse_dollars
@@ -85,6 +86,8 @@ class LoaderConfig:
         fetch: deadlines, retries, hedges and concurrency.
         options: how to reach the bucket (``S3Options``, ``GcsOptions``).
         max_dollars_per_epoch: refuse an order whose requests and bytes would cost more, over all ranks.
+        egress: where the bucket is for this machine, as dollars depend on it: ``"same_region"``, ``"other_region"`` or
+            ``"internet"``.
         budget: of the whole job, for what the store asks: ``"5 USD"`` or a number; default no limit. Each rank has an
             equal part. It warns at 80% of it and raises ``BudgetExceededError`` at 100%, between two batches. Counts
             begin when the loader is made.
@@ -124,6 +127,7 @@ class LoaderConfig:
     fetch: FetchConfig = field(default_factory=FetchConfig)
     options: StoreOptions | None = None
     max_dollars_per_epoch: float = 1.0
+    egress: Egress = "same_region"
     budget: float | str | None = None
     trace: str | os.PathLike[str] | Sink | Sequence[Sink] | None = None
 
@@ -145,6 +149,8 @@ class LoaderConfig:
             raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
         self.memory_bytes()
         self.caches()
+        if self.egress not in get_args(Egress):
+            raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
         if self.budget is not None:
             parse_dollars(self.budget)
         self.sinks()
@@ -272,6 +278,7 @@ class SharedSettings(TypedDict, total=False):
     fetch: FetchConfig
     options: StoreOptions | None
     max_dollars_per_epoch: float
+    egress: Egress
 
 
 class Settings(SharedSettings, total=False):

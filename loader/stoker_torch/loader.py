@@ -71,7 +71,7 @@ class Loader:
         self._pins_memory = self.config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
         self._pool = self._made_pool()
-        self._supply = Supply.open(url, self.config.options)
+        self._supply = Supply.open(url, self.config)
         try:
             self._manifest = self._supply.read_manifest(self.config.version)
             self._trace = self._made_trace()
@@ -100,7 +100,7 @@ class Loader:
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
-        return replace(LoaderPlan.of(self._feed, self._prices), shuffle=self.config.shuffle)
+        return replace(LoaderPlan.of(self._feed, self._prices, self.config.egress), shuffle=self.config.shuffle)
 
     def __repr__(self) -> str:
         epoch, position = self._place

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stoker.errors import BudgetError
 from stoker.feed import BatchSource
-from stoker.prices import Operation, Prices
+from stoker.prices import Egress, Operation, Prices
 from stoker.sizes import counted, format_bytes
 
 __all__ = ["LoaderPlan"]
@@ -51,8 +51,8 @@ class LoaderPlan:
     takers: int
 
     @classmethod
-    def of(cls, feed: BatchSource, prices: Prices) -> LoaderPlan:
-        """Return the plan of a feed.
+    def of(cls, feed: BatchSource, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
+        """Return the plan of a feed whose reader is at ``egress``.
 
         Requests and bytes are expected values; :mod:`stoker.reading.forecast` has the formulas.
         """
@@ -70,7 +70,7 @@ class LoaderPlan:
             get_requests=expected.requests,
             read_bytes=expected.size_bytes,
             dollars=expected.requests * store.request_dollars(Operation.GET)
-            + store.transfer_dollars(read_bytes=expected.size_bytes, written_bytes=0, egress="same_region"),
+            + store.transfer_dollars(read_bytes=expected.size_bytes, written_bytes=0, egress=egress),
             amplification=expected.size_bytes * partition.takers / manifest.size_bytes,
             memory_bytes=feed.slots.size_bytes,
             slots=feed.slots.slots,

@@ -154,7 +154,7 @@ class StreamDataset(IterableDataset[Any]):
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch of this process takes: of the rank, where that is no worker; its text is one line."""
-        plan = LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load())
+        plan = LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load(), self.config.egress)
         return replace(plan, shuffle=self.config.shuffle)
 
     def _opened(self, worker: Worker) -> StreamReader:
@@ -164,7 +164,7 @@ class StreamDataset(IterableDataset[Any]):
             if self._manifest is not None and self._reader.is_for(self._manifest, worker, lanes):
                 return self._reader
             self._reader.close()
-        supply = Supply.open(self.url, self.config.options)
+        supply = Supply.open(self.url, self.config)
         try:
             if self._manifest is None:
                 self._manifest = supply.read_manifest(self._version)

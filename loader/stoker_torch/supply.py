@@ -19,7 +19,7 @@ from stoker.manifest import Manifest
 from stoker.meter import Meter
 from stoker.prices import Prices
 from stoker.shuffling.feed import MaterializedFeed
-from stoker.store import StoreOptions, open_store
+from stoker.store import open_store
 from stoker.store.metered import MeteredStore
 from stoker.trace.recorder import Recorder
 from stoker.versions import read_manifest
@@ -47,10 +47,10 @@ class Supply:
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str], options: StoreOptions | None) -> Supply:
+    def open(cls, url: str | os.PathLike[str], config: LoaderConfig) -> Supply:
         """Open the data set at a URL."""
-        store = open_store(url, options=options)
-        return cls(MeteredStore(store, Meter(store.url)))
+        store = open_store(url, options=config.options)
+        return cls(MeteredStore(store, Meter(store.url, egress=config.egress)))
 
     def read_manifest(self, version: int | None) -> Manifest:
         """Return a version of the manifest, by default the newest.
@@ -84,7 +84,7 @@ class Supply:
             return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, tiers=self.tiers)
 
         def check(feed: Feed) -> None:
-            LoaderPlan.of(feed, Prices.load()).check_dollars(config.max_dollars_per_epoch)
+            LoaderPlan.of(feed, Prices.load(), config.egress).check_dollars(config.max_dollars_per_epoch)
 
         return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder, self.tiers)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.errors import BudgetExceededError, ConfigError
+from stoker.errors import BudgetError, BudgetExceededError, ConfigError
 from stoker.fetch.config import FetchConfig
 from stoker.schedule import Continuous, NextBatch
 from stoker.spending import SpendingWarning
@@ -35,7 +35,7 @@ storage_dollars_per_gb_month = 0.0
 read_dollars_per_gb = 0.0
 write_dollars_per_gb = 0.0
 dollars_per_1000_requests = { GET = 1000, HEAD = 0, PUT = 0, LIST = 0, DELETE = 0 }
-egress_dollars_per_gb = { same_region = 0, other_region = 0, internet = 0 }
+egress_dollars_per_gb = { same_region = 0, other_region = 1073741824, internet = 0 }
 """
 URL = "s3://stoker/train"
 
@@ -62,8 +62,15 @@ def a_dollar_a_get(bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.M
 
 def loader(**settings: Any) -> Loader:
     """Return one that fetches little more than the next batch; 1 GET a sample, and 1 for the manifest."""
-    given = {"batch_size": BATCH, "shuffle": "window", "window": 2, "schedule": NextBatch(), "seed": 3}
-    return Loader(URL, max_dollars_per_epoch=1e6, **{**given, **settings})
+    given = {
+        "batch_size": BATCH,
+        "shuffle": "window",
+        "window": 2,
+        "schedule": NextBatch(),
+        "seed": 3,
+        "max_dollars_per_epoch": 1e6,
+    }
+    return Loader(URL, **{**given, **settings})
 
 
 def delivered(batches: Loader, seen: list[int]) -> None:
@@ -153,3 +160,22 @@ def test_what_an_accelerator_costs_while_the_loop_waits_follows_from_its_price()
         stats = free.stats()
     assert stats.wait_seconds > 0
     assert stats.idle_dollars(7.2) == pytest.approx(stats.wait_seconds * 0.002)
+
+
+def test_a_reader_in_another_region_pays_for_bytes_in_plan_and_budget() -> None:
+    with loader(egress="other_region", max_dollars_per_epoch=1e9) as far, loader() as near:  # a dollar a byte
+        assert far.plan.dollars == near.plan.dollars + far.plan.read_bytes
+        numbers(far)
+        assert far.stats().dollars == far.stats().get_requests + far.stats().read_bytes
+    with (
+        loader(egress="other_region", max_dollars_per_epoch=1e9, budget=10) as far,
+        pytest.raises(BudgetExceededError),  # the manifest alone has more bytes
+    ):
+        numbers(far)
+    with pytest.raises(BudgetError, match="max_dollars_per_epoch"):
+        loader(egress="other_region", max_dollars_per_epoch=1000)
+
+
+def test_a_reader_is_in_a_place_that_has_a_price() -> None:
+    with pytest.raises(ConfigError, match="egress 'moon' is not one of same_region, other_region, internet"):
+        LoaderConfig(batch_size=1, egress="moon")  # type: ignore[arg-type]
