@@ -27,12 +27,19 @@ class Part:
         quantity: how much of it.
         unit: of the quantity.
         dollars: for all of it.
+
+    Raises:
+        ConfigError: it is more than a number can hold.
     """
 
     name: str
     quantity: float
     unit: str
     dollars: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.quantity) or not math.isfinite(self.dollars):
+            raise ConfigError(f"{self.name}: {self.quantity} {self.unit} for ${self.dollars} are beyond counting")
 
 
 def total_dollars(parts: Sequence[Part]) -> float:

@@ -148,6 +148,7 @@ def test_a_wrong_file_is_refused_with_the_place(
         (["--machine", "g6.xlarge", "--compute-hours", "1", "--stall", "0.1", "--wait-hours", "1"], "say the same"),
         (["--store", "floppy", "--gets", "1"], "no prices for floppy"),
         (["--function", "abacus", "--calls", "1"], "no prices for functions on abacus"),
+        (["--size", "1PB", "--months", "1e306"], "data at rest: inf GB-months for $inf are beyond counting"),
         (["--disk", "gp3"], "disk means nothing without disk_size"),
     ],
 )
