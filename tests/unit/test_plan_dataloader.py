@@ -199,9 +199,12 @@ def test_workers_are_as_far_ahead_as_they_were_asked() -> None:
 
 
 def test_the_published_trends_hold() -> None:
-    trends = load("ipdl").run(True).tables[1]
+    loaders, trends = load("ipdl").run(True).tables
     assert len(trends.rows) == 9
     assert [row for row in trends.rows if row[3] != "yes"] == []
+    by_depth = {row[2]: row[3] for row in loaders.rows if row[0] == "a bucket"}
+    assert by_depth[4] == pytest.approx(1.5, rel=0.05)  # what ten steps take: what is late is not felt any more
+    assert by_depth[1] > 1.3 * 1.5  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from stoker.plan.dataset import described, size_of
 from stoker.plan.disk import Disk, DiskModel, DiskView
 from stoker.plan.experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker.plan.experiments.published import published
-from stoker.plan.latency import LogNormal
+from stoker.plan.latency import Late, LogNormal
 from stoker.plan.node import Node, NodeParts, Nothing
 from stoker.plan.processors import DecodingView, Processors
 from stoker.schedule import NextBatch
@@ -42,6 +42,8 @@ _HAND_OVER_SECONDS = 1e-3
 _STEP_SECONDS = 0.15
 _WINDOW_BATCHES = 10
 _READERS = (1, 4)
+_LATE_READERS = 32
+_LATE_FRACTION, _LATE_SECONDS = 0.01, 0.3
 _SEED = 1
 
 
@@ -121,6 +123,11 @@ class _Place:
     trends: Callable[[_ByWorkers], Iterator[_Trend]]
 
 
+def _late_bucket(manifest: Manifest) -> Readable:
+    model = BucketModel(first_byte=Late(LogNormal(0.02, 0.08), _LATE_FRACTION, _LATE_SECONDS))
+    return BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(_SEED))  # noqa: S311 - a model's
+
+
 def _disk_trends(found: _ByWorkers) -> Iterator[_Trend]:
     alone = found[1].seconds
     less = 1 - alone / found[0].seconds
@@ -151,6 +158,9 @@ def _holds(value: bool) -> str:
 _PLACES = (
     _Place(name="one disk", store=_disk, trends=_disk_trends, **_PAPER["disk"]),
     _Place(name="a cluster's memory", store=_cluster, trends=_cluster_trends, **_PAPER["cluster"]),
+)
+_LATE = _Place(
+    name="a bucket", cores=_PAPER["cluster"]["cores"], trend="", store=_late_bucket, trends=lambda _: iter(())
 )
 
 
@@ -222,18 +232,31 @@ def _run(quick: bool) -> Outcome:
         for readers in _READERS:
             name = "NextBatch, " + ("1 reader" if readers == 1 else f"{readers} readers")
             found |= {(name, depth): _with_schedule(place, depth, readers, batches) for depth in depths}
-        rows += [
-            (place.name, way, number, each.seconds, each.least_seconds, each.spread, each.processor)
-            for (way, number), each in found.items()
-        ]
+        rows += [_row(place, way, number, each) for (way, number), each in found.items()]
         drawn.append(_panels(place, found))
         by_workers = {number: each for (way, number), each in found.items() if way == "DataLoader"}
         trends += [(place.name, *trend) for trend in place.trends(by_workers)]
+    deeper = {depth: _with_schedule(_LATE, depth, _LATE_READERS, batches) for depth in depths}
+    rows += [_row(_LATE, f"NextBatch, {_LATE_READERS} readers", depth, each) for depth, each in deeper.items()]
     columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
     table = Table(name="ipdl", columns=columns, rows=rows)
     checked = Table(name="ipdl-trends", columns=("data", "published", "ours", "holds"), rows=trends)
     panels = [panel for row in zip(*drawn, strict=True) for panel in row]
-    return Outcome(tables=[table, checked], panels=panels, remarks=_REMARKS)
+    return Outcome(tables=[table, checked], panels=[*panels, _depth_panel(deeper)], remarks=_REMARKS)
+
+
+def _row(place: _Place, way: str, number: int, found: _Found) -> tuple[Cell, ...]:
+    return place.name, way, number, found.seconds, found.least_seconds, found.spread, found.processor
+
+
+def _depth_panel(found: dict[int, _Found]) -> Panel:
+    bound_seconds = _WINDOW_BATCHES * _STEP_SECONDS
+    series = [
+        Series(name="NextBatch", x=list(found), y=[each.seconds for each in found.values()]),
+        Series(name="steps alone", x=list(found), y=[bound_seconds] * len(found)),
+    ]
+    title = f"From a bucket, {_LATE_FRACTION:.0%} of its answers {_LATE_SECONDS} s late; {_LATE_READERS} readers"
+    return Panel(title=title, x_label="depth", y_label="seconds per 10 batches", series=series)
 
 
 def _panels(place: _Place, found: dict[tuple[str, int], _Found]) -> list[Panel]:
@@ -256,6 +279,7 @@ _REMARKS = (
     "Assumed: seeks of 1 to 16 ms, 7,200 turns a minute; 4 ms a file in a cluster; decoding 0.5 ms; steps 0.15 s.",
     "A file is two reads that lie together. One reader finds the head where it was; two take it from each other.",
     "With more, one of those that wait is near. Batches of workers come in bursts, so ten of them vary.",
+    "Depth is worth something where reading keeps up but for what is late; where it does not, only readers are.",
     "No file is in the page cache.",
 )
 
