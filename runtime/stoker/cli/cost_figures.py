@@ -101,6 +101,7 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
         _Figure("back_up_seconds", _number, "S", "that a back-up takes"),
     ),
 }
+_BUCKET = ("URL", "size", "gets", "puts", "lists", "read", "written")
 _NEEDS: dict[str, tuple[str, ...]] = {
     "accelerators": ("machine",),
     "back_up_every": ("warm_functions",),
@@ -110,16 +111,20 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "compute_hours": ("machine",),
     "disk": ("disk_size",),
     "disk_size": ("disk",),
+    "egress": _BUCKET,
     "epochs": ("URL",),
     "function": ("calls", "warm_functions"),
     "function_memory": ("calls",),
     "hit_rate": ("URL",),
     "init_seconds": ("cold_starts",),
     "machine": ("compute_hours", "wait_hours"),
+    "months": ("URL", "size", "disk_size"),
+    "nodes": ("URL", "machine", "disk"),
     "packing": ("URL",),
     "serve_calls": ("served",),
     "served": ("warm_functions",),
     "stall": ("compute_hours",),
+    "store": _BUCKET,
     "wait_hours": ("machine",),
     "warm_functions": ("warm_hours",),
     "warm_hours": ("warm_functions",),

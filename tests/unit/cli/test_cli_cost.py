@@ -149,6 +149,10 @@ def test_a_wrong_file_is_refused_with_the_place(
         (["--store", "floppy", "--gets", "1"], "no prices for floppy"),
         (["--function", "abacus", "--calls", "1"], "no prices for functions on abacus"),
         (["--size", "1PB", "--months", "1e306"], "data at rest: inf GB-months for $inf are beyond counting"),
+        (["--store", "gs"], "store means nothing without URL or size or gets"),
+        (["--egress", "internet", "--calls", "1"], "egress means nothing without URL or size or gets"),
+        (["--months", "2", "--gets", "1"], "months means nothing without URL or size or disk_size"),
+        (["--nodes", "2", "--gets", "1"], "nodes means nothing without URL or machine or disk"),
         (["--disk", "gp3"], "disk means nothing without disk_size"),
     ],
 )
