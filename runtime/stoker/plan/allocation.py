@@ -40,7 +40,9 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("dataset_bytes", "compute_bytes_per_second", "nodes"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} of the job {self.name!r} must be more than 0, not {getattr(self, name)}")
+                raise ConfigError(
+                    f"{name} of the job {self.name!r} must be more than 0 and finite, not {getattr(self, name)}"
+                )
 
     @property
     def data(self) -> Hashable:
@@ -83,7 +85,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for name in ("cache_bytes", "bytes_per_second"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} of the cluster must be at least 0, not {getattr(self, name)}")
+                raise ConfigError(f"{name} of the cluster must be at least 0 and finite, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
