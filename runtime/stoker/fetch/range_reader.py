@@ -227,7 +227,7 @@ class RangeReader:
         if not self._config.hedge:
             leg = _Leg(into, loop.time())
             error = await self._request(pursuit, part, leg, {})
-            told.attempted([leg.request(pursuit.ref.key, is_whole=error is None)], loop.time())
+            told.attempted([leg.request(pursuit.ref.key, is_whole=error is None)])
             return error
         legs: _Legs = {}
         with ExitStack() as lent:
@@ -249,7 +249,7 @@ class RangeReader:
                 for each in running:
                     each.cancel()
             key = pursuit.ref.key
-            told.attempted([leg.request(key, is_whole=_has_succeeded(task)) for task, leg in legs.items()], loop.time())
+            told.attempted([leg.request(key, is_whole=_has_succeeded(task)) for task, leg in legs.items()])
             return self._outcome(legs, into)
 
     def _outcome(self, legs: _Legs, into: memoryview) -> StoreError | None:

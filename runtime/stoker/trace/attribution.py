@@ -25,7 +25,8 @@ def critical_path(fetch: Fetch) -> list[Span]:
     for each in reversed(fetch.strands):
         if each.end_seconds > cursor:
             continue
-        path += _gap(each.end_seconds, cursor, queued_seconds, key)
+        if each.end_seconds < cursor:
+            path += _gap(each.end_seconds, cursor, queued_seconds, key)
         spans, key = each.spans, each.object
         at_work = [span for span in spans if span.phase is not Phase.QUEUE]
         path += reversed(at_work)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from stoker.errors import ConfigError
 from stoker.sizes import format_bytes, parse_bytes
@@ -79,9 +79,8 @@ class ChromeTrace:
         self._rows: set[int] = set()
         self._lanes: list[float] = []
         self._ready = 0
-        self._write({"name": "process_name", "ph": "M", "tid": 0, "args": {"name": name}})
-        begun = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._write({"name": "process_labels", "ph": "M", "tid": 0, "args": {"labels": f"begun {begun}"}})
+        self._describe(0, "process_name", "name", name)
+        self._describe(0, "process_labels", "labels", f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}")
 
     # What the recorder tells.
 
@@ -90,15 +89,15 @@ class ChromeTrace:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            assert fetch.slot is not None  # noqa: S101 - it has been fetched
-            row = self._row(SLOT_ROWS + fetch.slot, f"slot {fetch.slot}")
-            spans = [
-                [str(span.phase), _ms(span.begin_seconds - fetch.issued_seconds), _ms(span.seconds)]
+            row = self._slot_row(fetch)
+            issued = fetch.issued_seconds
+            spans = ",".join(
+                f'["{span.phase}",{(span.begin_seconds - issued) * 1e3:.4f},{span.seconds * 1e3:.4f}]'
                 for span in critical_path(fetch)
-            ]
-            args = {"item": fetch.item, "step": fetch.step, "waited_ms": _ms(fetch.idle_seconds), "spans": spans}
-            begin, end = fetch.issued_seconds + offset_seconds, fetch.ready_seconds + offset_seconds
-            self._complete(row, "fetch", fetch.object, (begin, end), args)
+            )
+            args = f'"item":{fetch.item},"step":{fetch.step},"idle_ms":{fetch.idle_seconds * 1e3:.4f},"spans":[{spans}]'
+            begin, end = issued + offset_seconds, fetch.ready_seconds + offset_seconds
+            self._complete(row, "fetch", json.dumps(fetch.object), begin, end, args)
             for request in fetch.requests:
                 self._request(request, offset_seconds)
             self._ready += 1
@@ -109,9 +108,8 @@ class ChromeTrace:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            assert fetch.slot is not None  # noqa: S101 - it has been fetched
             begin, end = fetch.ready_seconds + offset_seconds, now_seconds + offset_seconds
-            self._complete(SLOT_ROWS + fetch.slot, "held", "held", (begin, end), {"item": fetch.item})
+            self._complete(self._slot_row(fetch), "held", '"held"', begin, end, f'"item":{fetch.item}')
             self._ready -= 1
             self._count_ready(end)
 
@@ -121,12 +119,12 @@ class ChromeTrace:
             return
         with self._lock:
             row = self._row(LOOP_ROW, "training loop")
-            whole = wait.spans[0].begin_seconds, wait.spans[-1].end_seconds
-            self._complete(row, "batch", f"batch {wait.batch}", whole, {"batch": wait.batch, "epoch": wait.epoch})
-            for span in wait.spans:
-                args = {"batch": wait.batch, "phase": str(span.phase), "object": span.object}
-                times = span.begin_seconds, span.end_seconds
-                self._complete(row, "wait", f"waits for {span.phase}", times, args)
+            begin, end = wait.spans[0].begin_seconds, wait.spans[-1].end_seconds
+            batch = f'"batch":{wait.batch}'
+            self._complete(row, "batch", f'"batch {wait.batch}"', begin, end, f'{batch},"epoch":{wait.epoch}')
+            for phase, begin, end, key in wait.spans:
+                args = f'{batch},"phase":"{phase}","object":{json.dumps(key)}'
+                self._complete(row, "wait", f'"waits for {phase}"', begin, end, args)
 
     def flush(self) -> None:
         """Write what is in memory."""
@@ -146,42 +144,57 @@ class ChromeTrace:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # Events.
+    # Events. They are formatted by hand, which takes a fifth of the time that a dictionary and its encoder do.
 
     def _request(self, request: Request, offset: float) -> None:
         sent, ended = request.sent_seconds + offset, request.ended_seconds + offset
         place = next((place for place, free in enumerate(self._lanes) if free <= sent), len(self._lanes))
         self._lanes[place : place + 1] = [ended]
         row = self._row(REQUEST_ROWS + place, f"request {place + 1}")
-        args = {"object": request.object, "bytes": request.size_bytes, "whole": request.is_whole}
+        whole = "true" if request.is_whole else "false"
+        args = f'"object":{json.dumps(request.object)},"bytes":{request.size_bytes},"whole":{whole}'
         if request.begun_seconds is None:
-            self._complete(row, "request", "transfer" if request.is_whole else "no_answer", (sent, ended), args)
-            return
-        begun = request.begun_seconds + offset
-        self._complete(row, "request", "first_byte", (sent, begun), args)
-        self._complete(row, "request", "transfer", (begun, ended), args)
+            name = '"transfer"' if request.is_whole else '"no_answer"'
+            self._complete(row, "request", name, sent, ended, args)
+        else:
+            begun = request.begun_seconds + offset
+            self._complete(row, "request", '"first_byte"', sent, begun, args)
+            self._complete(row, "request", '"transfer"', begun, ended, args)
+
+    def _slot_row(self, fetch: Fetch) -> int:
+        assert fetch.slot is not None  # noqa: S101 - sinks are told of what is in the ring
+        return self._row(SLOT_ROWS + fetch.slot, f"slot {fetch.slot}")
 
     def _row(self, row: int, name: str) -> int:
         """Name a row of the timeline, the first time."""
         if row not in self._rows:
             self._rows.add(row)
-            self._write({"name": "thread_name", "ph": "M", "tid": row, "args": {"name": name}})
-            self._write({"name": "thread_sort_index", "ph": "M", "tid": row, "args": {"sort_index": row}})
+            self._describe(row, "thread_name", "name", name)
+            self._describe(row, "thread_sort_index", "sort_index", row)
         return row
 
+    def _describe(self, row: int, what: str, key: str, value: str | int) -> None:
+        self._write(
+            f'{{"name":"{what}","ph":"M","pid":{self._pid},"tid":{row},"args":{{"{key}":{json.dumps(value)}}}}}'
+        )
+
     def _count_ready(self, at_seconds: float) -> None:
-        ready = {"items": max(0, self._ready)}
-        self._write({"name": "ready", "cat": "ring", "ph": "C", "tid": 0, "ts": self._us(at_seconds), "args": ready})
+        at = (at_seconds - self._origin) * 1e6
+        self._write(
+            f'{{"name":"ready","cat":"ring","ph":"C","pid":{self._pid},"tid":0,"ts":{at:.3f},'
+            f'"args":{{"items":{max(0, self._ready)}}}}}'
+        )
 
-    def _complete(self, row: int, category: str, name: str, times: tuple[float, float], args: dict[str, Any]) -> None:
-        event = {"name": name, "cat": category, "ph": "X", "tid": row, "ts": self._us(times[0])}
-        self._write(event | {"dur": round(max(0.0, times[1] - times[0]) * 1e6, 3), "args": args})
+    def _complete(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> None:
+        """Write something that took time; ``name`` and what is between the braces of ``args`` are JSON."""
+        at, took = (begin - self._origin) * 1e6, max(0.0, end - begin) * 1e6
+        self._write(
+            f'{{"name":{name},"cat":"{category}","ph":"X","pid":{self._pid},"tid":{row},'
+            f'"ts":{at:.3f},"dur":{took:.3f},"args":{{{args}}}}}'
+        )
 
-    def _us(self, seconds: float) -> float:
-        return round((seconds - self._origin) * 1e6, 3)
-
-    def _write(self, event: dict[str, Any]) -> None:
-        self._lines.add(json.dumps({**event, "pid": self._pid}, separators=(",", ":")).encode(), self._clock())
+    def _write(self, event: str) -> None:
+        self._lines.add(event, self._clock())
 
 
 class _Lines:
@@ -190,19 +203,18 @@ class _Lines:
     def __init__(self, path: Path, file: BinaryIO, limit_bytes: int) -> None:
         self._path, self._file, self._limit_bytes = path, file, limit_bytes
         self._pid = os.getpid()
-        self._waiting: list[bytes] = []
+        self._waiting: list[str] = []
         self._waiting_bytes = self._size_bytes = self._whole_bytes = 0
         self._flushed_seconds = 0.0
         self._is_over = False
 
-    def add(self, line: bytes, now_seconds: float) -> None:
+    def add(self, line: str, now_seconds: float) -> None:
         if self._is_over:
             return
         if self._size_bytes + len(line) + 2 > self._limit_bytes - _FULL_BYTES:
             size = format_bytes(self._limit_bytes)
-            line = json.dumps({"name": f"the trace is full: {size}", "ph": "i", "s": "g", "ts": 0, "pid": 0}).encode()
             _log.warning("the trace %s is full: what comes behind its %s is left out", self._path, size)
-            self._put(line)
+            self._put(f'{{"name":"the trace is full: {size}","ph":"i","s":"g","ts":0,"pid":0,"tid":0}}')
             self._is_over = True
             self.flush()
             return
@@ -211,8 +223,8 @@ class _Lines:
             self._flushed_seconds = now_seconds
             self.flush()
 
-    def _put(self, line: bytes) -> None:
-        whole = (b",\n" if self._size_bytes else b"[\n") + line
+    def _put(self, line: str) -> None:
+        whole = (",\n" if self._size_bytes else "[\n") + line  # ASCII, so that characters are bytes
         self._size_bytes += len(whole)
         self._waiting_bytes += len(whole)
         self._waiting.append(whole)
@@ -220,7 +232,7 @@ class _Lines:
     def flush(self) -> None:
         if not self._waiting:
             return
-        waiting, self._waiting, self._waiting_bytes = b"".join(self._waiting), [], 0
+        waiting, self._waiting, self._waiting_bytes = "".join(self._waiting).encode("ascii"), [], 0
         try:
             if self._file.closed:
                 self._file = self._path.open("r+b", buffering=0)
@@ -253,7 +265,3 @@ class _Lines:
         _log.warning("the trace %s ends here: %s", self._path, error.strerror)
         with suppress(OSError):
             self._file.truncate(self._whole_bytes)
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 4)

@@ -98,15 +98,13 @@ class Strand:
         """Note that another phase begins."""
         self._marks.append((phase, now_seconds))
 
-    def attempted(self, requests: Sequence[Request], now_seconds: float) -> None:
+    def attempted(self, requests: Sequence[Request]) -> None:
         """Note an attempt that has ended: a request and its hedges, in the order they were sent.
 
         One that failed is part of a retry, and what follows until the next one is, too.
         """
         self._fetch.requests.extend(requests)
         self._marks += _attempt_marks(requests)
-        if not any(request.is_whole for request in requests):
-            self._marks.append((Phase.RETRY, now_seconds))
 
     def spoil(self) -> None:
         """Note that all of it was in vain."""
@@ -141,7 +139,7 @@ class _Unrecorded(Strand):
     def enter(self, phase: Phase, now_seconds: float) -> None:
         pass
 
-    def attempted(self, requests: Sequence[Request], now_seconds: float) -> None:
+    def attempted(self, requests: Sequence[Request]) -> None:
         pass
 
     def __exit__(
@@ -170,9 +168,13 @@ def spoilt(object: str) -> None:  # noqa: A002 - as it is called everywhere
 
 def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
     """Return the phases of an attempt, each with its begin."""
-    first, winner = requests[0], next((request for request in requests if request.is_whole), None)
-    if winner is None:
-        return [(Phase.RETRY, first.sent_seconds)]
+    first = winner = requests[0]
+    if not first.is_whole:
+        for winner in requests:
+            if winner.is_whole:
+                break
+        else:
+            return [(Phase.RETRY, first.sent_seconds)]
     if winner.begun_seconds is None:  # a store that does not tell
         return [(Phase.TRANSFER if len(requests) == 1 else Phase.HEDGE, first.sent_seconds)]
     if len(requests) == 1:

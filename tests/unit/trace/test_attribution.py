@@ -232,7 +232,7 @@ TWICE = ["first_byte", "transfer", "hedge", "transfer"]
 def test_phases_of_an_attempt(requests: list[Request], phases: list[str]) -> None:
     fetch = Fetch(0, 0, 0.0)
     strand = Strand(fetch, "a", Phase.QUEUE, 0.0)
-    strand.attempted(requests, 2.0)
+    strand.attempted(requests)
     strand.end_seconds = 2.0
     assert [span.phase for span in strand.spans if span.seconds] == phases
     assert strand.spans[-1].end_seconds - strand.spans[0].begin_seconds == 2.0
