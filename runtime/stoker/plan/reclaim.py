@@ -80,7 +80,7 @@ def losses(reclaim: Reclaim, upkeep: Upkeep, seconds: float, rng: random.Random)
     """
     phase = rng.random()
     now_seconds, instances = 0.0, 1
-    idle_seconds = _idle_seconds(reclaim, upkeep, rng)
+    idle_seconds = _idle_seconds(reclaim, upkeep, seconds, rng)
     while True:
         wait_seconds, left = reclaim.next(rng, instances)
         reclaimed_seconds = now_seconds + wait_seconds
@@ -94,7 +94,7 @@ def losses(reclaim: Reclaim, upkeep: Upkeep, seconds: float, rng: random.Random)
         instances = left if now_seconds == reclaimed_seconds else 0
         if not instances:
             yield now_seconds
-            instances, idle_seconds = 1, now_seconds + _idle_seconds(reclaim, upkeep, rng)
+            instances, idle_seconds = 1, now_seconds + _idle_seconds(reclaim, upkeep, seconds - now_seconds, rng)
 
 
 def _next_backup_seconds(upkeep: Upkeep, phase: float, now_seconds: float) -> float:
@@ -103,13 +103,13 @@ def _next_backup_seconds(upkeep: Upkeep, phase: float, now_seconds: float) -> fl
     return (math.floor(now_seconds / upkeep.backup_seconds - phase) + 1 + phase) * upkeep.backup_seconds
 
 
-def _idle_seconds(reclaim: Reclaim, upkeep: Upkeep, rng: random.Random) -> float:
-    """Return after how long a function will have been idle for too long."""
+def _idle_seconds(reclaim: Reclaim, upkeep: Upkeep, most_seconds: float, rng: random.Random) -> float:
+    """Return after how long a function will have been idle for too long; if that is later than most, anything later."""
     if upkeep.longest_rest_seconds <= reclaim.idle_seconds:
         return math.inf
     since_seconds = 0.0
-    while (gap_seconds := _exponential(rng, upkeep.uses_per_second)) <= reclaim.idle_seconds:
-        since_seconds += gap_seconds
+    while since_seconds <= most_seconds and (gap := _exponential(rng, upkeep.uses_per_second)) <= reclaim.idle_seconds:
+        since_seconds += gap
     return since_seconds + reclaim.idle_seconds
 
 
