@@ -224,6 +224,7 @@ def _run(quick: bool) -> Outcome:
     batches = 20 if quick else 100
     workers = (0, 1, 2, 4, 8) if quick else _PAPER["workers"]
     depths: Sequence[int] = (1, 4) if quick else (1, 2, 4, 8)
+    shown = depths[:1] if quick else depths
     rows: list[tuple[Cell, ...]] = []
     trends: list[tuple[Cell, ...]] = []
     drawn = []
@@ -231,7 +232,7 @@ def _run(quick: bool) -> Outcome:
         found = {("DataLoader", number): _with_workers(place, number, batches) for number in workers}
         for readers in _READERS:
             name = "NextBatch, " + ("1 reader" if readers == 1 else f"{readers} readers")
-            found |= {(name, depth): _with_schedule(place, depth, readers, batches) for depth in depths}
+            found |= {(name, depth): _with_schedule(place, depth, readers, batches) for depth in shown}
         rows += [_row(place, way, number, each) for (way, number), each in found.items()]
         drawn.append(_panels(place, found))
         by_workers = {number: each for (way, number), each in found.items() if way == "DataLoader"}
