@@ -58,6 +58,7 @@ class Keeper:
         self.limit_bytes = limit_bytes
         self._policy, self._block_bytes = policy, block_bytes
         self._rows: dict[str, int] = {}
+        self._used: dict[str, None] = {}
         self._future: Future | None = None
         self._residents = Residents(made_policy(policy, self), limit_bytes)
         self.look_ups = self.hits = self.added = self.evicted = self.declined = self.damaged = 0
@@ -98,9 +99,16 @@ class Keeper:
         return iter(self._residents)
 
     def look_up(self, name: str) -> bool:
-        """Return whether an object is resident, and count this as a use of it."""
+        """Return whether an object is resident, and count this as a use of it.
+
+        The policy hears of it before its next decision: by then the future has this use behind it.
+        """
         self.look_ups += 1
-        return self._residents.look_up(name)
+        if name not in self._residents:
+            return False
+        self._used.pop(name, None)
+        self._used[name] = None
+        return True
 
     def offer(self, ref: ObjectRef) -> list[str] | None:
         """Take an object in if that is worth it.
@@ -112,6 +120,9 @@ class Keeper:
         if name in self._residents:
             return None
         self._rows[name] = ref.row
+        for used in self._used:
+            self._residents.look_up(used)
+        self._used.clear()
         evicted = self._residents.offer(name, self._taken_bytes(ref.size_bytes))
         if evicted is None:
             del self._rows[name]
