@@ -1,0 +1,229 @@
+"""SiloD's estimate of a job's rate, beside what the fetcher does in virtual time with such a cache and bucket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import median
+
+from stoker.cache.policy import Residents
+from stoker.cache.uniform import Uniform
+from stoker.feed import FeedConfig
+from stoker.order import OrderConfig
+from stoker.plan.allocation import Job, Share
+from stoker.plan.bucket import BucketModel
+from stoker.plan.dataset import described
+from stoker.plan.experiments.outcome import Experiment, Outcome, Panel, Series, Table
+from stoker.plan.latency import Constant, Latency, LogNormal
+from stoker.plan.scenario import Scenario, simulate
+from stoker.plan.simulated_tier import SimulatedTier
+from stoker.plan.tier_model import TierModel
+from stoker.tier import ObjectRef
+
+__all__ = ["EXPERIMENTS", "Case", "Circumstances", "cases", "simulated_rate"]
+
+_SAMPLES = 64
+"""Of a super-sample, and of a batch of each node."""
+_SUPER_SAMPLE_BYTES = 8 << 20
+_RATES = (400e6, 100e6, 800e6)
+_CACHED = (0.0, 0.25, 0.5, 0.75, 0.9)
+_SUPPLIES = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0)
+_NEAR = (0.5, 0.8, 1.0, 1.25)
+_FIRST_BYTE = LogNormal(0.02, 0.08)
+_GOOD = 0.05
+_UNSEEN = 0.01
+"""Of the data set, on a node, when its cache counts as filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What the estimate does not ask for.
+
+    Attributes:
+        super_samples: of the data set.
+        policy: of the cache.
+        first_byte: of the bucket's answers.
+        connection_bytes_per_second: of one transfer.
+        memory_bytes: for what is read ahead, of each node.
+        warm_epochs: that are trained once the caches are filled.
+        seed: of the order and of what is drawn.
+    """
+
+    super_samples: int = 500
+    policy: str = "uniform"
+    first_byte: Latency = _FIRST_BYTE
+    connection_bytes_per_second: float = 90e6
+    memory_bytes: int = 1 << 30
+    warm_epochs: int = 3
+    seed: int = 1
+
+
+_USUAL = Circumstances()
+_SLOW = Circumstances(first_byte=LogNormal(0.1, 0.5))
+_SEVERAL = Circumstances(memory_bytes=256 << 20, warm_epochs=6)
+_LITTLE = Circumstances(super_samples=2000, memory_bytes=512 << 20)
+"""So much data that what is read ahead is no cache beside them, as with real data sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Something to estimate.
+
+    Attributes:
+        kind: of it.
+        supply: what the job gets from the bucket, over what it needs to train at its full rate.
+        share: what it gets.
+        around: everything else.
+        kept: what it keeps together with others.
+    """
+
+    kind: str
+    supply: float
+    share: Share
+    around: Circumstances
+    kept: Residents[str] | None = None
+
+    def error(self) -> float:
+        """Return by which part the job is faster, in virtual time, than the estimate."""
+        return simulated_rate(self.share, self.around, self.kept) / self.share.rate - 1
+
+
+def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | None = None) -> float:
+    """Return the bytes that a job trains a second once its cache is warm.
+
+    Args:
+        share: what it gets.
+        around: everything else.
+        kept: what several jobs on one node keep together of their data set, by keys; the job's nodes have caches of
+            their own if None.
+    """
+    job = share.job
+    super_sample_bytes = job.dataset_bytes // around.super_samples
+    manifest = described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes)
+    order = OrderConfig(seed=around.seed, lanes=job.nodes)
+    feed = FeedConfig(
+        order=order,
+        batch_size=_SAMPLES,
+        world_size=job.nodes,
+        memory_bytes=manifest.file_bytes + around.memory_bytes,
+    )
+    cold = _cold_epochs(job.nodes)
+    scenario = Scenario(
+        manifest=manifest,
+        feed=feed,
+        bucket=BucketModel(
+            first_byte=around.first_byte,
+            connection_bytes_per_second=around.connection_bytes_per_second,
+            total_bytes_per_second=share.bytes_per_second or math.inf,  # who needs none still fills the cache
+        ),
+        compute=Constant(super_sample_bytes * job.nodes / job.compute_bytes_per_second),
+        epochs=cold + around.warm_epochs + 1,  # the last one has nothing to read ahead
+        in_step=True,
+        seed=around.seed,
+    )
+    if kept is None:
+        model = TierModel(limit_bytes=share.cache_bytes // job.nodes, policy=around.policy)
+        scenario = replace(scenario, caches=[model])
+    else:
+        scenario = replace(scenario, tiers=lambda *_: [SimulatedTier(kept, _key)])
+    run = simulate(scenario)
+    warm = range(cold, cold + around.warm_epochs)
+    seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
+    return len(warm) * manifest.size_bytes / seconds
+
+
+def _cold_epochs(nodes: int) -> int:
+    """Return after how many epochs the caches of nodes are filled, which see a random part of the data set in each.
+
+    One more goes by until all is read that was on its way, side by side, when the last one of them ended.
+    """
+    return 1 + (1 if nodes == 1 else math.ceil(math.log(_UNSEEN) / math.log(1 - 1 / nodes)))
+
+
+def _key(ref: ObjectRef) -> str:
+    return ref.key
+
+
+def cases(quick: bool = False) -> Iterator[Case]:
+    """Yield what is estimated, kind by kind."""
+    cached, supplies = ((0.0, 0.5, 0.9), (0.5, 1.0, 1.25)) if quick else (_CACHED, _SUPPLIES)
+    for rate, part, supply in product(_RATES[:1] if quick else _RATES, cached, supplies):
+        yield _case("one node", rate, part, supply)
+    for part, supply in product(cached, supplies):
+        yield _case("one node, slow answers", _RATES[0], part, supply, around=_SLOW)
+    for nodes, part, supply in product((2,) if quick else (2, 4), cached, (0.5, 1.25)):
+        yield _case("several nodes", _RATES[0], part, supply, nodes=nodes, around=_SEVERAL)
+    for policy, part, supply in product(("uniform", "next-use"), (0.5, 0.9), (0.5, 1.0) if quick else _NEAR):
+        yield _case(
+            f"one node, little memory, {policy}", _RATES[0], part, supply, around=replace(_LITTLE, policy=policy)
+        )
+    for part, supply in product(cached[1:], supplies):
+        kept = Residents[str](Uniform(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
+        for rate in (_RATES[0], _RATES[0] / 3):
+            yield replace(_case("two jobs, one data set", rate, part, supply), kept=kept)
+
+
+def _case(
+    kind: str, rate: float, part: float, supply: float, *, nodes: int = 1, around: Circumstances = _USUAL
+) -> Case:
+    size_bytes = around.super_samples * _SUPER_SAMPLE_BYTES
+    job = Job(name=kind, dataset_bytes=size_bytes, compute_bytes_per_second=rate, nodes=nodes)
+    cache_bytes = round(part * job.cacheable_bytes)
+    needed = rate * job.missed(cache_bytes)
+    share = Share(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * needed)
+    return Case(kind=kind, supply=supply, share=share, around=around)
+
+
+def _run(quick: bool) -> Outcome:
+    found = [(case, case.error()) for case in cases(quick)]
+    kinds = list(dict.fromkeys(case.kind for case, _ in found))
+    rows = [
+        (
+            case.kind,
+            case.share.job.nodes,
+            case.share.job.compute_bytes_per_second / 1e6,
+            case.share.hit_rate,
+            case.supply,
+            case.share.rate / 1e6,
+            case.share.rate * (1 + error) / 1e6,
+            error,
+        )
+        for case, error in found
+    ]
+    columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
+    panels, remarks = [], []
+    for kind in kinds:
+        errors = {case.share.hit_rate: list[tuple[float, float]]() for case, _ in found if case.kind == kind}
+        for case, error in found:
+            if case.kind == kind:
+                errors[case.share.hit_rate].append((case.supply, error))
+        series = [
+            Series(name=f"{part:.0%} cached", x=[x for x, _ in points], y=[y for _, y in points], kind="points")
+            for part, points in errors.items()
+        ]
+        label = "bandwidth / bandwidth that the full rate needs"
+        panels.append(Panel(title=kind, x_label=label, y_label="simulated / estimate - 1", series=series))
+        remarks.append(_remark(kind, [error for case, error in found if case.kind == kind]))
+    return Outcome(tables=[Table(name="silod-estimator", columns=columns, rows=rows)], panels=panels, remarks=remarks)
+
+
+def _remark(kind: str, errors: list[float]) -> str:
+    sizes = sorted(map(abs, errors))
+    within = sum(size < _GOOD for size in sizes) / len(sizes)
+    return (
+        f"{kind}: {len(sizes)} cases, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
+        f"{within:.0%} of them are within {_GOOD:.0%}."
+    )
+
+
+EXPERIMENTS = {
+    "silod-estimator": Experiment(
+        name="silod-estimator",
+        title="The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time",
+        source="SiloD (EuroSys 2023)",
+        run=_run,
+    )
+}
+"""By name."""

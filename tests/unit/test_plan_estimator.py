@@ -1,0 +1,83 @@
+"""SiloD's estimate beside the fetcher itself in virtual time, with real policies and a modelled bucket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stoker.cache.policy import Residents
+from stoker.cache.uniform import Uniform
+from stoker.plan.allocation import Job, Share
+from stoker.plan.experiments.silod_estimator import Circumstances, simulated_rate
+from stoker.plan.latency import Constant
+
+DATASET_BYTES = 250 * (8 << 20)
+AROUND = Circumstances(super_samples=250, warm_epochs=2)
+KNEE = 1.0
+
+
+def share(part: float, supply: float, *, rate: float = 400e6, nodes: int = 1) -> Share:
+    """Return so much of the data set as cache, and so much of what the full rate needs as bandwidth."""
+    job = Job(name="job", dataset_bytes=DATASET_BYTES, compute_bytes_per_second=rate, nodes=nodes)
+    cache_bytes = round(part * job.cacheable_bytes)
+    return Share(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * rate * job.missed(cache_bytes))
+
+
+def error(given: Share, around: Circumstances = AROUND, kept: Residents[str] | None = None) -> float:
+    return simulated_rate(given, around, kept) / given.rate - 1
+
+
+@pytest.mark.parametrize("supply", [0.5, 1.25])
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
+def test_the_estimate_is_met_within_five_percent(part: float, supply: float) -> None:
+    assert error(share(part, supply)) == pytest.approx(0.0, abs=0.05)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_it_is_met_where_bandwidth_is_exactly_what_the_full_rate_needs(part: float) -> None:
+    assert error(share(part, KNEE)) == pytest.approx(0.0, abs=0.05)
+
+
+def test_there_it_is_a_bound_that_is_missed_where_misses_are_rare_and_come_in_bunches() -> None:
+    assert -0.15 < error(share(0.9, KNEE)) < 0.0
+
+
+def test_memory_for_reading_ahead_evens_bunches_out() -> None:
+    little, much = (replace(AROUND, memory_bytes=size << 20) for size in (256, 2048))
+    assert error(share(0.9, KNEE), little) < error(share(0.9, KNEE), much) - 0.02
+
+
+@pytest.mark.parametrize("rate", [50e6, 800e6])
+def test_it_holds_for_slow_and_for_fast_jobs(rate: float) -> None:
+    assert error(share(0.5, 0.5, rate=rate)) == pytest.approx(0.0, abs=0.05)
+
+
+def test_what_is_cached_whole_needs_no_bandwidth() -> None:
+    assert error(share(1.0, 0.0)) == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize("supply", [0.5, 1.25])
+def test_nodes_that_keep_for_themselves_have_the_hits_of_their_own_caches(supply: float) -> None:
+    assert error(share(0.5, supply, nodes=2)) == pytest.approx(0.0, abs=0.05)
+
+
+def test_jobs_of_different_speed_that_share_a_data_set_both_have_all_of_its_cache() -> None:
+    kept = Residents[str](Uniform(), DATASET_BYTES // 2)
+    for given in (share(0.5, 0.5), share(0.5, 0.8, rate=100e6)):
+        assert error(given, kept=kept) == pytest.approx(0.0, abs=0.05)
+    assert len(kept) == 125
+
+
+def test_next_use_misses_in_bunches_for_which_just_enough_bandwidth_is_too_little() -> None:
+    """It lets go what is needed last, so that an epoch's misses come at its end."""
+    uniform, next_use = (
+        error(share(0.75, KNEE), replace(AROUND, policy=policy, memory_bytes=256 << 20))
+        for policy in ("uniform", "next-use")
+    )
+    assert next_use < uniform - 0.05
+
+
+def test_the_slower_the_answers_the_more_must_be_on_their_way() -> None:
+    near, far = (replace(AROUND, first_byte=Constant(seconds)) for seconds in (0.01, 0.3))
+    assert error(share(0.0, 0.5), far) < error(share(0.0, 0.5), near) - 0.05
