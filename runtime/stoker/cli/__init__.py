@@ -12,7 +12,22 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 
-from stoker.cli import compact, cost, gc, head, info, pack, plan, rebuild, shuffle, simulate, token, trace, verify
+from stoker.cli import (
+    allocate,
+    compact,
+    cost,
+    gc,
+    head,
+    info,
+    pack,
+    plan,
+    rebuild,
+    shuffle,
+    simulate,
+    token,
+    trace,
+    verify,
+)
 from stoker.cli.command import Command
 from stoker.cli.output import printable
 from stoker.errors import ConfigError, StokerError
@@ -31,6 +46,7 @@ _COMMANDS = (
     gc.command,
     plan.command,
     cost.command,
+    allocate.command,
     simulate.command,
     trace.command,
     token.command,
