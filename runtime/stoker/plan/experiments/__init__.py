@@ -24,6 +24,8 @@ _PLACES = {
     "ipdl": "ipdl",
     "diesel-reads": "diesel_reads",
     "diesel-start-up": "diesel_start_up",
+    "silod": "silod",
+    "silod-estimator": "silod_estimator",
     "infinicache": "infinicache",
 }
 """Experiment → module of this folder that has it in its ``EXPERIMENTS``."""
