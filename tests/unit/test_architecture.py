@@ -45,7 +45,8 @@ FLOORS = {
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget
-        trace.attribution trace.chrome trace.fetches trace.picture trace.recorder trace.recording""",
+        trace.attribution trace.chrome trace.exporting trace.fetches trace.open_telemetry trace.picture trace.prometheus
+        trace.recorder trace.recording""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
         fetch.fetcher fetch.prefetcher fetch.range_reader fetch.step_queue

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, MissingExtraError
 from stoker.trace.phases import Phase, Span
 from stoker.trace.recording import Held, Recording
 
@@ -91,7 +91,8 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> Sect
     """Draw a stretch of a trace into a ``.png`` (matplotlib) or an ``.html`` page that needs no network (plotly).
 
     Raises:
-        ConfigError: the name ends otherwise, what draws is not installed, or the file cannot be written to.
+        ConfigError: the name ends otherwise, or the file cannot be written to.
+        MissingExtraError: what draws is not installed.
     """
     drawers = {".png": _draw_png, ".html": _draw_html}
     drawer = drawers.get(path.suffix.lower())
@@ -100,7 +101,7 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> Sect
     try:
         drawer(recording, path, section, title)
     except ImportError:
-        raise ConfigError(_EXTRA) from None
+        raise MissingExtraError(_EXTRA) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to: {error.strerror}; name another file") from None
     return section
