@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker import cli
+from stoker.cache.spec import CacheSpec
 
 CLUSTER = '[cluster]\ncache_bytes = "150GB"\nbandwidth = "80Mbit"\n'
 FAST = '[[jobs]]\nname = "fast"\ndataset_bytes = "100GB"\ncompute = "100MB/s"\n'
@@ -72,7 +73,8 @@ def test_what_to_give_to_the_loader_is_a_part_for_each_node_and_each_job_that_sh
     fast, twin, wide = divided(capsys, written(tmp_path, CLUSTER + jobs), "--cache", "200GB")["jobs"]
     assert fast["cache"] == twin["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB&policy=uniform"
     assert wide["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB&policy=next-use"
-    assert fast["limit_bytes"] == twin["limit_bytes"] == wide["limit_bytes"] == 50e9
+    for each in (fast, twin, wide):
+        assert CacheSpec.parse(each["cache"]).limit_bytes == each["limit_bytes"] == 50 * 10**9
 
 
 def test_people_read_a_table_with_totals_and_lines_to_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

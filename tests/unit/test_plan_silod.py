@@ -1,0 +1,49 @@
+"""SiloD's experiments, run quickly: the tables have what the remarks and panels say."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from stoker.plan import experiments
+from stoker.plan.experiments import silod_estimator
+from stoker.plan.experiments.silod import queue
+
+
+def test_all_ways_of_dividing_stand_beside_equal_parts_and_no_cache() -> None:
+    outcome = experiments.load("silod").run(True)
+    rows = {(row[1], row[0]): row for row in outcome.tables[0].rows}
+    assert len(rows) == len(outcome.tables[0].rows) == 16
+    mean = {case: float(row[2] or 0) for case, row in rows.items()}
+    for (way, at), row in rows.items():
+        assert row[5] == pytest.approx(mean["equal, own data", at] / mean[way, at])
+        assert row[6] == pytest.approx(mean["no cache", at] / mean[way, at])
+    assert mean["greedy, own data", 2.0] < 0.8 * mean["equal, own data", 2.0]
+    assert mean["greedy, shared data", 2.0] < 0.5 * mean["greedy, own data", 2.0]
+    assert all(hours < mean["no cache", at] for (way, at), hours in mean.items() if way != "no cache")
+    factor = mean["equal, own data", 2.0] / mean["greedy, own data", 2.0]
+    assert f"to {factor:.1f} times faster on average" in outcome.remarks[2]
+
+
+def test_a_queue_is_the_same_jobs_whether_they_share_data_or_not() -> None:
+    own, shared = queue(30, 4), queue(30, 4, share_data=True)
+    assert [each.seconds for each in own] == [each.seconds for each in shared]
+    assert [each.least_seconds for each in own] == [each.least_seconds for each in shared]
+    assert len({each.job.data for each in own}) == 30
+    assert len({each.job.data for each in shared}) == 5
+    assert queue(30, 4) == own
+    assert queue(30, 5) != own
+
+
+def test_each_case_of_the_estimate_stands_beside_what_was_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = list(islice(silod_estimator.cases(quick=True), 3, 6))
+    monkeypatch.setattr(silod_estimator, "cases", lambda quick: chosen)
+    outcome = experiments.load("silod-estimator").run(True)
+    for row, case in zip(outcome.tables[0].rows, chosen, strict=True):
+        *_, estimate, simulated, error = (float(cell or 0) for cell in row[1:])
+        assert estimate == case.share.rate / 1e6
+        assert simulated == pytest.approx(estimate * (1 + error))
+        assert abs(error) < 0.05
+    assert outcome.remarks[0].startswith("one node: 3 cases, error ")
+    assert "100% of them are within 5%" in outcome.remarks[0]
