@@ -205,7 +205,8 @@ class Fetcher:
                         found = await tier.read(ref, into)
                     if not found:
                         continue
-                self._verify_whole(ref, into)
+                with strand(ref.key, Phase.VERIFY):
+                    self._verify_whole(ref, into)
             except (StoreError, TimeoutError) as error:
                 self._tally.tier_errors[tier.name] += 1
                 self._tally.checksum_failures += isinstance(error, ChecksumError)

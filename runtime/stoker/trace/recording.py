@@ -42,6 +42,7 @@ class Answer(NamedTuple):
     """How a request was answered.
 
     Attributes:
+        sent_seconds: when it was sent, since the trace began.
         first_byte_seconds: until the answer began; where it never did, until the request was given up.
         transfer_seconds: from there to its end; 0 if it never began.
         size_bytes: that were asked for.
@@ -49,6 +50,7 @@ class Answer(NamedTuple):
         is_whole: whether all of it came.
     """
 
+    sent_seconds: float
     first_byte_seconds: float
     transfer_seconds: float
     size_bytes: int
@@ -135,7 +137,7 @@ def _recording(events: Iterator[Mapping[str, Any]]) -> Recording:
     fetches: list[Held] = []
     held: list[Held] = []
     answers: list[Answer] = []
-    begun: dict[int, float] = {}
+    begun: dict[int, tuple[float, float]] = {}
     is_full = False
     for event in events:
         is_full |= event["ph"] == "i"
@@ -154,26 +156,28 @@ def _recording(events: Iterator[Mapping[str, Any]]) -> Recording:
             case "held":
                 held.append(Held(_whole(event["tid"]) - SLOT_ROWS, "", begin, end))
             case "request":
-                _enter(answers, begun, event, end - begin)
+                _enter(answers, begun, event, begin, end - begin)
     waits = (Wait(batch=batch, epoch=epoch, spans=tuple(spans)) for batch, (epoch, spans) in batches.items() if spans)
     return Recording(
         waits=tuple(waits), fetches=tuple(fetches), held=tuple(held), answers=tuple(answers), is_full=is_full
     )
 
 
-def _enter(answers: list[Answer], begun: dict[int, float], event: Mapping[str, Any], seconds: float) -> None:
+def _enter(
+    answers: list[Answer], begun: dict[int, tuple[float, float]], event: Mapping[str, Any], at: float, seconds: float
+) -> None:
     """Enter an answer when its last event comes; its first byte's, if it has one, comes before it in the same row."""
     row, args = _whole(event["tid"]), event["args"]
     size_bytes, is_whole = _whole(args["bytes"]), bool(args["whole"])
     match event["name"]:
         case "first_byte":
-            begun[row] = seconds
+            begun[row] = at, seconds
         case "transfer":
             first_byte = begun.pop(row, None)
             if first_byte is not None:  # else the store did not tell
-                answers.append(Answer(first_byte, seconds, size_bytes, is_begun=True, is_whole=is_whole))
+                answers.append(Answer(*first_byte, seconds, size_bytes, is_begun=True, is_whole=is_whole))
         case "no_answer":
-            answers.append(Answer(seconds, 0.0, size_bytes, is_begun=False, is_whole=False))
+            answers.append(Answer(at, seconds, 0.0, size_bytes, is_begun=False, is_whole=False))
 
 
 def _spans(told: Any, begin: float, key: str) -> Iterator[Span]:

@@ -1,0 +1,86 @@
+"""A model of a bucket from a trace: it is the bucket that the trace was recorded of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.fetch.config import FetchConfig
+from stoker.plan.recorded import read_durations
+from stoker.plan.recorded_bucket import recorded_bucket, recorded_latency
+from stoker.trace.chrome import ChromeTrace
+from stoker.trace.recording import Recording, read_trace
+from support.faulty_store import Weather
+from support.traced import BODY, TracedRun
+
+ALONE = FetchConfig(hedge=False, split_parts=1, concurrency_start=1, concurrency_least=1, concurrency_most=1)
+FOUR = FetchConfig(hedge=False, split_parts=1, concurrency_start=4, concurrency_least=4, concurrency_most=4)
+
+
+def recorded(path: Path, weather: Weather, config: FetchConfig | None = None, objects: int = 200) -> Recording:
+    with ChromeTrace(path / "trace.json", clock=lambda: 0.0) as trace:
+        TracedRun(objects=objects, slots=12, weather=weather, config=config, sinks=[trace]).run()
+    return read_trace(path / "trace.json")
+
+
+def test_first_bytes_are_the_stores(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, Weather(first_byte_seconds=0.05, tail_sigma=0.3), ALONE)
+    latency = recorded_latency(recording)
+    assert len(latency.seconds) == 200
+    assert median(latency.seconds) == pytest.approx(0.05, rel=0.1)
+    assert max(latency.seconds) > 1.5 * median(latency.seconds)
+
+
+def test_the_first_bytes_of_a_trace_are_the_same_whoever_reads_them(tmp_path: Path) -> None:
+    latency = recorded_latency(recorded(tmp_path, Weather(tail_sigma=0.3), ALONE))
+    assert read_durations(tmp_path / "trace.json").seconds == pytest.approx(latency.seconds)
+
+
+def test_a_connections_rate_is_the_stores(tmp_path: Path) -> None:
+    bucket = recorded_bucket(recorded(tmp_path, Weather(bytes_per_second=5e6), ALONE))
+    assert bucket.connection_bytes_per_second == pytest.approx(5e6, rel=0.01)
+    assert bucket.total_bytes_per_second == pytest.approx(5e6, rel=0.01)
+
+
+def test_the_rate_of_all_is_the_stores_where_they_fill_the_link(tmp_path: Path) -> None:
+    weather = Weather(first_byte_seconds=0.001, bytes_per_second=5e6, total_bytes_per_second=8e6)
+    bucket = recorded_bucket(recorded(tmp_path, weather, FOUR))
+    assert bucket.total_bytes_per_second == pytest.approx(8e6, rel=0.1)
+
+
+def test_one_that_was_overtaken_counts_as_long_as_it_was_waited_for(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, Weather(late_fraction=0.05, late_seconds=2.0))
+    given_up = [answer for answer in recording.answers if not answer.is_begun]
+    assert given_up
+    latency = recorded_latency(recording)
+    assert len(latency.seconds) == len(recording.answers)
+    assert {answer.first_byte_seconds for answer in given_up} <= set(latency.seconds)
+
+
+def test_a_run_against_the_recorded_bucket_takes_as_long_as_the_one_it_was_recorded_of(tmp_path: Path) -> None:
+    weather = Weather(first_byte_seconds=0.03, tail_sigma=0.3, bytes_per_second=4e6)
+    recording = recorded(tmp_path, weather, FOUR)
+    bucket = recorded_bucket(recording)
+    assert bucket.connection_bytes_per_second == pytest.approx(4e6, rel=0.01)
+    again = Weather(
+        first_byte_seconds=median(recorded_latency(recording).seconds),
+        tail_sigma=0.3,
+        bytes_per_second=bucket.connection_bytes_per_second,
+    )
+    (tmp_path / "again").mkdir()
+    assert recorded(tmp_path / "again", again, FOUR).seconds == pytest.approx(recording.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("find", [recorded_latency, recorded_bucket])
+def test_a_trace_without_requests_is_refused(find: object) -> None:
+    empty = Recording(waits=(), fetches=(), held=(), answers=(), is_full=False)
+    with pytest.raises(ConfigError, match="the trace has no"):
+        find(empty)  # type: ignore[operator]
+
+
+def test_bytes_of_a_trace_are_those_that_were_read(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, Weather(), ALONE, objects=20)
+    assert sum(answer.size_bytes for answer in recording.answers) == 20 * len(BODY)
