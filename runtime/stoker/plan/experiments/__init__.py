@@ -21,6 +21,8 @@ _PLACES = {
     "deli-figure-9": "deli_misses",
     "ours": "ours",
     "caching": "caching",
+    "ddp": "ddp",
+    "scale": "scale",
     "ipdl": "ipdl",
     "diesel-reads": "diesel_reads",
     "diesel-start-up": "diesel_start_up",

@@ -20,17 +20,18 @@ from stoker.cache.policy import Policy, Residents
 from stoker.cache.uniform import Uniform
 from stoker.plan.experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 
-__all__ = ["EXPERIMENTS", "hit_rates"]
+__all__ = ["CACHE_SHARES", "EXPERIMENTS", "PARTITIONED_HITS", "hit_rates"]
 
 _NODES = 3
-_SHARES = (0.25, 0.5, 0.75, 1.0)
+CACHE_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of what a node reads in an epoch."""
 _WARM_UP = 0.6
 """The part of the epochs that is not counted: caches fill, and next-use learns what to keep."""
-_REFERENCE = {
+PARTITIONED_HITS = {
     "fifo": (0.011, 0.048, 0.112, 0.207),
     "uniform": (0.083, 0.167, 0.249, 0.332),
     "next-use": (0.250, 0.416, 0.539, 0.627),
-    "cooperative bound": _SHARES,
+    "cooperative bound": CACHE_SHARES,
 }
 """Hit rates of three nodes that partition each epoch anew, by cache over partition."""
 
@@ -98,16 +99,16 @@ def _run(quick: bool) -> Outcome:
     for nodes, readings, names in ((1, alone, tuple(_POLICIES)), (_NODES, shared, tuple(_POLICIES))):
         series = []
         for policy in names:
-            ours = [_settled(readings, int(share * len(readings[0])), policy) for share in _SHARES]
+            ours = [_settled(readings, int(share * len(readings[0])), policy) for share in CACHE_SHARES]
             theirs = _theirs(nodes, policy)
             rows += [
                 (nodes, policy, share, rate, known, None if known is None else rate - known)
-                for share, rate, known in zip(_SHARES, ours, theirs, strict=True)
+                for share, rate, known in zip(CACHE_SHARES, ours, theirs, strict=True)
             ]
-            series.append(Series(name=policy, x=_SHARES, y=ours))
+            series.append(Series(name=policy, x=CACHE_SHARES, y=ours))
             if None not in theirs:
                 y = [float(known) for known in theirs if known is not None]
-                series.append(Series(name=f"{policy}, reference", x=_SHARES, y=y, is_published=True))
+                series.append(Series(name=f"{policy}, reference", x=CACHE_SHARES, y=y, is_published=True))
         title = "one node" if nodes == 1 else f"{nodes} nodes, each epoch partitioned anew"
         panels.append(
             Panel(title=title, x_label="cache / what the node reads in an epoch", y_label="hit rate", series=series)
@@ -128,12 +129,12 @@ def _run(quick: bool) -> Outcome:
 
 def _theirs(nodes: int, policy: str) -> Sequence[float | None]:
     if nodes > 1:
-        return _REFERENCE.get(policy, (None,) * len(_SHARES))
+        return PARTITIONED_HITS.get(policy, (None,) * len(CACHE_SHARES))
     if policy in ("uniform", "next-use"):
-        return _SHARES
+        return CACHE_SHARES
     if policy == "fifo":
-        return (None,) * len(_SHARES)
-    return [share + (1 - share) * math.log(1 - share) if share < 1 else 1.0 for share in _SHARES]
+        return (None,) * len(CACHE_SHARES)
+    return [share + (1 - share) * math.log(1 - share) if share < 1 else 1.0 for share in CACHE_SHARES]
 
 
 EXPERIMENTS = {

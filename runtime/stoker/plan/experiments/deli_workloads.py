@@ -15,7 +15,7 @@ from importlib import resources
 from stoker.plan.deli import SampleCosts, SampleEpoch, SampleRun, simulate_samples
 from stoker.schedule import FetchSize
 
-__all__ = ["SOURCE", "WORKLOADS", "Measurement", "Setting", "Workload", "measurements", "simulated"]
+__all__ = ["SOURCE", "WORKLOADS", "Measurement", "Setting", "Workload", "measurements", "sample_run", "simulated"]
 
 SOURCE = "Krichevsky, St. Louis, Guo: DELI (IC2E 2021), and cake-lab/DELI"
 _SEED = 1
@@ -156,17 +156,21 @@ def _setting(row: dict[str, str]) -> Setting | None:
             return Setting((cache_samples or 0) // 2, int(row["threshold"]), cache_samples, batch_size)
 
 
-@lru_cache(maxsize=1024)
-def simulated(workload: str, setting: Setting) -> tuple[SampleEpoch, ...]:
-    """Return the epochs of one node, simulated."""
-    chosen = WORKLOADS[workload]
-    run = SampleRun(
-        dataset_samples=chosen.dataset_samples,
-        node_samples=chosen.node_samples,
+def sample_run(workload: Workload, setting: Setting) -> SampleRun:
+    """Return what one node runs."""
+    return SampleRun(
+        dataset_samples=workload.dataset_samples,
+        node_samples=workload.node_samples,
         batch_size=setting.batch_size,
-        compute_seconds=chosen.compute_seconds,
+        compute_seconds=workload.compute_seconds,
         schedule=FetchSize(setting.fetch_size, setting.threshold) if setting.fetch_size else None,
         cache_samples=setting.cache_samples,
         seed=_SEED,
     )
-    return tuple(simulate_samples(run, chosen.costs))
+
+
+@lru_cache(maxsize=1024)
+def simulated(workload: str, setting: Setting) -> tuple[SampleEpoch, ...]:
+    """Return the epochs of one node, simulated."""
+    chosen = WORKLOADS[workload]
+    return tuple(simulate_samples(sample_run(chosen, setting), chosen.costs))

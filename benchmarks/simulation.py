@@ -1,0 +1,26 @@
+"""What simulating a large training takes: `python -m benchmarks.simulation [NODES [SUPER_SAMPLES]]`.
+
+1,000 nodes that read 1,000 super-samples each by default, on one core. `stoker simulate scale` has smaller sizes, too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from stoker.plan.experiments.scale import measured
+
+
+def main(arguments: list[str]) -> int:
+    """Print one line."""
+    nodes, super_samples = (int(arguments[place]) if len(arguments) > place else 1_000 for place in (0, 1))
+    cost = measured(nodes, super_samples)
+    print(
+        f"{nodes:,} nodes x {super_samples:,} super-samples: {cost.cpu_seconds:.0f} s of processor time, "
+        f"{cost.cpu_seconds / cost.fetches * 1e6:.0f} us a fetch, {cost.peak_bytes / 1e6:.0f} MB at most, "
+        f"{cost.run.seconds:.0f} simulated seconds, stall {cost.run.stall:.2%}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
