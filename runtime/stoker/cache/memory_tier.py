@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import mmap
 import os
 
 from stoker.cache.future import Future
 from stoker.cache.keeper import CacheStatistics, Keeper
 from stoker.cache.naming import name_of
 from stoker.errors import BudgetError
+from stoker.first_touch import populate
 from stoker.manifest import Manifest
 from stoker.ring import ALIGNMENT_BYTES, Ring
 from stoker.sizes import format_bytes
@@ -45,6 +48,7 @@ class MemoryTier:
         self._ring = Ring(limit_bytes // slot_bytes, slot_bytes)
         self._keeper = Keeper(policy, self._ring.slots * slot_bytes, slot_bytes)
         self._slots: dict[str, int] = {}
+        self._touched = 0
         self._pid = os.getpid()
 
     async def follow(self, manifest: Manifest, future: Future) -> None:
@@ -74,10 +78,22 @@ class MemoryTier:
         for name in evicted:
             self._ring.release(self._slots.pop(name))
         slot = self._ring.acquire()
+        self._touch_next()
         assert slot is not None  # noqa: S101 - the keeper counts in slots
         self._ring.view(slot, ref.size_bytes)[:] = data
         self._ring.commit(slot)
         self._slots[name_of(ref)] = slot
+
+    def _touch_next(self) -> None:
+        """Have the pages of one more slot taken in a thread, so that the copy into it does not wait for them.
+
+        Fresh slots are filled in their order.
+        """
+        self._touched += 1
+        if self._touched < self._ring.slots:
+            start = -(-self._ring.offset(self._touched) // mmap.PAGESIZE) * mmap.PAGESIZE
+            piece = self._ring.memory[start : start + self._ring.slot_bytes]
+            asyncio.get_running_loop().run_in_executor(None, populate, piece)
 
     async def close(self) -> None:
         """Give the memory back. Idempotent."""
@@ -90,4 +106,5 @@ class MemoryTier:
     def _forget(self) -> None:
         self._keeper.clear()
         self._slots.clear()
+        self._touched = 0
         self._ring = Ring(self._ring.slots, self._ring.slot_bytes)

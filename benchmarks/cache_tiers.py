@@ -1,0 +1,170 @@
+"""What a hit in a cache costs: `python -m benchmarks.cache_tiers [FOLDER]`.
+
+Objects of 8 MiB are fetched into the slots of a ring by the fetcher that loaders have, checksum included: from memory,
+from files in the page cache of FOLDER's disk (a temporary folder by default), and from a bucket in memory that answers
+at once, which is the fetcher by itself. Beside them, one copy into memory that is in use already. Then what taking an
+object in costs the event loop, into memory and into the line for the disk; and for how long the event loop stood still
+at most while four were fetched at a time. Medians of the rounds; GB are 10^9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from stoker.cache.disk_folder import FolderConfig
+from stoker.cache.disk_tier import DiskTier
+from stoker.cache.future import Future
+from stoker.cache.keeping import KeepingTier
+from stoker.cache.memory_tier import MemoryTier
+from stoker.checksum import crc32c
+from stoker.fetch.fetcher import Fetcher
+from stoker.manifest import Manifest, PackRun, Rows
+from stoker.order import OrderConfig
+from stoker.partition import Partition
+from stoker.ring import Ring
+from stoker.schema import Bytes, Schema
+from stoker.steps import Stretch
+from stoker.store import open_store
+from stoker.store.protocol import Store
+
+OBJECT_BYTES, OBJECTS, ROUNDS, AT_ONCE = 8 << 20, 48, 9, 4
+
+
+def data_set() -> tuple[Manifest, list[bytes]]:
+    bodies = [random.Random(number).randbytes(OBJECT_BYTES) for number in range(OBJECTS)]
+    column = np.full(OBJECTS, OBJECT_BYTES, "<u4")
+    rows = Rows(
+        size_bytes=column,
+        samples=np.full(OBJECTS, 100, "<u4"),
+        head_bytes=column // 100,
+        head_crc32c=column,
+        crc32c=np.array([crc32c(body) for body in bodies], "<u4"),
+        tags=("",) * OBJECTS,
+    )
+    run = PackRun("0123456789abcdef", 0, OBJECTS)
+    return Manifest(dataset="hits", version=1, schema=Schema({"data": Bytes()}), rows=rows, runs=(run,)), bodies
+
+
+def copy_seconds(bodies: Sequence[bytes]) -> float:
+    """Return what one copy of an object takes."""
+    slots = memoryview(bytearray(AT_ONCE * OBJECT_BYTES))
+    seconds = []
+    for number, body in enumerate(bodies * 2):
+        place = number % AT_ONCE * OBJECT_BYTES
+        started = time.perf_counter()
+        slots[place : place + OBJECT_BYTES] = body
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[OBJECTS:])
+
+
+async def longest_stall(work: Coroutine[Any, Any, None]) -> tuple[float, float]:
+    """Return how long some work took, and for how long nothing else could run meanwhile, at most."""
+    longest, last = 0.0, time.perf_counter()
+
+    async def watch() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    watching = asyncio.create_task(watch())
+    started = time.perf_counter()
+    await work
+    seconds = time.perf_counter() - started
+    watching.cancel()
+    return seconds, longest
+
+
+class Bench:
+    """One ring, and a fetcher that is given tiers."""
+
+    def __init__(self, manifest: Manifest, store: Store, tiers: Sequence[KeepingTier]) -> None:
+        self.manifest, self.tiers = manifest, tiers
+        self.ring = Ring(AT_ONCE + 2, OBJECT_BYTES)
+        self.fetcher = Fetcher(store, ring=self.ring, rng=random.Random(1), tiers=tiers)
+
+    async def fetch(self, row: int) -> None:
+        self.ring.release(await self.fetcher.fetch(self.manifest.ref(row)))
+
+    async def fetch_all(self, at_once: int) -> None:
+        rows = iter(range(OBJECTS))
+
+        async def fetch_some() -> None:
+            for row in rows:
+                await asyncio.create_task(self.fetch(row))  # as the prefetcher does
+
+        await asyncio.gather(*(fetch_some() for _ in range(at_once)))
+
+    async def seconds(self, at_once: int) -> float:
+        """Return what an object takes, with so many fetched at a time."""
+        found = []
+        for _ in range(ROUNDS):
+            started = time.perf_counter()
+            await self.fetch_all(at_once)
+            found.append((time.perf_counter() - started) / OBJECTS)
+        return median(found)
+
+
+async def offering_seconds(tier: KeepingTier, manifest: Manifest, bodies: Sequence[bytes]) -> float:
+    """Return for how long the event loop is busy with an object that is offered, some time after the one before."""
+    found = []
+    for row, body in enumerate(bodies):
+        started = time.perf_counter()
+        tier.offer(manifest.ref(row), memoryview(body))
+        found.append(time.perf_counter() - started)
+        await asyncio.sleep(0.02)  # as long as it takes to fetch one at 400 MB/s
+    return median(found)
+
+
+def told(what: str, seconds: float) -> None:
+    print(f"{what:58} {seconds * 1e3:7.2f} ms {OBJECT_BYTES / seconds / 1e9:7.1f} GB/s")
+
+
+async def measure(folder: Path) -> None:
+    manifest, bodies = data_set()
+    store = open_store("memory://cache-tiers/ds")
+    for row, body in enumerate(bodies):
+        await store.put(manifest.key(row), body)
+    partition = Partition(samples=manifest.samples, batch_size=256)
+    future = Future(manifest.rows.samples, Stretch(order=OrderConfig(), partition=partition))
+    config = FolderConfig(path=folder, dataset="hits", owners=1, preferred=0, share_bytes=2 * OBJECTS * OBJECT_BYTES)
+    memory = MemoryTier(OBJECTS * OBJECT_BYTES, "next-use", largest_bytes=OBJECT_BYTES)
+    disk = DiskTier(config, "next-use", largest_bytes=OBJECT_BYTES, behind_bytes=OBJECTS * OBJECT_BYTES)
+    told("one copy", copy_seconds(bodies))
+    for name, tier in (("memory", memory), ("disk, page cache", disk)):
+        await tier.follow(manifest, future)
+        told(f"taking in, {name}", await offering_seconds(tier, manifest, bodies))
+        if isinstance(tier, DiskTier):
+            await tier.flush()
+    benches = {"memory": [memory], "disk, page cache": [disk], "bucket in memory": []}
+    for name, tiers in benches.items():
+        bench = Bench(manifest, store, tiers)
+        await bench.fetch_all(AT_ONCE)  # so that the ring's pages are there
+        told(f"fetching, {name}: one at a time", await bench.seconds(1))
+        told(f"fetching, {name}: {AT_ONCE} at a time", await bench.seconds(AT_ONCE))
+        stalls = [(await longest_stall(bench.fetch_all(AT_ONCE)))[1] for _ in range(ROUNDS)]
+        print(f"  the event loop stood still for {median(stalls) * 1e3:.2f} ms at most")
+        assert not tiers or bench.fetcher.stats.requests == 0
+    for tier in (memory, disk):
+        await tier.close()
+    await store.close()
+
+
+def main() -> None:
+    with TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
+        asyncio.run(measure(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
