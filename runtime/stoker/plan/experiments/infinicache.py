@@ -169,8 +169,7 @@ def _by_life(size: _Size, lives: Sequence[int]) -> tuple[Table, Panel]:
                 rates.append(float(_kept(reclaim, _upkeep(backup=backup), size).mean()))
                 rows.append(("5 min" if backup else "none", together, minutes, rates[-1]))
             if backup or not together:
-                name = "back-up every 5 min" if backup else "no back-up"
-                name += f", {together:.0%} taken together" if backup else ""
+                name = f"back-ups, {together:.0%} taken together" if backup else "no back-ups"
                 series.append(Series(name=name, x=lives, y=rates))
     known = [_PAPER["availability"][name] for name in ("with_backup", "without_backup")]
     papers_minutes = _PAPERS_RECLAIM.mean_life_seconds / 60
