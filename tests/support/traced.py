@@ -6,11 +6,14 @@ import asyncio
 import random
 from collections.abc import Sequence
 
+from stoker.checksum import crc32c
 from stoker.clock import run_virtual
 from stoker.fetch.fetcher import FetchConfig, Fetcher
 from stoker.fetch.prefetcher import Item, Prefetcher
+from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
 from stoker.ring import Ring
 from stoker.schedule import Continuous, Schedule
+from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import ObjectRef, Tier
 from stoker.trace.recorder import Recorder, Sink
@@ -33,6 +36,7 @@ class TracedRun:
         tiers: Sequence[Tier] = (),
         sinks: Sequence[Sink] = (),
         schedule: Schedule | None = None,
+        bucket: BucketModel | None = None,
     ) -> None:
         bodies = {f"data/{number:02}": BODY for number in range(objects)}
         self.store = FaultyStore(bodies, weather=weather or Weather(tail_sigma=0.0))
@@ -42,7 +46,13 @@ class TracedRun:
         self.wait_seconds = 0.0
         self._compute_seconds = compute_seconds
         self._schedule = schedule or Continuous()
-        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(1), config=config, tiers=tiers)
+        store: Readable = self.store
+        if bucket is not None:  # a model, which moves no bytes
+            store = BucketView(SimulatedBucket(bucket, lambda key: len(BODY)), random.Random(2))
+        checksum = crc32c if bucket is None else lambda data: self.refs[0].crc32c
+        self.fetcher = Fetcher(
+            store, ring=self.ring, rng=random.Random(1), config=config, tiers=tiers, checksum=checksum
+        )
 
     def run(self) -> TracedRun:
         run_virtual(self._run())

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from stoker.cli.command import Command
+from stoker.cli.flags import positive
 from stoker.cli.output import counted, printable, table
 from stoker.sizes import format_bytes
 from stoker.trace.picture import Section, draw
@@ -21,7 +22,7 @@ def _configure(parser: ArgumentParser) -> None:
     what = parser.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="what")
     view = what.add_parser("view", help="print what was waited for, and the worst waits with object and phase")
     view.add_argument("trace", metavar="FILE", type=Path, help="a trace, from Loader(url, trace=FILE)")
-    view.add_argument("--worst", type=int, default=WORST_WAITS, metavar="N", help="how many waits (default: 10)")
+    view.add_argument("--worst", type=positive, default=WORST_WAITS, metavar="N", help="how many waits (default: 10)")
     picture = what.add_parser("picture", help="draw batches, the fill of the ring, and fetches over time")
     picture.add_argument("trace", metavar="FILE", type=Path, help="a trace, from Loader(url, trace=FILE)")
     picture.add_argument("--out", required=True, type=Path, metavar="FILE", help="a picture: .png or .html")

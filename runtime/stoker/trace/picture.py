@@ -64,7 +64,7 @@ class Section:
                 worst = max(recording.waits, key=lambda wait: wait.seconds)
                 begin_seconds = max(first, worst.spans[0].begin_seconds - seconds / 4)
         begin_seconds = first if begin_seconds is None else begin_seconds
-        if not seconds > 0 or begin_seconds >= last:
+        if not seconds > 0 or not begin_seconds < last:
             raise ConfigError(f"the trace is from second {first:.3f} to {last:.3f}: name a stretch of it")
         return cls(begin_seconds, min(last, begin_seconds + seconds))
 

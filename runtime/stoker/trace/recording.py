@@ -117,13 +117,15 @@ def read_trace(path: Path) -> Recording:
 
 def _events(text: str) -> Iterator[Mapping[str, Any]]:
     """Yield the events of a list; the last line of one without an end may be cut off."""
+    lines = text.splitlines()
+    if not text.startswith("["):
+        raise ValueError("it is not a list of events")
     try:
         yield from json.loads(text)
         return
     except json.JSONDecodeError:
-        lines = text.splitlines()
-    if not lines or lines[0] != "[":
-        raise ValueError("it is not a list of events")
+        if lines[0] != "[":
+            raise
     for number, line in enumerate(lines[1:], 2):
         try:
             yield json.loads(line.removesuffix(","))

@@ -1,0 +1,146 @@
+"""What `stoker trace` prints and draws of a run whose faults are known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stoker.cli import main
+from stoker.errors import ConfigError
+from stoker.trace.chrome import ChromeTrace
+from stoker.trace.picture import Section, ring_fill
+from stoker.trace.recording import Recording, read_trace
+from support.traced import TracedRun
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which the request for object 20 is late, and slots are few."""
+    path = tmp_path_factory.mktemp("trace") / "trace.json"
+    with ChromeTrace(path, clock=lambda: 0.0) as sink:
+        run = TracedRun(objects=40, slots=6, compute_seconds=0.001, sinks=[sink])
+        run.store.late = {20: 5.0}
+        run.run()
+    return path
+
+
+def test_view_prints_the_worst_waits_with_object_and_phase(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "view", str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert "40 batches in" in out
+    worst = out[out.index("worst waits") :].splitlines()
+    assert worst[1].split() == ["at", "batch", "waited", "most", "of", "it", "object"]
+    assert worst[2].split()[2:] == ["0/20", *worst[2].split()[3:5], "hedge", *worst[2].split()[6:7], "data/20"]
+    assert len(worst) <= 2 + 10 + 1
+    assert "41 requests; first byte after" in out
+    assert "1 failed or were overtaken by a hedge" in out
+
+
+def test_view_prints_as_many_as_it_is_asked_for(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "view", str(trace), "--worst", "1"]) == 0
+    out = capsys.readouterr().out
+    assert len([line for line in out.splitlines() if "data/" in line]) == 1
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "x"])
+def test_view_refuses_no_worst_waits(trace: Path, count: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace", "view", str(trace), "--worst", count])
+
+
+def test_view_tells_of_a_trace_that_reached_its_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ChromeTrace(tmp_path / "t.json", limit="20kB", clock=lambda: 0.0) as sink:
+        TracedRun(objects=200, sinks=[sink]).run()
+    assert main(["trace", "view", str(tmp_path / "t.json")]) == 0
+    assert "reached its limit" in capsys.readouterr().out
+
+
+def test_an_empty_trace_is_viewed_and_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ChromeTrace(tmp_path / "t.json").close()
+    assert main(["trace", "view", str(tmp_path / "t.json")]) == 0
+    assert "0 batches in 0.000 s" in capsys.readouterr().out
+    assert main(["trace", "picture", str(tmp_path / "t.json"), "--out", str(tmp_path / "t.png")]) == 2
+    assert "nothing in the trace to draw" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["t.png", "t.html"])
+def test_a_picture_is_drawn(trace: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "picture", str(trace), "--out", str(tmp_path / name)]) == 0
+    data = (tmp_path / name).read_bytes()
+    if name == "t.png":
+        assert data.startswith(b"\x89PNG")
+    else:
+        assert b"hedge" in data
+        assert b'src="http' not in data
+    assert str(tmp_path / name) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--out", "t.gif"], "a .png or an .html"),
+        (["--out", "none/t.png"], "cannot be written to"),
+        (["--out", "t.png", "--begin", "1e9"], "the trace is from second"),
+        (["--out", "t.png", "--seconds", "0"], "the trace is from second"),
+        (["--out", "t.png", "--seconds", "nan"], "the trace is from second"),
+        (["--out", "t.png", "--begin", "nan"], "the trace is from second"),
+    ],
+)  # fmt: skip
+def test_a_picture_that_cannot_be_is_refused(
+    trace: Path,
+    args: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", "picture", str(trace), *args]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_what_draws_the_extra_is_named(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["trace", "picture", str(trace), "--out", str(tmp_path / "t.png")]) == 1
+    assert "stoker[plan]" in capsys.readouterr().err
+
+
+def test_what_is_no_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x").write_text("{}")
+    assert main(["trace", "view", str(tmp_path / "x")]) == 1
+    assert main(["trace", "view", str(tmp_path / "none")]) == 2
+    assert "is not a trace" in capsys.readouterr().err
+
+
+def test_the_fill_of_the_ring_is_what_the_ring_had(trace: Path) -> None:
+    moments, filling, ready = ring_fill(read_trace(trace))
+    assert (np.diff(moments) >= 0).all()
+    assert (filling >= 0).all()
+    assert (ready >= 0).all()
+    assert (filling + ready).max() <= 6
+    assert filling[-1] == ready[-1] == 0
+
+
+def test_a_long_trace_is_shown_around_its_worst_wait(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    with ChromeTrace(path, clock=lambda: 0.0) as sink:
+        run = TracedRun(objects=2000, compute_seconds=0.01, sinks=[sink])
+        run.store.late = {1500: 5.0}
+        run.run()
+    recording = read_trace(path)
+    worst = max(recording.waits, key=lambda wait: wait.seconds)
+    section = Section.of(recording, None, None)
+    assert section.begin_seconds < worst.spans[0].begin_seconds < section.end_seconds
+    shown = [each for each in recording.fetches if section.has(each.begin_seconds, each.end_seconds)]
+    assert 300 < len(shown) < 800
+    assert Section.of(recording, 1.0, 2.0) == Section(1.0, 3.0)
+
+
+def test_a_section_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing in the trace"):
+        Section.of(Recording(waits=(), fetches=(), held=(), answers=(), is_full=False), None, None)
