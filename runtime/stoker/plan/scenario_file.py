@@ -17,11 +17,13 @@ from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
 from stoker.plan.latency import Constant, Late, Latency, LogNormal
 from stoker.plan.recorded import read_durations
+from stoker.plan.recorded_bucket import recorded_bucket
 from stoker.plan.scenario import Scenario
 from stoker.plan.section import Section, read_toml
 from stoker.plan.tier_model import TierModel
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker.store import open_store
+from stoker.trace.recording import read_trace
 from stoker.versions import read_manifest
 
 __all__ = ["ScenarioFile", "read_scenario"]
@@ -59,7 +61,6 @@ def read_scenario(path: Path) -> ScenarioFile:
     top.end()
     url = dataset.text("url") if "url" in dataset else ""
     prices_of = bucket.text("prices_of", url or "s3")
-    first_byte = _latency(bucket.within("first_byte"), lambda: LogNormal(0.02, 0.08))
     compute = _latency(node.within("compute"), lambda: Constant(0.0))
     network = node.number("network_bytes_per_second", float("inf"))
     caches = [_cache(section) for section in node.each("caches")]
@@ -68,7 +69,7 @@ def read_scenario(path: Path) -> ScenarioFile:
         url=prices_of,
         scenario=top.checked(
             Scenario,
-            bucket=bucket.config(BucketModel, first_byte=first_byte),
+            bucket=_bucket(bucket),
             feed=_feed(node, _order(order, nodes), nodes, epochs),
             manifest=_manifest(dataset, url),
             compute=compute,
@@ -100,6 +101,17 @@ async def _pinned(url: str, version: int | None) -> Manifest:
         return await read_manifest(store, version)
     finally:
         await store.close()
+
+
+def _bucket(section: Section) -> BucketModel:
+    """Return a bucket, one that a trace tells of if there is one; what the file says goes before that."""
+    usual = BucketModel()
+    if "trace" in section:
+        usual = recorded_bucket(read_trace(section.folder / section.text("trace")))
+    first_byte = _latency(section.within("first_byte"), lambda: usual.first_byte)
+    told = ("connection_bytes_per_second", "total_bytes_per_second")
+    given = {name: getattr(usual, name) for name in told if name not in section}
+    return section.config(BucketModel, first_byte=first_byte, **given)
 
 
 def _order(section: Section, nodes: int) -> OrderConfig:

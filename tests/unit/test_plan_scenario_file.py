@@ -1,0 +1,218 @@
+"""Scenarios in files: the examples run, and what is wrong is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.plan.latency import Constant, Late, LogNormal, Recorded
+from stoker.plan.recorded import read_durations
+from stoker.plan.scenario import simulate
+from stoker.plan.scenario_file import read_scenario
+from stoker.plan.scenario_outcome import outcome
+from stoker.prices import Prices
+from stoker.schedule import FetchSize, NextBatch
+from stoker.store import open_store
+from support.packing import numbered, pack
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples/scenarios").glob("*.toml"))
+LEAST = """
+[dataset]
+super_samples = 20
+samples = 10
+super_sample_bytes = "1MiB"
+[node]
+batch_size = 10
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "scenario.toml"
+    path.write_text(text)
+    return path
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_its_table_adds_up(path: Path) -> None:
+    file = read_scenario(path)
+    run = simulate(file.scenario)
+    found = outcome(path.stem, file.scenario, run, prices=Prices.load(), url=file.url)
+    (table,) = found.tables
+    columns = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))
+    assert columns["epoch"] == (*range(file.scenario.epochs), "all")
+    for name in ("look-ups", "misses", "requests", "hedges", *(each for each in columns if each.startswith("from "))):
+        assert sum(columns[name][:-1]) == columns[name][-1]
+    assert columns["request dollars"][-1] == pytest.approx(columns["requests"][-1] * 4e-7)
+    for least, mean, most in zip(*(columns[f"wait s, {each}"] for each in ("least", "mean", "most")), strict=True):
+        assert least <= mean <= most
+
+
+def test_what_is_left_out_has_the_defaults(tmp_path: Path) -> None:
+    scenario = read_scenario(written(tmp_path, LEAST)).scenario
+    assert (scenario.epochs, scenario.seed, scenario.in_step, scenario.feed.world_size) == (1, 0, False, 1)
+    assert scenario.bucket.first_byte == LogNormal(0.02, 0.08)
+    assert scenario.compute == Constant(0.0)
+    assert scenario.caches == []
+
+
+def test_what_is_said_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "seconds.json").write_text("[0.1, 0.2]")
+    text = """
+        nodes = 4
+        epochs = 2
+        [order]
+        shuffle = "block"
+        window = 2
+        [bucket]
+        connection_bytes_per_second = "40MB"
+        requests_per_second = 50
+        first_byte = { recorded = "seconds.json", late_fraction = 0.1, late_seconds = 2 }
+    """
+    node = """
+        schedule = { kind = "fetch-size", fetch_size = 4, threshold = 2 }
+        fetch = { hedge = false, attempts = 3 }
+        [[node.caches]]
+        kind = "memory"
+        limit_bytes = "4MiB"
+        [[node.caches]]
+        limit_bytes = "8MiB"
+        policy = "lru"
+    """
+    scenario = read_scenario(written(tmp_path, text + LEAST + node)).scenario
+    assert scenario.bucket.first_byte == Late(Recorded((0.1, 0.2)), 0.1, 2.0)
+    assert scenario.bucket.connection_bytes_per_second == 40e6
+    assert (scenario.feed.order.shuffle, scenario.feed.order.lanes, scenario.feed.end_epoch) == ("block", 4, 2)
+    assert scenario.feed.schedule == FetchSize(4, 2)
+    assert (scenario.feed.fetch.hedge, scenario.feed.fetch.attempts) == (False, 3)
+    assert [(each.name, each.limit_bytes, each.policy) for each in scenario.caches] == [
+        ("memory", 4 << 20, "next-use"),
+        ("disk", 8 << 20, "lru"),
+    ]
+
+
+def test_next_batch_is_a_schedule(tmp_path: Path) -> None:
+    scenario = read_scenario(written(tmp_path, LEAST + 'schedule = { kind = "next-batch" }')).scenario
+    assert scenario.feed.schedule == NextBatch(1)
+
+
+def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(tmp_path: Path) -> None:
+    async def packed() -> int:
+        store = open_store(tmp_path / "bucket")
+        try:
+            return len(await pack(store, numbered(500), super_sample_bytes=2000))
+        finally:
+            await store.close()
+
+    super_samples = asyncio.run(packed())
+    text = f'[dataset]\nurl = "{tmp_path}/bucket"\n[node]\nbatch_size = 50\n'
+    file = read_scenario(written(tmp_path, text))
+    assert file.url == f"{tmp_path}/bucket"
+    assert sum(each.look_ups for each in simulate(file.scenario).epochs) == super_samples > 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("epochs = 0", "epochs is 0, not an integer of at least 1"),
+        ("nodes = true", "nodes is True, not an integer"),
+        ('in_step = "yes"', "in_step is 'yes', not true or false"),
+        ("speed = 3", "speed means nothing"),
+        ("bucket = 3", r"bucket is 3, not a table, \[bucket\]"),
+        ("bucket.rate = 3", "bucket.rate means nothing"),
+        ("bucket.error_fraction = 2", "bucket: error_fraction must be in"),
+        ("bucket.connection_bytes_per_second = '3 apples'", "bucket.connection_bytes_per_second: '3 apples' is not"),
+        ("bucket.first_byte.seconds = -1", "bucket.first_byte.seconds is -1, not a number of at least 0"),
+        ("bucket.first_byte.seconds = nan", "bucket.first_byte.seconds is nan"),
+        ("bucket.first_byte.median_seconds = 1", "bucket.first_byte.p99_seconds is missing"),
+        ("bucket.first_byte = { median_seconds = 2, p99_seconds = 1 }", "bucket.first_byte.p99_seconds is 1.0"),
+        (
+            "bucket.first_byte = { seconds = 1, late_fraction = 2, late_seconds = 1 }",
+            "first_byte: the fraction that is",
+        ),
+        ("bucket.first_byte = { seconds = 1, median_seconds = 2 }", "bucket.first_byte.median_seconds means nothing"),
+        ("bucket.first_byte.recorded = 'none.json'", "none.json cannot be read"),
+        ("bucket.trace = 'none.json'", "none.json"),
+        ("order.shuffle = 'random'", "order.shuffle is 'random', not one of none"),
+        ("order.window = 0", "order: window 0 is not at least 1"),
+        ("this is not TOML", "is not TOML"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_scenario(written(tmp_path, f"{line}\n{LEAST}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("schedule.kind = 'fast'", "node.schedule.kind is 'fast', not one of continuous"),
+        ("schedule = { kind = 'next-batch', depth = 0 }", "node.schedule.depth is 0"),
+        ("schedule = { kind = 'continuous', depth = 1 }", "node.schedule.depth means nothing"),
+        ("fetch.attempts = 0", "node.fetch: attempts must be more than 0"),
+        ("fetch.hedges = 1", "node.fetch.hedges means nothing"),
+        ("caches = 'disk'", r"node.caches is 'disk', not an array of tables, \[\[node.caches\]\]"),
+        ("caches = [{ kind = 'disk' }]", r"node.caches\[0\].limit_bytes is missing"),
+        ("caches = [{ limit_bytes = 1, policy = 'best' }]", r"node.caches\[0\].policy is 'best', not one of"),
+        ("caches = [{ limit_bytes = 1, bytes_per_second = 0 }]", r"node.caches\[0\]: bytes_per_second must be more"),
+        ("memory_bytes = '-1'", "node.memory_bytes"),
+        ("drop_last = true\nmemory = 3", "node.memory means nothing"),
+    ],
+)
+def test_a_field_of_a_node_that_is_wrong_is_named(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_scenario(written(tmp_path, f"{LEAST}{line}\n"))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
+        read_scenario(tmp_path / "none.toml")
+
+
+def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
+    text = LEAST.replace("batch_size = 10", "batch_size = 500\ndrop_last = true")
+    with pytest.raises(ConfigError, match="200 samples make no global batch"):
+        read_scenario(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.json", "[0.25, 0.5]"),
+        ("lines.csv", "0.25\n\n0.5\n"),
+        (
+            "trace.json",
+            json.dumps([{"name": "first_byte", "dur": 250_000}, {"name": "x"}, {"name": "first_byte", "dur": 5e5}]),
+        ),
+        (
+            "object.json",
+            json.dumps({"traceEvents": [{"name": "first_byte", "dur": each} for each in (250_000, 500_000)]}),
+        ),
+    ],
+)
+def test_durations_are_read(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_durations(tmp_path / name) == Recorded((0.25, 0.5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "[1, -2]", "[1, NaN]", "hello", "[1, {}]", '{"traceEvents": [{"name": "other", "dur": 1}]}', "["],
+)
+def test_what_has_no_durations_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.json"):
+        read_durations(tmp_path / "bad.json")
+
+
+def test_bytes_that_are_no_text_have_no_durations(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="neither JSON nor a text"):
+        read_durations(tmp_path / "bad.csv")
