@@ -1,0 +1,156 @@
+"""What DELI's paper leaves open, fitted to what its authors measured: `python -m benchmarks.deli_calibration`.
+
+The paper does not say what a page of a listing, a sample of a fetch, a look-up and an insertion took, nor how much two
+fetches at a time slow each other. A direct read is not fitted: it is the published wait without a cache over the reads.
+
+Several models are fitted, from most to fewest free constants, each to all published points at once: the sum of fourth
+powers of the errors, since the largest ones count, 0.03 in miss rate weighing as much as 15% in wait. Each is also
+fitted to every other setting, and judged on those it has not seen (two folds). The simulator has the constants of
+:data:`CHOSEN`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from stoker.plan.deli import SampleCosts, SampleEpoch, simulate_samples
+from stoker.plan.experiments.deli_workloads import WORKLOADS, Measurement, Setting, measurements, sample_run
+
+MOST_MISS_ERROR = 0.03
+MOST_WAIT_ERROR = 0.15
+EVALUATIONS = 160
+STARTS = {
+    "list_page_seconds": 0.19,
+    "fetch_seconds": 0.0036,
+    "contention": 0.35,
+    "hit_seconds": 0.0012,
+    "insert_seconds": 0.005,
+}
+_TYPICAL_BYTES = fmean(workload.sample_bytes for workload in WORKLOADS.values())
+
+Costs = Mapping[str, SampleCosts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Which constants the two workloads have in common.
+
+    Attributes:
+        name: says so.
+        common: the same for both.
+        by_size: in proportion to a sample's bytes. All others are each workload's own.
+    """
+
+    name: str
+    common: tuple[str, ...] = ()
+    by_size: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Constants of which each workload has one."""
+        return tuple(name for name in STARTS if name not in (*self.common, *self.by_size))
+
+    @property
+    def free(self) -> int:
+        """How many constants are fitted."""
+        return len(self.common) + len(self.by_size) + len(self.own) * len(WORKLOADS)
+
+    def costs(self, factors: NDArray[np.float64]) -> Costs:
+        """Return what samples take if the constants are so many times their starting values."""
+        left = iter(np.abs(factors).tolist())
+        shared = {name: next(left) * STARTS[name] for name in (*self.common, *self.by_size)}
+        found = {}
+        for name, workload in WORKLOADS.items():
+            sized = {each: shared[each] * workload.sample_bytes / _TYPICAL_BYTES for each in self.by_size}
+            own = {each: next(left) * STARTS[each] for each in self.own}
+            found[name] = SampleCosts(get_seconds=direct_seconds(name), **{**shared, **sized, **own})
+        return found
+
+
+_ONE_BUCKET = ("list_page_seconds", "contention")
+_BY_THE_BYTE = ("hit_seconds", "insert_seconds")
+MODELS = (
+    Model(name="each workload has its own constants"),
+    Model(name="both have one bucket and machine", common=_ONE_BUCKET),
+    Model(name="and a cache that takes time by the byte", common=_ONE_BUCKET, by_size=_BY_THE_BYTE),
+    Model(name="and one cost of a sample of a fetch", common=(*_ONE_BUCKET, "fetch_seconds"), by_size=_BY_THE_BYTE),
+)
+CHOSEN = MODELS[2]
+"""With the fewest constants of those that stay within the bounds."""
+
+
+def direct_seconds(workload: str) -> float:
+    """Return what a direct read took: the wait without a cache over the reads."""
+    direct = Setting(cache_samples=0)
+    waits = [each.wait_seconds for each in measurements() if (each.workload, each.setting) == (workload, direct)]
+    return fmean(waits) / WORKLOADS[workload].node_samples
+
+
+def by_setting() -> list[list[Measurement]]:
+    """Return the published points that can be simulated, those of one setting together."""
+    known = [each for each in measurements() if each.setting is not None]
+    return [list(points) for _, points in groupby(known, key=lambda each: (each.workload, each.setting))]
+
+
+def errors(costs: Costs, settings: Sequence[Sequence[Measurement]]) -> NDArray[np.float64]:
+    """Return the error of each point, ``[points, 2]``: of the miss rate, and of the wait as a part of it."""
+    found = []
+    for points in settings:
+        workload, setting = points[0].workload, points[0].setting
+        assert setting is not None
+        epochs = simulate_samples(sample_run(WORKLOADS[workload], setting), costs[workload])
+        found += [_error(point, epochs[point.epoch - 1]) for point in points]
+    return np.array(found)
+
+
+def _error(known: Measurement, ours: SampleEpoch) -> tuple[float, float]:
+    miss = 0.0 if known.miss_rate is None else ours.miss_rate - known.miss_rate
+    return miss, ours.wait_seconds / known.wait_seconds - 1
+
+
+def fitted(model: Model, settings: Sequence[Sequence[Measurement]]) -> Costs:
+    """Return the costs with which a model comes nearest to the points."""
+
+    def distance(factors: NDArray[np.float64]) -> float:
+        scaled = errors(model.costs(factors), settings) / (MOST_MISS_ERROR, MOST_WAIT_ERROR)
+        return float((scaled**4).sum())
+
+    start = np.ones(model.free)
+    simplex = np.vstack([start, start + 0.25 * np.eye(model.free)])
+    limits = {"maxfev": EVALUATIONS, "initial_simplex": simplex, "xatol": 1e-3, "fatol": 1e-2}
+    return model.costs(minimize(distance, start, method="Nelder-Mead", options=limits).x)
+
+
+def _line(model: Model) -> tuple[str, Costs]:
+    settings = by_setting()
+    costs = fitted(model, settings)
+    miss, wait = np.abs(errors(costs, settings)).max(axis=0)
+    folds = [(settings[::2], settings[1::2]), (settings[1::2], settings[::2])]
+    unseen = np.vstack([errors(fitted(model, seen), rest) for seen, rest in folds])
+    unseen_miss, unseen_wait = np.abs(unseen).max(axis=0)
+    return f"| {model.name} | {model.free} | {miss:.3f} | {wait:.1%} | {unseen_miss:.3f} | {unseen_wait:.1%} |", costs
+
+
+def main() -> int:
+    """Print a table of the models, and the constants of the chosen one."""
+    print("| model | free constants | miss rate | wait | miss rate, not seen | wait, not seen |")
+    print("|---|---|---|---|---|---|")
+    found = {}
+    for model in MODELS:
+        line, found[model] = _line(model)
+        print(line, flush=True)
+    for name, each in found[CHOSEN].items():
+        print(name, ", ".join(f"{field.name}={getattr(each, field.name):.4g}" for field in fields(each)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
