@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby
 
@@ -39,7 +40,7 @@ def _efficient_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
 
 def _even_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
     """Give every job as much; those that share a data set put theirs together."""
-    readers = {job.data: sum(other.data == job.data for other in jobs) for job in jobs}
+    readers = Counter(job.data for job in jobs)
     parts = _filled(cluster.cache_bytes, [job.cacheable_bytes / readers[job.data] for job in jobs])
     caches = dict.fromkeys(readers, 0.0)
     for job, part in zip(jobs, parts, strict=True):

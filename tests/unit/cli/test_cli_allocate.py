@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,10 @@ def test_options_that_mean_nothing_are_refused(tmp_path: Path, arguments: list[s
     with pytest.raises(SystemExit) as ended:
         cli.main(["allocate", str(written(tmp_path, CLUSTER + FAST)), *arguments])
     assert ended.value.code == 2
+
+
+def test_the_example_of_the_page_prints_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "allocation.md").read_text("utf-8")
+    example, shown = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)[0] for kind in ("toml", "text"))
+    assert cli.main(["allocate", str(written(tmp_path, example))]) == 0
+    assert capsys.readouterr().out == shown
