@@ -110,7 +110,7 @@ def _every(seconds: float | None) -> str:
 
 
 def _bills() -> Table:
-    prices = Prices.load().functions["lambda"]
+    prices = Prices.load().function("lambda")
     rows: list[tuple[Cell, ...]] = []
     for when, billing in (("100 ms, as then", _THEN), ("1 ms, as now", _NOW)):
         for known in _PAPER["bills"]:

@@ -60,14 +60,18 @@ def _cluster(manifest: Manifest) -> Readable:
 
 @dataclass(slots=True)
 class _Steps:
-    """Takes steps and notes when each begins; also what a node draws its compute times from."""
+    """What steps take, which notes when each begins."""
 
     begun_seconds: list[float] = field(default_factory=list)
 
-    def draw(self, rng: random.Random) -> float:
-        """Return what a step takes, when it begins."""
+    def begin(self) -> float:
+        """Return what a step takes that begins now."""
         self.begun_seconds.append(asyncio.get_running_loop().time())
         return _STEP_SECONDS
+
+    def draw(self, rng: random.Random) -> float:
+        """The same, as a node asks for it: a :class:`~stoker.plan.latency.Latency`."""
+        return self.begin()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +91,10 @@ class _Found:
     processor: float
 
     @classmethod
-    def of(cls, steps: _Steps, processors: Processors, cores: int) -> _Found:
+    def of(cls, steps: _Steps, busy_seconds: float, cores: int) -> _Found:
         begun = np.array(steps.begun_seconds)
         tens = begun[_WINDOW_BATCHES:] - begun[:-_WINDOW_BATCHES]
         whole_seconds = begun[-1] + _STEP_SECONDS
-        busy_seconds = processors.busy_seconds + _STEP_SECONDS * len(begun)  # the loop drives the accelerator
         return cls(
             seconds=float(tens.mean()),
             least_seconds=float(tens.min()),
@@ -173,17 +176,15 @@ def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
         await store.get_range(manifest.key(sample), 0, _SAMPLE_BYTES, into=memoryview(b""))
 
     async def step() -> None:
-        seconds = steps.draw(random.Random(_SEED))  # noqa: S311 - draws nothing
-        await processors.work(seconds)
-        processors.busy_seconds -= seconds  # counted by _Found
+        await processors.work(steps.begin())  # the loop keeps a core busy while it drives the accelerator
 
     model = LoaderModel(workers=workers, hand_over_seconds=_HAND_OVER_SECONDS)
     run_virtual(train(model, drawn.tolist(), load, step))
-    return _Found.of(steps, processors, place.cores)
+    return _Found.of(steps, processors.busy_seconds, place.cores)
 
 
 def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Found:
-    manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores - 1)
+    manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores - 1)  # one core is the loop's
     slot_bytes = -(-_SAMPLE_BYTES // 64) * 64
     feed = FeedConfig(
         order=OrderConfig(seed=_SEED, window=1),
@@ -212,7 +213,7 @@ def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Fo
         )
     )
     run_virtual(node.run())
-    return _Found.of(steps, processors, place.cores)
+    return _Found.of(steps, processors.busy_seconds + batches * _STEP_SECONDS, place.cores)
 
 
 def _dataset() -> Manifest:
