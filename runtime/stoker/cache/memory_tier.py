@@ -92,8 +92,8 @@ class MemoryTier:
         self._touched += 1
         if self._touched < self._ring.slots:
             start = -(-self._ring.offset(self._touched) // mmap.PAGESIZE) * mmap.PAGESIZE
-            piece = self._ring.memory[start : start + self._ring.slot_bytes]
-            asyncio.get_running_loop().run_in_executor(None, populate, piece)
+            if piece := self._ring.memory[start : start + self._ring.slot_bytes]:  # none is left of a small last slot
+                asyncio.get_running_loop().run_in_executor(None, populate, piece)
 
     async def close(self) -> None:
         """Give the memory back. Idempotent."""
