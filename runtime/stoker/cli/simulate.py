@@ -27,10 +27,11 @@ _SCENARIO = ".toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What was simulated: its name, what it is and whose figures stand beside it, its outcome, and how long it took."""
+    """What was simulated: its name, what it is, whose figures stand beside it, its outcome, and how long it took."""
 
     name: str
     title: str
+    source: str
     outcome: Outcome
     seconds: float
 
@@ -67,22 +68,23 @@ def _simulated(name: str, quick: bool) -> _Found:
     begun = time.perf_counter()
     if not name.endswith(_SCENARIO):
         experiment = experiments.load(name)
-        title, stem, result = f"{experiment.title} ({experiment.source})", name, experiment.run(quick)
+        title, source, stem, result = experiment.title, experiment.source, name, experiment.run(quick)
     else:
         file, prices = read_scenario(Path(name)), Prices.load()
-        title, stem = file.title, Path(name).stem
+        title, source, stem = file.title, name, Path(name).stem
         prices.store(file.url)  # before it is run
         result = outcome(stem, file.scenario, simulate(file.scenario), prices=prices, url=file.url)
-    return _Found(name=stem, title=title, outcome=result, seconds=time.perf_counter() - begun)
+    return _Found(name=stem, title=title, source=source, outcome=result, seconds=time.perf_counter() - begun)
 
 
 def _as_json(found: _Found) -> dict[str, object]:
     tables = [{"name": each.name, "columns": each.columns, "rows": each.rows} for each in found.outcome.tables]
-    return {"name": found.name, "title": found.title, "tables": tables, "remarks": found.outcome.remarks}
+    of = {"name": found.name, "title": found.title, "source": found.source}
+    return {**of, "tables": tables, "remarks": found.outcome.remarks}
 
 
 def _show(found: _Found) -> None:
-    print(f"{found.name}: {found.title}; {found.seconds:.1f} s")
+    print(f"{found.name}: {found.title} ({found.source}); {found.seconds:.1f} s")
     for each in found.outcome.tables:
         rows = [each.columns, *([_shown(cell) for cell in row] for row in each.rows[:_SHOWN_ROWS])]
         print(table(rows))

@@ -15,6 +15,8 @@ _COLOURS = ("#d1495b", "#1b4965", "#2a9d8f", "#bc8034", "#6a4c93", "#4f772d", "#
 _PANEL_INCHES = (6.4, 4.2)
 _COLUMNS = 2
 _DOTS_PER_INCH = 110
+_HEADROOM = 0.2
+"""Of the axis, above bars, for the legend."""
 _EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'; the CSV is written without it"
 
 
@@ -67,7 +69,10 @@ def _draw(axes: Any, panel: Panel) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.legend(fontsize=8, frameon=False)
+    if bars:  # they leave no corner free
+        low, high = axes.get_ylim()
+        axes.set_ylim(top=high * (high / low) ** _HEADROOM if panel.y_log else high * (1 + _HEADROOM))
+    axes.legend(fontsize=8, frameon=False, ncols=2 if bars else 1)
 
 
 def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -> None:
