@@ -78,6 +78,13 @@ def test_max_min_lets_all_who_need_the_bucket_train_at_the_same_part_of_their_ra
     assert rates(found) == pytest.approx([10.0, 1.0, 10.0])
 
 
+def test_max_min_leaves_the_cache_with_those_who_save_most_even_if_less_is_trained_in_all() -> None:
+    first, second = job("first", 200, 100.0), job("second", 50, 20.0)
+    found = divided("max-min", 100, 7.0, first, second)
+    assert rates(found) == pytest.approx([10.0, 2.0])
+    assert divided("greedy", 100, 7.0, first, second).rate > found.rate
+
+
 def test_equal_parts_that_somebody_cannot_use_go_to_the_others() -> None:
     found = divided("equal", 900, 11.0, LARGE, SLOW, FAST)
     assert caches(found) == [700, 100, 100]
