@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cache
 from typing import TypeAlias
 
+from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -15,11 +17,14 @@ from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
 from botocore.loaders import Loader, create_loader
 
 from stoker.errors import ConfigError, CredentialsError
+from stoker.store.standing import Identity
 
 __all__ = ["AwsCredentials", "Keys", "botocore_session", "configured_region", "signed"]
 
 Keys: TypeAlias = tuple[str, str, str | None]
 
+_KINDS = {"env": "environment variables", "explicit": "given keys"}
+"""What botocore calls its sources, where that says too little."""
 _NONE_FOUND = (
     "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
     "run where a role is attached"
@@ -49,6 +54,9 @@ class AwsCredentials:
         Raises:
             CredentialsError: there are none.
         """
+        return (await self._found())[1]
+
+    async def _found(self) -> tuple[AioCredentials, ReadOnlyCredentials]:
         async with self._lock:
             try:
                 found = await self.session.get_credentials()
@@ -57,7 +65,18 @@ class AwsCredentials:
                 frozen: ReadOnlyCredentials = await found.get_frozen_credentials()
             except (BotoCoreError, ClientError) as error:
                 raise CredentialsError(f"AWS credentials could not be had: {error}") from error
-        return frozen
+        return found, frozen
+
+    async def identity(self) -> Identity:
+        """Return whose these are; how long temporary keys last that somebody gave us, nobody knows.
+
+        Raises:
+            CredentialsError: there are none.
+        """
+        found, keys = await self._found()
+        expires: datetime | None = getattr(found, "_expiry_time", None)  # botocore has no public name for it
+        kind = _KINDS.get(found.method, found.method) + (", temporary" if expires is None and keys.token else "")
+        return Identity(kind=kind, expires=expires, is_renewed=expires is not None)
 
     async def renew(self, used: ReadOnlyCredentials) -> ReadOnlyCredentials:
         """Look for credentials afresh, unless another call has done so since ``used`` were taken."""

@@ -28,6 +28,7 @@ from stoker.store.options import GcsOptions
 from stoker.store.per_loop import PerLoop
 from stoker.store.protocol import Buffer, ObjectInfo
 from stoker.store.renewal import ExpiredCredentialsError, with_renewal
+from stoker.store.standing import Endpoint, Identity
 
 __all__ = ["GcsStore"]
 
@@ -165,6 +166,14 @@ class GcsStore:
         full_key = self._at.full_key(key)
         query = {"generation": _generation(tag)} if tag else {}
         return await self._access.get().presigned(self._at.bucket, full_key, seconds, query)
+
+    async def identity(self) -> Identity:
+        """Return whose credentials are used."""
+        return await self._access.get().identity()
+
+    async def endpoint(self) -> Endpoint:
+        """Return where the bucket is, if these credentials may know."""
+        return await self._access.get().endpoint(self._at.bucket)
 
     async def close(self) -> None:
         """Close the running loop's connections."""

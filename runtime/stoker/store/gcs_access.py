@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +18,11 @@ from jwt import PyJWTError
 
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
 from stoker.store.gcs_signing import Signature, signed_url
-from stoker.store.http import HttpReader
-from stoker.store.http_session import open_reader, open_session
+from stoker.store.http import Call, HttpReader
+from stoker.store.http_session import exchange, open_reader, open_session, translated
 from stoker.store.network import check_endpoint, proxy_of, trusted
 from stoker.store.options import GcsOptions
+from stoker.store.standing import Endpoint, Identity, parse_date
 
 if TYPE_CHECKING:
     from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
@@ -28,6 +31,7 @@ __all__ = ["GcsAccess"]
 
 _GOOGLE = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_LOCATION = re.compile(rb'"location"\s*:\s*"([A-Za-z0-9-]{1,40})"')
 _TOKEN_TIMEOUT_SECONDS = 10
 _TOKEN_MARGIN_SECONDS = 60  # a token is renewed so long before its end
 _NO_CREDENTIALS = (
@@ -75,6 +79,33 @@ class GcsAccess:
         if used is not None and used == self._token and self._options.token is None:
             self._token_until = 0.0
         return await self.current()
+
+    async def identity(self) -> Identity:
+        """Return whose token is used, and when it ends.
+
+        Raises:
+            CredentialsError: there are no credentials, or they were refused.
+        """
+        if await self.current() is None:
+            return Identity(kind="none: an emulator" if self._emulator else "none")
+        if self._options.token is not None:
+            return Identity(kind="a ready token")
+        left = timedelta(seconds=self._token_until - asyncio.get_running_loop().time())
+        kind = self._source().token_type.name.lower().replace("_", " ")
+        return Identity(kind=kind, expires=datetime.now(UTC) + left, is_renewed=True)
+
+    async def endpoint(self, bucket: str) -> Endpoint:
+        """Ask for the bucket's location; to whom that is refused it still says what time it is."""
+        url = f"{self.root_url}/storage/v1/b/{bucket}?fields=location"
+        with translated(self.root_url):
+            call = Call(method="GET", url=url, headers=self.headers(await self.current()), address=self.root_url)
+            reply = await exchange(self.session, call)
+        location = _LOCATION.search(reply.body) if not reply.refused else None
+        return Endpoint(
+            address=self.root_url,
+            region=location[1].decode().lower() if location else "",
+            date=parse_date(reply.headers.get("Date")),
+        )
 
     def headers(self, token: str | None) -> dict[str, str]:
         """Return the headers of a request that ``token`` authorises."""

@@ -43,6 +43,7 @@ from stoker.store.per_loop import PerLoop
 from stoker.store.protocol import Buffer, ObjectInfo
 from stoker.store.renewal import ExpiredCredentialsError, with_renewal
 from stoker.store.s3_access import S3Access
+from stoker.store.standing import Endpoint, Identity
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
@@ -205,6 +206,14 @@ class S3Store:
         if signer is None:
             raise CredentialsError(f"{self.url}: an anonymous client has nothing to sign with; give credentials")
         return access.presigned(full_key, signer, seconds)
+
+    async def identity(self) -> Identity:
+        """Return whose credentials are used."""
+        return await self._access.get().identity()
+
+    async def endpoint(self) -> Endpoint:
+        """Return what the bucket's address answers to whoever asks."""
+        return await self._access.get().endpoint()
 
     async def close(self) -> None:
         """Close the running loop's connections."""

@@ -28,9 +28,10 @@ from botocore.utils import check_dns_name
 from stoker.errors import ConfigError
 from stoker.store.aws_credentials import AwsCredentials, Keys
 from stoker.store.http import Call, HttpReader, without_secrets
-from stoker.store.http_session import exchange, open_reader, open_session
+from stoker.store.http_session import exchange, open_reader, open_session, translated
 from stoker.store.network import check_endpoint
 from stoker.store.options import S3Options
+from stoker.store.standing import Endpoint, Identity, parse_date
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
@@ -81,6 +82,23 @@ class S3Access:
     async def renew(self, used: ReadOnlyCredentials | None) -> ReadOnlyCredentials | None:
         """Look for credentials afresh, unless another call has done so since ``used`` were taken."""
         return None if used is None else await self._credentials.renew(used)
+
+    async def identity(self) -> Identity:
+        """Return whose credentials are used."""
+        return Identity(kind="none") if self._options.anonymous else await self._credentials.identity()
+
+    async def endpoint(self) -> Endpoint:
+        """Ask for the bucket without a signature: even its refusal says where it lives and what time it is."""
+        target = self._target
+        call = Call(method="HEAD", url=target.base_url, headers={}, address=target.base_url)
+        with translated(target.base_url):
+            reply = await exchange(self._session, call)
+        return Endpoint(
+            address=target.base_url,
+            asked_region=target.region,
+            region=reply.headers.get("x-amz-bucket-region", ""),
+            date=parse_date(reply.headers.get("Date")),
+        )
 
     async def client(self) -> S3Client:
         """Return the control-plane client, made on first use and again after credentials were renewed."""
