@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from email.utils import formatdate
 from types import TracebackType
 
 from stoker_local.config import BucketConfig
@@ -190,6 +191,7 @@ class LocalBucket:
         if fault is not None and (fault.kind is not FaultKind.CORRUPT or response.body):
             self.counts.faults[fault.kind.value] += 1
         self.counts.statuses[response.status] += 1
+        response = replace(response, headers={**response.headers, "Date": formatdate(self._clock(), usegmt=True)})
         head = compose_head(response, keep_alive=request.keep_alive)
         steps = answer_steps(head, response.body, fault)
         return await self._perform(wire, steps, pacers if call.operation == "GetObject" else ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
@@ -137,7 +138,10 @@ class S3Service:
         try:
             return self._perform(call)
         except S3Error as error:
-            return error.response(call.request.path)
+            response = error.response(call.request.path)
+            if call.operation == "HeadBucket" and (bucket := self.buckets.get(call.bucket)):  # whoever asks is told
+                response = replace(response, headers={**response.headers, "x-amz-bucket-region": bucket.region})
+            return response
 
     def _perform(self, call: Call) -> Response:
         if call.operation == "Unknown":
