@@ -1,0 +1,78 @@
+"""``stoker doctor``: what is wrong between here and a data set, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+from argparse import ArgumentParser, Namespace
+from contextlib import aclosing
+from dataclasses import asdict
+
+from stoker.cli.command import Command
+from stoker.cli.flags import add_store_options, store_options
+from stoker.cli.output import counted, printable
+from stoker.plan.doctor import Examination, examine
+from stoker.plan.findings import Finding, Level
+
+__all__ = ["command"]
+
+_WIDTH = 80
+_SIGNS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "warn", Level.PROBLEM: "FAIL"}
+_SIGN_WIDTH, _NAME_WIDTH = 6, 19
+
+
+def _configure(parser: ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3://, gs:// or stoker+https:// URL")
+    parser.add_argument("--write", action="store_true", help="also write, and delete, a small object below URL/doctor/")
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_store_options(parser)
+
+
+def _run(args: Namespace) -> int:
+    found = asyncio.run(_examine(args))
+    problems = sum(each.level is Level.PROBLEM for each in found)
+    if args.json:
+        print(json.dumps({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in found]}, indent=2))
+    else:
+        warnings = sum(each.level is Level.WARNING for each in found)
+        print(
+            f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}" if problems + warnings else "all is well"
+        )
+    return 1 if problems else 0
+
+
+async def _examine(args: Namespace) -> list[Finding]:
+    what = Examination(url=args.url, options=store_options(args, args.url), write=args.write)
+    found = []
+    async with aclosing(examine(what)) as findings:
+        async for finding in findings:
+            found.append(finding)
+            if not args.json:
+                print("\n".join(_shown(finding, args.url)), flush=True)
+    return found
+
+
+def _shown(finding: Finding, url: str) -> list[str]:
+    margin = " " * (_SIGN_WIDTH + _NAME_WIDTH)
+    lines = _wrapped(finding.text, f"{_SIGNS[finding.level]:<{_SIGN_WIDTH}}{finding.check:<{_NAME_WIDTH}}", margin)
+    if finding.advice:
+        lines += _wrapped(finding.advice, f"{margin}→ ", f"{margin}  ")
+    if finding.command:
+        lines.append(f"{margin}  {finding.command.replace('URL', printable(url))}")
+    return lines
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        printable(text), _WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+
+
+command = Command(
+    name="doctor",
+    help="look for what is wrong between here and a data set; exit code 1 if there is a problem",
+    configure=_configure,
+    run=_run,
+)

@@ -1,0 +1,345 @@
+"""Looking for what is wrong between this machine, a bucket and the data set in it, and saying what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import numpy as np
+
+from stoker.errors import (
+    BucketNotFoundError,
+    ConnectionLostError,
+    CredentialsError,
+    NotFoundError,
+    ObjectChangedError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StokerError,
+)
+from stoker.manifest import Manifest
+from stoker.plan.findings import Finding, Level, machine_findings, package_findings
+from stoker.plan.machine import Machine, look
+from stoker.plan.probe import Probe, ProbeLimits, probe
+from stoker.plan.whereabouts import Whereabouts, whereabouts
+from stoker.retry import RetryingReader, RetryPolicy
+from stoker.sizes import counted, format_bytes
+from stoker.store import Store, StoreOptions, open_store
+from stoker.store.location import parse_url
+from stoker.store.protocol import Writable
+from stoker.store.standing import Endpoint, Introduced
+from stoker.versions import newest_manifest, read_manifest
+
+__all__ = ["Examination", "examine"]
+
+_SKEW_WARNING_SECONDS, _SKEW_PROBLEM_SECONDS = 60.0, 900.0
+"""Signatures are refused when clocks are fifteen minutes apart."""
+_SOON_SECONDS = 3600.0
+_FAR_SECONDS = 0.15
+_SLOW_BYTES_PER_SECOND = 20e6
+_SMALL_BYTES, _FEW = 1 << 20, 16
+_WINDOW = 10
+"""Super-samples that a loader holds at least: a window of eight and two in flight."""
+_PROBE = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
+_ATTEMPTS = RetryPolicy(attempts=3, first_seconds=0.2, longest_seconds=2.0)
+
+_REMEDIES: tuple[tuple[type[StokerError], str, str], ...] = (
+    (PermissionDeniedError, "reading takes s3:GetObject, or storage.objects.get", ""),
+    (BucketNotFoundError, "", ""),
+    (NotFoundError, "or check the URL", "stoker pack SOURCE URL"),
+    (ConnectionLostError, "or is there a proxy, or a firewall, in between?", ""),
+)
+"""Advice and command beside what an error says itself; the first row that matches counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What to look at, and with which eyes.
+
+    Attributes:
+        url: of the data set.
+        options: how to reach it.
+        write: whether to write, and delete, a small object.
+        limits: of the measuring.
+        clock: the time of day in seconds since 1970.
+        machine: looks at this one.
+        whereabouts: finds the region of this one.
+    """
+
+    url: str
+    options: StoreOptions | None = None
+    write: bool = False
+    limits: ProbeLimits = _PROBE
+    clock: Callable[[], float] = time.time
+    machine: Callable[[], Machine] = look
+    whereabouts: Callable[[], Whereabouts] = field(default=whereabouts)
+
+
+async def examine(what: Examination) -> AsyncGenerator[Finding, None]:
+    """Yield findings as they are made; what cannot be looked at after a problem is left out.
+
+    Raises:
+        ConfigError: the URL or the options are wrong.
+    """
+    for finding in package_findings(parse_url(what.url).scheme):
+        yield finding
+        if finding.level is Level.PROBLEM:
+            return
+    machine = what.machine()
+    for finding in machine_findings(machine):
+        yield finding
+    store = open_store(what.url, options=what.options)
+    try:
+        async for finding in _Doctor(what, machine, store).look():
+            yield finding
+    finally:
+        await store.close()
+
+
+class _Doctor:
+    def __init__(self, what: Examination, machine: Machine, store: Store) -> None:
+        self._what, self._machine, self._store = what, machine, store
+        self._reader = RetryingReader(store, _ATTEMPTS)
+        self._manifest: Manifest | None = None
+
+    async def look(self) -> AsyncIterator[Finding]:
+        """Look at the endpoint, the credentials, the permissions, the data set and the speed, in this order."""
+        if isinstance(self._store, Introduced):
+            for check, findings in (
+                ("endpoint", self._endpoint(self._store)),
+                ("credentials", self._identity(self._store)),
+            ):
+                try:
+                    async for finding in findings:
+                        yield finding
+                except StokerError as error:
+                    yield _problem(check, error)
+                    return
+        read = await self._read()
+        yield read
+        if read.level is not Level.PROBLEM or self._what.write:
+            yield await self._list()
+        if self._what.write:
+            async for finding in self._write():
+                yield finding
+        if self._manifest is not None:
+            async for finding in self._dataset(self._manifest):
+                yield finding
+            async for finding in self._speed(self._manifest):
+                yield finding
+
+    async def _endpoint(self, store: Introduced) -> AsyncIterator[Finding]:
+        asked = self._what.clock()
+        endpoint = await store.endpoint()
+        yield Finding(check="endpoint", level=Level.OK, text=f"{endpoint.address} answers")
+        if endpoint.date is not None:
+            yield _clock(endpoint.date, (asked + self._what.clock()) / 2)
+        where = await asyncio.to_thread(self._what.whereabouts)
+        yield _region(endpoint, where)
+
+    async def _identity(self, store: Introduced) -> AsyncIterator[Finding]:
+        found = await store.identity()
+        if found.expires is None:
+            yield Finding(check="credentials", level=Level.OK, text=found.kind)
+            return
+        left = (found.expires - datetime.fromtimestamp(self._what.clock(), UTC)).total_seconds()
+        text = f"{found.kind}, for {_span(left)}"
+        if found.is_renewed or left > _SOON_SECONDS:
+            text += ", then renewed" if found.is_renewed else ""
+            yield Finding(check="credentials", level=Level.OK, text=text)
+        else:
+            advice = "a longer run needs credentials that are renewed: a role, or a profile"
+            yield Finding(check="credentials", level=Level.WARNING, text=text, advice=advice)
+
+    async def _read(self) -> Finding:
+        try:
+            self._manifest = manifest = await read_manifest(self._reader)
+            if len(manifest):
+                ref = manifest.ref(0)
+                head = memoryview(bytearray(min(64, ref.size_bytes)))
+                await self._reader.get_range(ref.key, 0, len(head), into=head, tag=ref.tag or None)
+        except ObjectChangedError as error:
+            advice = "if the bucket is a copy, all is well: objects are known by their checksums"
+            return Finding(
+                check="read", level=Level.WARNING, text=str(error), advice=advice, command="stoker verify URL"
+            )
+        except StokerError as error:
+            missing = isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
+            if missing and self._manifest is None and self._what.write:
+                return Finding(check="read", level=Level.NOTE, text="there is no data set yet")
+            return _problem("read", error)
+        return Finding(check="read", level=Level.OK, text="the manifest and super-samples can be read")
+
+    async def _list(self) -> Finding:
+        try:
+            async for _ in self._reader.list("manifests/"):
+                break
+        except PermissionDeniedError:
+            return Finding(
+                check="list",
+                level=Level.NOTE,
+                text="not allowed: training never lists; packing again, gc and rebuild do",
+                advice="grant s3:ListBucket, or storage.objects.list, to who packs",
+            )
+        except StokerError as error:
+            return _problem("list", error)
+        return Finding(check="list", level=Level.OK, text="allowed")
+
+    async def _write(self) -> AsyncIterator[Finding]:
+        """Write an object twice, each time on condition that there is none, and delete it."""
+        if not isinstance(self._store, Writable) or self._what.url.startswith("stoker+"):
+            yield Finding(check="write", level=Level.NOTE, text="what a function serves is read-only")
+            return
+        key = f"doctor/{secrets.token_hex(8)}"
+        try:
+            await self._store.put(key, b"stoker doctor", if_absent=True)
+            yield Finding(check="write", level=Level.OK, text="allowed")
+            try:
+                yield await self._second_write(key)
+            finally:
+                await self._store.delete(key)
+            yield Finding(check="delete", level=Level.OK, text="allowed")
+        except StokerError as error:
+            yield _problem("write", error, "let these credentials write and delete: s3:PutObject and s3:DeleteObject")
+
+    async def _second_write(self, key: str) -> Finding:
+        try:
+            await self._store.put(key, b"stoker doctor", if_absent=True)
+        except PreconditionFailedError:
+            return Finding(check="conditional write", level=Level.OK, text="honoured")
+        return Finding(
+            check="conditional write",
+            level=Level.PROBLEM,
+            text="the store ignores conditions, so two who pack at once may lose a version",
+            advice="use a store that honours If-None-Match, or pack from one place only",
+        )
+
+    async def _dataset(self, manifest: Manifest) -> AsyncIterator[Finding]:
+        sizes = manifest.rows.size_bytes
+        shown = (
+            f"version {manifest.version}, {counted(manifest.samples, 'sample')} in "
+            f"{counted(len(manifest), 'super-sample')}, {format_bytes(manifest.size_bytes)}"
+        )
+        yield Finding(check="data set", level=Level.OK if len(manifest) else Level.WARNING, text=shown)
+        try:
+            newest = await newest_manifest(self._reader)
+        except StokerError:
+            newest = None  # who may read one version need not be allowed to ask for others
+        if newest is not None and newest.version > manifest.version:
+            yield Finding(
+                check="newest version",
+                level=Level.WARNING,
+                text=f"version {newest.version} is complete, but readers are told of {manifest.version}",
+                advice="a writer died between the two; the next one repairs it",
+                command="stoker compact URL",
+            )
+        if len(manifest) > _FEW and float(np.median(sizes)) < _SMALL_BYTES:
+            yield Finding(
+                check="super-sample size",
+                level=Level.WARNING,
+                text=f"half of them have less than {format_bytes(float(np.median(sizes)))}",
+                advice="a request for a small object takes as long as one for a large one",
+                command="stoker compact URL",
+            )
+        needed = _WINDOW * manifest.largest_bytes + manifest.file_bytes
+        if needed > self._machine.free_bytes:
+            yield Finding(
+                check="super-sample size",
+                level=Level.PROBLEM,
+                text=f"a window of 8 takes {format_bytes(needed)}, more than is free",
+                advice="use a smaller window, a larger machine, or smaller super-samples",
+                command="stoker plan URL --gpu-rate N",
+            )
+
+    async def _speed(self, manifest: Manifest) -> AsyncIterator[Finding]:
+        if not len(manifest):
+            return
+        try:
+            refs = [manifest.ref(row) for row in range(0, len(manifest), max(1, len(manifest) // 64))]
+            found = await probe(self._store, refs, self._what.limits)
+        except StokerError as error:
+            yield _problem("speed", error)
+            return
+        took = f"{counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
+        for finding in _speeds(found):
+            yield finding
+        if found.failed:
+            text = f"{found.failed} of {took} failed in a way that may pass"
+            yield Finding(check="errors", level=Level.WARNING, text=text, advice="look again later")
+
+
+def _speeds(found: Probe) -> list[Finding]:
+    latency = f"first byte {1000 * found.median_seconds:.3g} ms, at most {1000 * found.slowest_seconds:.3g} ms"
+    is_far = found.median_seconds > _FAR_SECONDS
+    rate = found.total_bytes_per_second
+    more = "" if found.is_saturated else " or more"
+    together = counted(found.connections, "connection")
+    rates = f"{found.connection_bytes_per_second / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s{more} with {together}"
+    is_slow = rate < _SLOW_BYTES_PER_SECOND
+    return [
+        Finding(
+            check="latency",
+            level=Level.WARNING if is_far else Level.OK,
+            text=latency,
+            advice="train nearer to the bucket, or with larger super-samples and more memory" if is_far else "",
+            command="stoker plan URL --gpu-rate N" if is_far else "",
+        ),
+        Finding(
+            check="bandwidth",
+            level=Level.WARNING if is_slow else Level.OK,
+            text=rates,
+            advice="look for what shares the network, or cache on a disk" if is_slow else "",
+            command="stoker plan URL --gpu-rate N" if is_slow else "",
+        ),
+    ]
+
+
+def _clock(date: datetime, now_seconds: float) -> Finding:
+    """Compare clocks; the bucket's is told to the second, cut off."""
+    skew = now_seconds - date.timestamp() - 0.5
+    size = abs(skew)
+    if size < _SKEW_WARNING_SECONDS:
+        return Finding(check="clock", level=Level.OK, text="right" if size < 2 else f"{size:.0f} s off")
+    text = f"this machine's clock is {_span(size)} {'ahead of' if skew > 0 else 'behind'} the bucket's"
+    level = Level.PROBLEM if size >= _SKEW_PROBLEM_SECONDS else Level.WARNING
+    advice = "set the clock: signatures are refused from 15 minutes on"
+    return Finding(check="clock", level=level, text=text, advice=advice, command="timedatectl set-ntp true")
+
+
+def _region(endpoint: Endpoint, where: Whereabouts) -> Finding:
+    if endpoint.region and endpoint.asked_region and endpoint.region != endpoint.asked_region:
+        return Finding(
+            check="region",
+            level=Level.PROBLEM,
+            text=f"the bucket is in {endpoint.region}, requests are made for {endpoint.asked_region}",
+            advice="ask for the bucket in its own region",
+            command=f"export AWS_REGION={endpoint.region}",
+        )
+    bucket = endpoint.region or "unknown"
+    if not where.region or not endpoint.region:
+        return Finding(check="region", level=Level.OK, text=f"of the bucket {bucket}, of this machine unknown")
+    if where.region == endpoint.region or where.region.startswith(endpoint.region):  # "us" holds "us-east1"
+        return Finding(check="region", level=Level.OK, text=f"{bucket}, as this machine")
+    return Finding(
+        check="region",
+        level=Level.WARNING,
+        text=f"the bucket is in {bucket}, this machine in {where.region} ({where.source})",
+        advice="each byte is paid for, and late: train where the bucket is, or copy it",
+    )
+
+
+def _problem(check: str, error: StokerError, advice: str = "") -> Finding:
+    said, command = next(((said, run) for kind, said, run in _REMEDIES if isinstance(error, kind)), ("", ""))
+    name = "credentials" if isinstance(error, CredentialsError) else check
+    return Finding(check=name, level=Level.PROBLEM, text=str(error), advice=advice or said, command=command)
+
+
+def _span(seconds: float) -> str:
+    for size, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 2 * size:
+            return counted(int(seconds // size), name)
+    return counted(max(0, int(seconds)), "second")
