@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain, cycle
+from itertools import chain, cycle, pairwise
 from statistics import median
 
 from stoker.errors import ConfigError, DeadlineError, TransientError
@@ -213,7 +213,7 @@ class _Prober:
         return found
 
     def _share(self, reads: int, alone: float) -> int:
-        """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if there are too few left."""
+        """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if few are left."""
         left_bytes = max(0, self._limits.size_bytes - self._asked_bytes) // reads
         size_bytes = min(left_bytes, _LARGE_BYTES, max(_LEAST_BYTES, int(alone * _READ_SECONDS)))
         return size_bytes if self._requests + reads <= self._limits.requests and size_bytes >= _LEAST_BYTES else 0
@@ -295,14 +295,22 @@ def _span(reads: Sequence[_Read]) -> float:
 
 
 def _steady(connections: Sequence[Sequence[_Read]]) -> float:
-    """Return the bytes a second while every connection had something to read; 0 if there was no such moment."""
+    """Return the bytes a second while every connection had something to read and half were receiving; 0 if none did.
+
+    Connections that begin together wait for first bytes together, and leave the link idle meanwhile.
+    """
     working = [reads for reads in connections if reads]
     start = max((reads[0].begun for reads in working), default=0.0)
     end = min((reads[-1].done for reads in working), default=0.0)
-    if end <= start:
-        return 0.0
-    brought = 0.0
+    changes = [(start, 0, 0.0), (end, 0, 0.0)]
     for read in chain.from_iterable(working):
-        inside = max(0.0, min(end, read.done) - max(start, read.begun))
-        brought += read.size_bytes * inside / max(1e-6, read.done - read.begun)
-    return brought / (end - start)
+        begun, done = max(start, read.begun), min(end, read.done)
+        if begun < done:
+            rate = read.size_bytes / (read.done - read.begun)
+            changes += [(begun, 1, rate), (done, -1, -rate)]
+    receiving, rate, brought, seconds = 0, 0.0, 0.0, 0.0
+    for (moment, more, faster), (following, _, _) in pairwise(sorted(changes)):
+        receiving, rate = receiving + more, rate + faster
+        if 2 * receiving >= len(working):
+            brought, seconds = brought + rate * (following - moment), seconds + following - moment
+    return brought / seconds if seconds > 0.0 else 0.0

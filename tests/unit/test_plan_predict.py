@@ -1,0 +1,257 @@
+"""Predictions: their exact consequences, how they change with what they are made of, and what advice is worth."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from stoker.errors import BudgetError, ConfigError
+from stoker.feed import FeedConfig
+from stoker.fetch.config import FetchConfig
+from stoker.order import OrderConfig
+from stoker.plan.advice import Advice, Resources, Suggestion, advise
+from stoker.plan.bucket import BucketModel
+from stoker.plan.dataset import described
+from stoker.plan.latency import Constant, LogNormal
+from stoker.plan.predict import Cache, Prediction, Workload, predict, settled_hit_rate
+from stoker.prices import Operation, Prices
+from stoker.schedule import NextBatch
+
+MIB = 1 << 20
+
+
+def workload(
+    *,
+    super_samples: int = 120,
+    samples: int = 100,
+    size: int = MIB,
+    rate: float = 2000.0,
+    nodes: int = 1,
+    window: int = 4,
+    memory: int = 40 * MIB,
+    node: float = 50e6,
+    first_byte: float = 0.02,
+    cache: Cache | None = None,
+    hedge: bool = False,
+) -> Workload:
+    return Workload(
+        manifest=described(super_samples=super_samples, samples=samples, super_sample_bytes=size),
+        feed=FeedConfig(
+            order=OrderConfig(seed=1, window=window, lanes=nodes),
+            batch_size=100,
+            world_size=nodes,
+            memory_bytes=memory,
+            fetch=FetchConfig(hedge=hedge),
+        ),
+        samples_per_second=rate,
+        bucket=BucketModel(first_byte=Constant(first_byte), connection_bytes_per_second=20e6),
+        node_bytes_per_second=node,
+        start_seconds=0.5,
+        cache=cache,
+    )
+
+
+def test_an_epoch_takes_every_super_sample_once() -> None:
+    found = predict(workload())
+    assert found.simulated == 1.0
+    assert found.later.requests == found.first.requests == 120
+    assert found.later.read_bytes == found.first.read_bytes == 120 * MIB
+
+
+def test_where_training_is_the_limit_an_epoch_takes_as_long_as_it() -> None:
+    found = predict(workload())
+    assert found.bound.limit == "compute"
+    assert found.later.seconds == pytest.approx(found.bound.seconds) == pytest.approx(12_000 / 2000)
+    assert found.later.stall == 0.0
+
+
+def test_where_the_network_is_the_limit_an_epoch_takes_as_long_as_its_bytes() -> None:
+    found = predict(workload(rate=50_000))
+    assert found.bound.limit == "bandwidth"
+    assert found.bound.seconds == pytest.approx(120 * MIB / 50e6)
+    assert found.later.seconds == pytest.approx(found.bound.seconds, rel=0.1)
+    assert found.later.stall == pytest.approx(found.bound.stall, abs=0.05)
+
+
+@pytest.mark.parametrize("rate", [500.0, 5000.0, 50_000.0])
+@pytest.mark.parametrize("first_byte", [0.001, 0.1, 1.0])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_nothing_is_faster_than_the_bound(rate: float, first_byte: float, nodes: int) -> None:
+    found = predict(workload(rate=rate, first_byte=first_byte, nodes=nodes))
+    assert found.later.seconds >= found.bound.seconds
+    assert found.first.seconds >= found.bound.seconds
+
+
+def test_the_first_batch_waits_for_the_manifest_and_then_for_its_bytes() -> None:
+    found = predict(workload())
+    assert found.first_batch_seconds > 0.5 + 0.02 + MIB / 20e6
+    later = predict(replace(workload(), start_seconds=1.5))
+    assert later.first_batch_seconds == pytest.approx(found.first_batch_seconds + 1.0)
+
+
+def test_predictions_are_monotonic() -> None:
+    def seconds(**change: float) -> float:
+        return predict(workload(**{"rate": 8000.0, **change})).later.seconds  # type: ignore[arg-type]
+
+    for name, values in {
+        "node": (10e6, 20e6, 40e6, 80e6),
+        "rate": (1000.0, 4000.0, 16_000.0),
+        "memory": (8 * MIB, 16 * MIB, 48 * MIB),
+    }.items():
+        found = [seconds(**{name: value}) for value in values]
+        assert all(more < 1.05 * less for less, more in pairwise(found)), (name, found)
+        assert found[-1] < 0.9 * found[0], (name, found)
+    assert seconds(first_byte=0.5) > seconds(first_byte=0.01)
+
+
+def test_a_prediction_of_the_same_is_the_same() -> None:
+    scattered = replace(
+        workload(), bucket=BucketModel(first_byte=LogNormal(0.05, 0.5), connection_bytes_per_second=20e6)
+    )
+    assert predict(scattered) == predict(scattered)
+
+
+@pytest.mark.parametrize("rate", [2000.0, 50_000.0])
+def test_a_large_data_set_is_extrapolated(rate: float) -> None:
+    large, small = (predict(workload(super_samples=count, rate=rate)) for count in (6000, 400))
+    assert (large.simulated, small.simulated) == pytest.approx((1 / 15, 1.0))
+    assert large.later.seconds == pytest.approx(15 * small.later.seconds, rel=0.02)
+    assert large.later.requests == pytest.approx(6000, rel=0.01)
+    assert large.first.seconds == pytest.approx(14 * small.later.seconds + small.first.seconds, rel=0.02)
+
+
+def test_many_nodes_stand_for_more() -> None:
+    found = predict(workload(super_samples=6400, nodes=64))
+    assert found.simulated < 1.0
+    assert found.later.requests == pytest.approx(6400, rel=0.02)
+    assert found.later.seconds == pytest.approx(6400 * 100 / 64 / 2000, rel=0.02)
+
+
+def test_dollars_are_those_of_requests_and_bytes() -> None:
+    epoch, prices = predict(workload()).later, Prices.load()
+    s3 = prices.store("s3")
+    assert epoch.dollars(prices, "s3://b") == pytest.approx(120 * s3.request_dollars(Operation.GET))
+    away = 120 * MIB / (1 << 30) * s3.egress_dollars_per_gb["internet"]
+    assert epoch.dollars(prices, "s3://b", "internet") == pytest.approx(epoch.dollars(prices, "s3://b") + away)
+    assert epoch.dollars(prices, "/folder") == 0.0
+    assert prices.date > datetime.date(2020, 1, 1)
+
+
+def test_a_cache_serves_its_share_in_later_epochs_only() -> None:
+    found = predict(workload(rate=50_000, cache=Cache(size_bytes=60 * MIB)))
+    assert found.hit_rate == pytest.approx(0.5, abs=0.01)
+    assert found.first.requests == 120
+    assert found.later.requests == pytest.approx(60, abs=2)
+    assert found.later.seconds == pytest.approx(found.first.seconds / 2, rel=0.1)
+
+
+def test_hit_rates_are_those_of_the_policies() -> None:
+    assert settled_hit_rate(0.5, 1, "uniform") == pytest.approx(0.5, abs=0.01)
+    assert settled_hit_rate(0.5, 3, "uniform") == pytest.approx(0.5 / 3, abs=0.03)
+    assert settled_hit_rate(0.5, 3, "next-use") > 2 * settled_hit_rate(0.5, 3, "uniform")
+    assert settled_hit_rate(5.0, 3, "next-use") == 1.0
+    assert settled_hit_rate(0.0, 1, "lru") == 0.0
+
+
+def test_too_little_memory_is_an_error_that_names_the_figure() -> None:
+    with pytest.raises(BudgetError, match="give memory="):
+        predict(workload(memory=3 * MIB))
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError):
+        workload(rate=rate)
+
+
+# Advice
+
+
+RESOURCES = Resources(memory_bytes=512 * MIB, median_seconds=0.05, slowest_seconds=0.08)
+
+
+def advised(given: Workload, resources: Resources = RESOURCES) -> tuple[Advice, dict[str, Suggestion]]:
+    found = advise(given, resources)
+    return found, {each.name: each for each in found.suggestions}
+
+
+def improves(found: Advice) -> Prediction:
+    assert found.given is not None
+    assert found.advised.later.seconds < 0.7 * found.given.later.seconds
+    assert found.advised.later.stall < found.given.later.stall
+    return found.given
+
+
+def test_following_the_advice_improves_a_bad_configuration() -> None:
+    bad = workload(super_samples=4000, samples=4, size=40_000, rate=4000, window=1, first_byte=0.05, memory=MIB)
+    bad = replace(bad, feed=replace(bad.feed, schedule=NextBatch()))
+    found, by_name = advised(bad)
+    given = improves(found)
+    assert found.advised.later.requests < given.later.requests / 10
+    assert all(by_name[name].is_change for name in ("super-sample size", "window", "schedule", "memory"))
+    assert "stoker compact URL" in by_name["super-sample size"].command
+    again, _ = advised(found.workload)
+    assert [each.name for each in again.suggestions if each.is_change] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("super-sample size", workload(super_samples=4000, samples=4, size=40_000, rate=30_000, first_byte=0.3)),
+        ("memory", workload(super_samples=600, rate=4000, first_byte=0.4, memory=8 * MIB)),
+    ],
+)
+def test_each_kind_of_bad_setting_is_found_and_mended(name: str, bad: Workload) -> None:
+    found, by_name = advised(bad)
+    improves(found)
+    assert by_name[name].is_change
+    assert by_name[name].command
+
+
+def test_what_cannot_run_is_told_so_and_given_a_memory_that_can() -> None:
+    found, by_name = advised(workload(memory=2 * MIB, window=8))
+    assert found.given is None
+    assert "give memory=" in found.refused
+    assert by_name["memory"].is_change
+    assert found.advised.later.stall == 0.0
+
+
+def test_a_good_configuration_is_left_alone() -> None:
+    good = workload(super_samples=400, samples=100, size=8 * MIB, rate=200, window=8, memory=256 * MIB)
+    found, by_name = advised(good)
+    assert not any(each.is_change for each in by_name.values())
+    assert found.given == found.advised
+
+
+def test_a_window_that_does_not_fit_is_made_smaller() -> None:
+    found, by_name = advised(
+        workload(super_samples=400, size=4 * MIB, window=32, memory=512 * MIB),
+        replace(RESOURCES, memory_bytes=96 * MIB),
+    )
+    assert by_name["window"].advised == "8"
+    assert found.workload.feed.memory_bytes >= found.workload.feed.order.window * 4 * MIB
+
+
+def test_a_cache_is_advised_where_it_helps_and_there_is_room() -> None:
+    slow = workload(super_samples=400, size=8 * MIB, samples=100, rate=2500, window=8, memory=256 * MIB)
+    without, none = advised(slow)
+    assert without.workload.cache is None
+    assert "--disk" in none["cache"].reason
+    found, by_name = advised(slow, replace(RESOURCES, disk_bytes=4 << 30, disk_folder="/mnt/x"))
+    assert by_name["cache"].advised.startswith("disk")
+    assert by_name["cache"].command.startswith('Loader(cache="disk:/mnt/x?limit=')
+    assert found.advised.later.seconds < 0.5 * without.advised.later.seconds
+    assert not advised(slow, replace(RESOURCES, disk_bytes=4 << 30, epochs=1))[1]["cache"].is_change
+
+
+def test_the_warm_tier_stays_off_unless_late_answers_are_the_only_trouble() -> None:
+    full = advised(workload(super_samples=400, size=8 * MIB, samples=100, rate=2500, nodes=4, memory=128 * MIB))[1][
+        "warm tier"
+    ]
+    assert not full.is_change
+    assert "network is full" in full.reason
+    fine = advised(workload(nodes=4))[1]["warm tier"]
+    assert not fine.is_change

@@ -1,0 +1,111 @@
+"""A probe finds out what a bucket is like: asked of models, it says what they were made of."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import ConfigError, DeadlineError, ServerError
+from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker.plan.dataset import described, size_of
+from stoker.plan.latency import Constant, LogNormal
+from stoker.plan.probe import Probe, ProbeLimits, probe
+from stoker.tier import ObjectRef
+
+
+def probed(model: BucketModel, node: float = math.inf, size: int = 8 << 20, limits: ProbeLimits | None = None) -> Probe:
+    manifest = described(super_samples=20, samples=10, super_sample_bytes=size)
+
+    async def main() -> Probe:
+        view = BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(1), bytes_per_second=node)
+        return await probe(view, [manifest.ref(row) for row in range(len(manifest))], limits)
+
+    return run_virtual(main())
+
+
+def model(first_byte: float = 0.03, rate: float = 50e6, errors: float = 0.0) -> BucketModel:
+    return BucketModel(first_byte=Constant(first_byte), connection_bytes_per_second=rate, error_fraction=errors)
+
+
+@pytest.mark.parametrize("rate", [5e6, 50e6, 500e6])
+@pytest.mark.parametrize("first_byte", [0.002, 0.1])
+def test_first_byte_and_rate_of_a_connection_are_told_apart(rate: float, first_byte: float) -> None:
+    found = probed(model(first_byte, rate))
+    assert found.median_seconds == pytest.approx(first_byte, rel=0.2)
+    assert found.connection_bytes_per_second == pytest.approx(rate, rel=0.02)
+
+
+@pytest.mark.parametrize("node", [30e6, 60e6, 120e6, 300e6])
+def test_a_full_link_is_measured(node: float) -> None:
+    found = probed(model(), node)
+    assert found.is_saturated
+    assert found.total_bytes_per_second == pytest.approx(node, rel=0.05)
+
+
+def test_a_link_that_is_never_full_is_at_least_what_was_seen() -> None:
+    found = probed(model(rate=5e6))
+    assert not found.is_saturated
+    assert found.total_bytes_per_second == pytest.approx(found.connections * 5e6, rel=0.02)
+
+
+@pytest.mark.parametrize("seed_shift", [1.0, 3.0])
+def test_scattered_answers_are_not_taken_for_a_full_link(seed_shift: float) -> None:
+    scattered = BucketModel(first_byte=LogNormal(0.05 * seed_shift, 0.4), connection_bytes_per_second=30e6)
+    found = probed(scattered)
+    assert not found.is_saturated
+    assert found.connection_bytes_per_second == pytest.approx(30e6, rel=0.02)
+
+
+def test_objects_that_are_too_small_to_tell_a_rate_are_not_believed() -> None:
+    found = probed(model(rate=900e6), size=64 << 10)
+    assert found.connection_bytes_per_second == 90e6
+    assert not found.is_saturated
+
+
+def test_a_probe_keeps_to_its_limits() -> None:
+    limits = ProbeLimits(requests=60, size_bytes=20 << 20)
+    found = probed(model(), 60e6, limits=limits)
+    assert found.requests <= 60
+    assert found.read_bytes <= 20 << 20
+    small = probed(model(), 60e6, limits=ProbeLimits(size_bytes=1 << 20))
+    assert small.read_bytes <= 1 << 20
+
+
+def test_a_bucket_that_hardly_moves_ends_the_probe_in_time() -> None:
+    with pytest.raises(DeadlineError, match="30 seconds"):
+        probed(model(rate=1000.0))
+
+
+def test_errors_that_pass_are_counted_and_not_measured() -> None:
+    found = probed(model(errors=0.2))
+    assert found.failed > 0
+    assert found.connection_bytes_per_second == pytest.approx(50e6, rel=0.02)
+
+
+def test_a_bucket_that_always_fails_is_an_error() -> None:
+    with pytest.raises(ServerError):
+        probed(model(errors=0.999999))
+
+
+def test_the_model_made_of_it_answers_as_it_did() -> None:
+    made = probed(model()).bucket()
+    assert made.first_byte.draw(random.Random(0)) == pytest.approx(0.03, rel=0.01)
+    assert made.connection_bytes_per_second == pytest.approx(50e6, rel=0.02)
+
+
+def test_nothing_to_read_is_refused() -> None:
+    async def main() -> None:
+        view = BucketView(SimulatedBucket(model(), lambda key: 0), random.Random(1))
+        await probe(view, [ObjectRef(key="empty", size_bytes=0, crc32c=0)])
+
+    with pytest.raises(ConfigError, match="nothing to read"):
+        run_virtual(main())
+
+
+@pytest.mark.parametrize("bad", [{"requests": 5}, {"size_bytes": 1}, {"seconds": 0.0}, {"first_bytes": 1}])
+def test_limits_that_leave_nothing_to_measure_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        ProbeLimits(**bad)  # type: ignore[arg-type]
