@@ -23,7 +23,6 @@ from typing import BinaryIO
 
 from stoker.errors import ConfigError
 from stoker.sizes import format_bytes, parse_bytes
-from stoker.trace.attribution import critical_path
 from stoker.trace.fetches import Fetch, Request
 from stoker.trace.recorder import Wait
 
@@ -93,7 +92,7 @@ class ChromeTrace:
             issued = fetch.issued_seconds
             spans = ",".join(
                 f'["{span.phase}",{(span.begin_seconds - issued) * 1e3:.4f},{span.seconds * 1e3:.4f}]'
-                for span in critical_path(fetch)
+                for span in fetch.path()
             )
             args = f'"item":{fetch.item},"step":{fetch.step},"idle_ms":{fetch.idle_seconds * 1e3:.4f},"spans":[{spans}]'
             begin, end = issued + offset_seconds, fetch.ready_seconds + offset_seconds

@@ -7,19 +7,21 @@ recorded, and next to nothing is spent, where nobody follows.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
 
-from stoker.trace.phases import Phase, Span
+from stoker.trace.phases import Phase, Span, merged
 
 __all__ = ["FOLLOWED", "Fetch", "Request", "Strand", "spoilt", "strand"]
 
-_STRANDS = 64
-"""Kept of one fetch: those that ended last, which are the ones that made it last."""
+_MOST_STRANDS = 256
+"""Kept of one fetch. A group of samples takes thousands; what those that ended first came to is summed up."""
+_MOST_REQUESTS = 4096
 
 
 class Request(NamedTuple):
@@ -54,7 +56,8 @@ class Fetch:
         ready_seconds: when its slot was ready.
         slot: that holds it; None until then.
         strands: that have ended, in that order.
-        requests: that were sent for it.
+        past: what those that are not kept any more came to.
+        requests: that were sent for it, the last ones of very many.
     """
 
     item: int
@@ -63,13 +66,32 @@ class Fetch:
     idle_seconds: float = 0.0
     ready_seconds: float = 0.0
     slot: int | None = None
-    strands: deque[Strand] = field(default_factory=lambda: deque(maxlen=_STRANDS))
-    requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_STRANDS))
+    strands: list[Strand] = field(default_factory=list)
+    past: list[Span] = field(default_factory=list)
+    requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_MOST_REQUESTS))
 
     @property
     def object(self) -> str:
         """The key of the object that ended last; empty if nothing was needed."""
         return self.strands[-1].object if self.strands else ""
+
+    def add(self, strand: Strand) -> None:
+        """Add a strand that has just ended."""
+        self.strands.append(strand)
+        if len(self.strands) == _MOST_STRANDS:
+            ended, self.strands = self.strands[: _MOST_STRANDS // 2], self.strands[_MOST_STRANDS // 2 :]
+            path = _path(ended, self.past, self.issued_seconds, ended[-1].end_seconds)
+            self.past = _summed(path, _MOST_STRANDS)
+
+    def path(self) -> list[Span]:
+        """Return the critical path: what the time from issue to readiness was spent on, in order and without a gap.
+
+        It goes back from the end, along whatever ended last: each thing began when the one before it ended, and
+        nothing else would have made the whole shorter (J. Kelley, M. Walker, "Critical-Path Planning and Scheduling",
+        1959). A strand that stands in line waits for others to end: as long as strands of the same fetch do, these are
+        told.
+        """
+        return merged(_path(self.strands, self.past, self.issued_seconds, self.ready_seconds))
 
 
 FOLLOWED: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=None)
@@ -128,7 +150,7 @@ class Strand:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end_seconds = asyncio.get_running_loop().time()
-        self._fetch.strands.append(self)
+        self._fetch.add(self)
 
 
 class _Unrecorded(Strand):
@@ -186,3 +208,42 @@ def _attempt_marks(requests: Sequence[Request]) -> list[tuple[Phase, float]]:
     if winner is not first:  # its bytes were
         marks += [(Phase.HEDGE, hedged_seconds), (Phase.TRANSFER, winner.begun_seconds)]
     return marks
+
+
+def _path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready: float) -> list[Span]:
+    """Return the critical path of strands, which lie behind a past; see :meth:`Fetch.path`."""
+    path: list[Span] = []
+    cursor, key = ready, strands[-1].object if strands else ""
+    queued = math.inf  # since when the strand that was followed last had stood in line
+    for each in reversed(strands):
+        if each.end_seconds > cursor:
+            continue
+        if each.end_seconds < cursor:
+            path += _gap(each.end_seconds, cursor, queued, key)
+        spans, key = each.spans, each.object
+        at_work = [span for span in spans if span.phase is not Phase.QUEUE]
+        path += reversed(at_work)
+        cursor = at_work[0].begin_seconds if at_work else each.end_seconds
+        queued = each.begin_seconds if spans[0].phase is Phase.QUEUE else math.inf
+    before = [span.clipped(issued, cursor) for span in past if span.begin_seconds < cursor]
+    path += _gap(before[-1].end_seconds if before else issued, cursor, queued, key)
+    return [*before, *reversed(path)]
+
+
+def _gap(begin: float, end: float, queued: float, object: str) -> list[Span]:  # noqa: A002 - as it is called everywhere
+    """Return what fills the time in which no strand worked, last first."""
+    border = min(max(begin, queued), end)
+    return [Span(Phase.QUEUE, border, end, object), Span(Phase.OTHER, begin, border, object)]
+
+
+def _summed(spans: Iterable[Span], most: int) -> list[Span]:
+    """Return a path of at most so many spans and as long: of more, neighbours are told as the longer of the two."""
+    whole = merged(spans)
+    while len(whole) > most:
+        pairs = [whole[place : place + 2] for place in range(0, len(whole), 2)]
+        longest = [(max(pair, key=lambda span: span.seconds), pair) for pair in pairs]
+        whole = merged(
+            span._replace(begin_seconds=pair[0].begin_seconds, end_seconds=pair[-1].end_seconds)
+            for span, pair in longest
+        )
+    return whole

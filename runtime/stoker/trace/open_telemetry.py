@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError, MissingExtraError
-from stoker.trace.attribution import critical_path
 from stoker.trace.exporting import EXTRA, FetchCounts
 from stoker.trace.fetches import Fetch
 from stoker.trace.phases import Span
@@ -80,7 +79,7 @@ class OpenTelemetrySink:
             span._replace(
                 begin_seconds=span.begin_seconds + offset_seconds, end_seconds=span.end_seconds + offset_seconds
             )
-            for span in critical_path(fetch)
+            for span in fetch.path()
         ]
         attributes: dict[str, str | int] = {
             "stoker.object": fetch.object,

@@ -49,7 +49,7 @@ class Wait:
     def __str__(self) -> str:
         (phase, key), seconds = next(iter(self.by_cause().items()))
         about = f" of {key}" if key else ""
-        return f"batch {self.batch} of epoch {self.epoch} waited {self.seconds:.3f} s: {seconds:.3f} s {phase}{about}"
+        return f"batch {self.batch} (epoch {self.epoch}) waited {self.seconds:.3f} s: {seconds:.3f} s {phase}{about}"
 
 
 class Sink(Protocol):

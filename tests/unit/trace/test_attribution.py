@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -12,7 +13,7 @@ from stoker.errors import StoreError, TransientError
 from stoker.fetch.fetcher import FetchConfig
 from stoker.schedule import FetchSize
 from stoker.tier import ObjectRef
-from stoker.trace.attribution import critical_path, explained
+from stoker.trace.attribution import explained
 from stoker.trace.fetches import Fetch, Request, Strand
 from stoker.trace.phases import Phase, Span
 from support.faulty_store import Weather
@@ -84,7 +85,7 @@ def test_a_wait_for_a_permit_is_a_wait_in_line() -> None:
     fetches: list[Fetch] = []
     run.recorder._sinks = (Kept(fetches),)
     run.run()
-    waited = [span for fetch in fetches for span in critical_path(fetch) if span.phase is Phase.QUEUE]
+    waited = [span for fetch in fetches for span in fetch.path() if span.phase is Phase.QUEUE]
     assert sum(span.seconds for span in waited) > 3.0
 
 
@@ -158,7 +159,7 @@ def fetch_of(*strands: tuple[str, list[tuple[Phase, float]], float], ready: floa
         for mark in marks[1:]:
             strand.enter(*mark)
         strand.end_seconds = end
-        fetch.strands.append(strand)
+        fetch.add(strand)
     return fetch
 
 
@@ -169,7 +170,7 @@ def test_of_parallel_parts_the_last_one_is_told() -> None:
         ("b", [(Phase.VERIFY, 3.0)], 3.5),
         ready=3.5,
     )
-    assert critical_path(fetch) == [
+    assert fetch.path() == [
         Span(Phase.FIRST_BYTE, 0.0, 2.5, "b"),
         Span(Phase.TRANSFER, 2.5, 3.0, "b"),
         Span(Phase.VERIFY, 3.0, 3.5, "b"),
@@ -182,7 +183,7 @@ def test_a_part_in_line_behind_another_waits_for_what_that_one_does() -> None:
         ("b", [(Phase.QUEUE, 0.0), (Phase.TRANSFER, 2.0)], 3.0),
         ready=3.0,
     )
-    assert critical_path(fetch) == [
+    assert fetch.path() == [
         Span(Phase.QUEUE, 0.0, 1.0, "a"),
         Span(Phase.TRANSFER, 1.0, 2.0, "a"),
         Span(Phase.TRANSFER, 2.0, 3.0, "b"),
@@ -191,7 +192,7 @@ def test_a_part_in_line_behind_another_waits_for_what_that_one_does() -> None:
 
 def test_time_between_two_strands_is_nobodys() -> None:
     fetch = fetch_of(("a", [(Phase.TRANSFER, 0.0)], 1.0), ("a", [(Phase.TRANSFER, 1.5)], 2.0), ready=2.5)
-    assert [span.phase for span in critical_path(fetch)] == [
+    assert [span.phase for span in fetch.path()] == [
         Phase.TRANSFER,
         Phase.OTHER,
         Phase.TRANSFER,
@@ -238,11 +239,16 @@ def test_phases_of_an_attempt(requests: list[Request], phases: list[str]) -> Non
     assert strand.spans[-1].end_seconds - strand.spans[0].begin_seconds == 2.0
 
 
-def test_a_fetch_keeps_the_strands_that_ended_last() -> None:
-    fetch = fetch_of(
-        *((f"{number}", [(Phase.TRANSFER, float(number))], number + 1.0) for number in range(1000)), ready=1000.0
-    )
-    assert len(fetch.strands) < 100
-    path = critical_path(fetch)
-    assert path[-1] == Span(Phase.TRANSFER, 999.0, 1000.0, "999")
-    assert math.fsum(span.seconds for span in path) == 1000.0
+@pytest.mark.parametrize("at_once", [1, 7])
+def test_the_path_of_thousands_of_strands_takes_little_memory_and_leaves_out_no_time(at_once: int) -> None:
+    """As many at a time as are given, in turn, each of two phases."""
+    marks = [(float(number // at_once), f"{number}") for number in range(5000)]
+    strands = [(key, [(Phase.FIRST_BYTE, at), (Phase.TRANSFER, at + 0.75)], at + 1.0) for at, key in marks]
+    end = strands[-1][2]
+    fetch = fetch_of(*strands, ready=end)
+    assert len(fetch.strands) + len(fetch.past) < 1000
+    path = fetch.path()
+    assert math.fsum(span.seconds for span in path) == end
+    assert all(before.end_seconds == after.begin_seconds for before, after in pairwise(path))
+    assert path[-1] == Span(Phase.TRANSFER, end - 0.25, end, "4999")
+    assert {span.phase for span in path} == {Phase.FIRST_BYTE, Phase.TRANSFER}
