@@ -1,0 +1,281 @@
+"""``stoker doctor`` finds what is wrong with a bucket, the way to it, and the machine; and says no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.cli import main
+from stoker.plan.doctor import Examination, examine
+from stoker.plan.findings import Finding, Level
+from stoker.plan.machine import Machine
+from stoker.plan.probe import ProbeLimits
+from stoker.plan.whereabouts import Whereabouts
+from stoker.store import S3Options
+from stoker_local import (
+    BucketConfig,
+    BucketSpec,
+    FaultKind,
+    FaultPlan,
+    KeyPair,
+    LocalBucket,
+    Shape,
+    running_bucket,
+    running_gcs,
+)
+from stoker_local.s3.errors import S3Error
+
+GOOD = Machine(memory_bytes=8 << 30, free_bytes=4 << 30, limited_by="", cores=4, open_files=4096, most_open_files=4096)
+QUICK = ProbeLimits(requests=40, size_bytes=2 << 20, seconds=10.0, first_bytes=4)
+URL = "s3://stoker/data"
+KEYS = KeyPair(access_key="MARKER-key", secret_key="MARKER-secret")
+
+
+def pack(url: str, *, samples: int = 200, super_sample_bytes: int = 2 << 20) -> None:
+    rng = np.random.default_rng(0)
+    schema = {"data": stoker.Array("uint8", (16, 1024))}
+    with stoker.Packer(url, schema=schema, super_sample_bytes=super_sample_bytes) as packer:
+        packer.extend({"data": rng.integers(0, 256, (16, 1024), dtype=np.uint8)} for _ in range(samples))
+
+
+@contextmanager
+def bucket(monkeypatch: pytest.MonkeyPatch, config: BucketConfig | None = None) -> Iterator[LocalBucket]:
+    with running_bucket(config or BucketConfig(keys=(KEYS,))) as running:
+        for name, value in running.environment().items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def found(url: str = URL, **changes: Any) -> dict[str, Finding]:
+    """Return the findings that are not as they should be, by what was looked at, having looked for secrets."""
+
+    async def look() -> list[Finding]:
+        what = Examination(url=url, limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts)
+        return [finding async for finding in examine(replace(what, **changes))]
+
+    findings = asyncio.run(look())
+    assert "MARKER" not in repr(findings)
+    return {each.check: each for each in findings if each.level not in (Level.OK, Level.NOTE)}
+
+
+def levels(findings: Mapping[str, Finding]) -> dict[str, str]:
+    return {check: str(finding.level) for check, finding in findings.items()}
+
+
+def test_where_all_is_well_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        assert found(write=True) == {}
+        assert not [key for key in running.objects["stoker"] if "doctor" in key]
+
+
+def test_a_bucket_that_may_not_be_read_is_a_problem_and_names_the_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.service.keys[KEYS.access_key] = replace(KEYS, buckets=("other",))
+        problem = found()["read"]
+    assert problem.level is Level.PROBLEM
+    assert "s3:GetObject" in problem.advice
+
+
+def test_who_may_only_read_is_fine_unless_writing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.service.keys[KEYS.access_key] = replace(KEYS, read_only=True)
+        assert found() == {}
+        assert levels(found(write=True)) == {"write": "problem"}
+
+
+def test_who_may_not_list_can_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        perform = running.service.perform
+
+        def refuse_listing(call: Any) -> Any:
+            if call.operation == "ListObjectsV2":
+                return S3Error("AccessDenied", "Access Denied").response("/")
+            return perform(call)
+
+        monkeypatch.setattr(running.service, "perform", refuse_listing)
+        assert found() == {}
+
+
+@pytest.mark.parametrize(
+    ("skew", "level"),
+    [
+        (0.0, None),
+        (50.0, None),
+        (-50.0, None),
+        (70.0, "warning"),
+        (-300.0, "warning"),
+        (1000.0, "problem"),
+        (-86400.0, "problem"),
+    ],
+)
+def test_a_clock_that_is_off_is_told_before_it_breaks_signatures(
+    monkeypatch: pytest.MonkeyPatch, skew: float, level: str | None
+) -> None:
+    with bucket(monkeypatch):
+        pack(URL)
+        assert levels(found(clock=lambda: time.time() + skew)) == ({"clock": level} if level else {})
+
+
+def test_a_bucket_elsewhere_is_a_problem_that_names_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = BucketConfig(keys=(KEYS,), buckets=(BucketSpec(name="stoker", region="eu-west-3"),))
+    with bucket(monkeypatch, config):
+        findings = found()
+    assert levels(findings) == {"region": "problem", "read": "problem"}
+    assert findings["region"].command == "export AWS_REGION=eu-west-3"
+
+
+def test_a_machine_elsewhere_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch):
+        pack(URL)
+        there = Whereabouts(region="eu-west-1", source="EC2's metadata")
+        findings = found(whereabouts=lambda: there)
+        same = found(whereabouts=lambda: Whereabouts(region="us-east-1", source="AWS_REGION"))
+    assert levels(findings) == {"region": "warning"}
+    assert "eu-west-1" in findings["region"].text
+    assert same == {}
+
+
+def test_a_slow_and_distant_bucket_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.reshape(Shape(first_byte_seconds=0.2, total_bytes_per_second=4e6))
+        assert levels(found()) == {"latency": "warning", "bandwidth": "warning"}
+
+
+def test_a_bucket_that_fails_now_and_then_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.inject(FaultPlan(probabilities={FaultKind.SLOW_DOWN: 0.4}, key_prefix="data/data/", seed=1))
+        assert levels(found()) == {"errors": "warning"}
+
+
+def test_a_bucket_that_always_fails_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.inject(FaultPlan(probabilities={FaultKind.INTERNAL_ERROR: 1.0}))
+        assert levels(found()) == {"read": "problem"}
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00" * 100, b"<html>sign in to the wireless network</html>"])
+def test_what_is_no_manifest_is_a_problem(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    with bucket(monkeypatch) as running:
+        running.put("stoker", "data/manifest.safetensors", body)
+        assert levels(found()) == {"read": "problem"}
+
+
+def test_a_super_sample_that_is_gone_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        for key in [key for key in running.objects["stoker"] if key.startswith("data/data/")]:
+            del running.service.buckets["stoker"].objects[key]
+        assert found()["read"].level is Level.PROBLEM
+
+
+def test_conditions_that_are_ignored_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker_local.s3.operations.check_write_conditions", lambda bucket, call: None)
+    with bucket(monkeypatch):
+        pack(URL)
+        assert levels(found(write=True)) == {"conditional write": "problem"}
+
+
+def test_small_super_samples_are_a_warning_with_the_command_that_mends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch):
+        pack(URL, super_sample_bytes=32 << 10)
+        findings = found()
+    assert levels(findings) == {"super-sample size": "warning"}
+    assert findings["super-sample size"].command == "stoker compact URL"
+
+
+def test_an_endpoint_that_is_not_there_is_one_problem() -> None:
+    nowhere = S3Options(endpoint_url="http://127.0.0.1:9", access_key_id="a", secret_access_key="MARKER")
+    assert levels(found(options=nowhere)) == {"endpoint": "problem"}
+
+
+def test_missing_credentials_are_one_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with bucket(monkeypatch):
+        pack(URL)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.setenv(name, str(tmp_path / "none"))
+        assert levels(found()) == {"credentials": "problem"}
+
+
+def test_a_manifest_version_that_readers_are_not_told_of_is_a_warning(tmp_path: Path) -> None:
+    pack(str(tmp_path / "d"))
+    pointer = (tmp_path / "d/manifest.safetensors").read_bytes()
+    with stoker.Packer(
+        str(tmp_path / "d"), schema={"data": stoker.Array("uint8", (16, 1024))}, mode="append"
+    ) as packer:
+        packer.write({"data": np.zeros((16, 1024), np.uint8)})
+    assert found(str(tmp_path / "d")) == {}
+    (tmp_path / "d/manifest.safetensors").write_bytes(pointer)
+    assert levels(found(str(tmp_path / "d"))) == {"newest version": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (replace(GOOD, open_files=256), {"open files": "warning"}),
+        (replace(GOOD, open_files=64), {"open files": "problem"}),
+        (replace(GOOD, free_bytes=200 << 20), {"memory": "warning"}),
+        (replace(GOOD, free_bytes=10 << 20), {"memory": "warning", "super-sample size": "problem"}),
+    ],
+)
+def test_a_machine_with_too_little_is_found_out(tmp_path: Path, machine: Machine, expected: dict[str, str]) -> None:
+    pack(str(tmp_path / "d"))
+    assert levels(found(str(tmp_path / "d"), machine=lambda: machine)) == expected
+
+
+def test_a_folder_and_a_gcs_bucket_are_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(str(tmp_path / "d"))
+    assert found(str(tmp_path / "d"), write=True) == {}
+    with running_gcs() as gcs:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        pack("gs://stoker/data")
+        assert found("gs://stoker/data", write=True) == {}
+
+
+def test_memory_that_holds_a_data_set_is_fine() -> None:
+    pack("memory://doctored/data")
+    assert found("memory://doctored/data", write=True) == {}
+
+
+def test_the_command_ends_with_1_where_there_is_a_problem_and_says_so_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack(str(tmp_path / "d"))
+    assert main(["doctor", str(tmp_path / "d"), "--json"]) == 0
+    fine = json.loads(capsys.readouterr().out)
+    assert fine["ok"] is True
+    assert {"check", "level", "text", "advice", "command"} == set(fine["findings"][0])
+    (tmp_path / "none").mkdir()
+    assert main(["doctor", str(tmp_path / "none")]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  read" in said
+    assert f"stoker pack SOURCE {tmp_path / 'none'}" in said
+    assert main(["doctor", "ftp://x"]) == 2
+
+
+def test_what_is_shown_fits_80_columns_and_holds_nothing_that_is_not_printable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bucket(monkeypatch):
+        assert main(["doctor", "s3://stoker/\x1b[2Jdata"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert all(len(line) <= 80 for line in lines if "stoker pack" not in line)

@@ -1,0 +1,138 @@
+"""``stoker plan``: what it shows, and that real runs do what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.cli import main
+from stoker.schedule import NextBatch
+from stoker_local import LocalBucket, Shape, running_bucket
+from stoker_torch import Loader
+
+SAMPLES = 1500
+GIVEN = ["--gpu-rate", "5000", "--first-byte", "50", "--bandwidth", "200MB", "--memory", "256MB"]
+
+
+def pack(url: str, super_sample_bytes: int) -> None:
+    schema = {"data": stoker.Array("uint8", (2048,)), "label": stoker.Array("int64")}
+    rng = np.random.default_rng(0)
+    with stoker.Packer(url, schema=schema, super_sample_bytes=super_sample_bytes) as packer:
+        packer.extend({"data": rng.integers(0, 256, 2048, dtype=np.uint8), "label": label} for label in range(SAMPLES))
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBucket]:
+    with running_bucket() as running:
+        for name, value in running.environment().items():
+            monkeypatch.setenv(name, value)
+        yield running
+
+
+def gets(bucket: LocalBucket, url: str, **settings: Any) -> int:
+    """Return how many requests two epochs take, and take them."""
+    before = bucket.counts.requests["GetObject"]
+    with Loader(url, batch_size=100, epochs=2, **settings) as loader:
+        labels = [int(label) for _ in range(2) for batch in loader for label in batch["label"]]
+        hedges = loader.stats().hedges
+    assert sorted(labels) == sorted([*range(SAMPLES)] * 2)
+    return bucket.counts.requests["GetObject"] - before - hedges
+
+
+def test_following_the_advice_saves_the_requests_that_were_predicted(
+    bucket: LocalBucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "s3://stoker/data"
+    pack(url, 8192)
+    bad = ("--batch-size", "100", "--window", "1", "--loader-memory", "4MB", "--schedule", "next-batch")
+    found = planned(capsys, url, *GIVEN, *bad)
+    changes = {each["name"]: each for each in found["suggestions"] if each["is_change"]}
+    assert {"super-sample size", "window", "schedule"} <= set(changes)
+    given = gets(bucket, url, window=1, memory="4MB", schedule=NextBatch())
+    command = changes["super-sample size"]["command"].replace("URL", url).split()
+    assert command[:2] == ["stoker", "compact"]
+    assert main(command[1:]) == 0
+    capsys.readouterr()
+    advised = gets(bucket, url, window=int(changes["window"]["advised"]))
+    manifest = 1
+    assert given == pytest.approx(2 * found["given"]["later"]["requests"] + manifest, rel=0.02)
+    assert advised <= 2 * found["advised"]["later"]["requests"] + manifest + 2
+    assert advised < given / 5
+    again = planned(capsys, url, *GIVEN, "--batch-size", "100")
+    assert not [each for each in again["suggestions"] if each["is_change"]]
+
+
+def test_a_bucket_is_measured_within_what_was_allowed(bucket: LocalBucket, capsys: pytest.CaptureFixture[str]) -> None:
+    pack("s3://stoker/data", 1 << 20)
+    bucket.reshape(Shape(first_byte_seconds=0.01))
+    before, sent = bucket.counts.requests["GetObject"], bucket.counts.bytes_out
+    found = planned(capsys, "s3://stoker/data", "--gpu-rate", "5000", "--probe", "4MB")
+    measured = found["probe"]
+    assert bucket.counts.requests["GetObject"] - before == measured["requests"] + 1
+    assert measured["read_bytes"] <= 4_000_000
+    assert bucket.counts.bytes_out - sent >= measured["read_bytes"]
+    assert min(measured["first_byte_seconds"]) >= 0.01
+
+
+def test_given_figures_send_no_request_but_for_the_manifest(
+    bucket: LocalBucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack("s3://stoker/data", 1 << 20)
+    before = bucket.counts.requests["GetObject"]
+    assert planned(capsys, "s3://stoker/data", *GIVEN)["probe"] is None
+    assert bucket.counts.requests["GetObject"] == before + 1
+
+
+def test_money_is_what_requests_and_waiting_cost(bucket: LocalBucket, capsys: pytest.CaptureFixture[str]) -> None:
+    pack("s3://stoker/data", 64 << 10)
+    slow = ("--gpu-rate", "100000", "--first-byte", "50", "--bandwidth", "1MB", "--memory", "256MB")
+    later = planned(capsys, "s3://stoker/data", *slow, "--nodes", "2", "--price-of-hour", "36")["given"]["later"]
+    assert later["waiting_dollars"] == pytest.approx(later["wait_seconds"] * 2 * 0.01)
+    assert later["dollars"] == pytest.approx(later["requests"] * 0.0004 / 1000)
+    away = planned(capsys, "s3://stoker/data", *slow, "--egress", "internet")["given"]["later"]
+    assert away["dollars"] > later["dollars"]
+
+
+def test_what_is_shown_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(str(tmp_path / "d"), 8192)
+    assert main(["plan", str(tmp_path / "d"), *GIVEN, "--window", "1", "--price-of-hour", "30"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line for line in lines if str(tmp_path) not in line]
+    assert all(len(line) <= 80 for line in shown)
+    assert any(line.startswith("  predicted") and "as it is" in line and "advised" in line for line in shown)
+    assert any("no epoch can be shorter than" in line for line in shown)
+    assert any("warm tier: off" in line for line in shown)
+
+
+def test_what_cannot_run_is_shown_with_what_could(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(str(tmp_path / "d"), 1 << 20)
+    assert main(["plan", str(tmp_path / "d"), *GIVEN, "--loader-memory", "2MB"]) == 0
+    shown = capsys.readouterr().out
+    assert "cannot run" in shown
+    assert "give memory=" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], ["--gpu-rate", "0"], ["--gpu-rate", "nan"], ["--gpu-rate", "1", "--nodes", "0"], ["--gpu-rate", "x"]]
+)
+def test_wrong_usage_is_2(tmp_path: Path, wrong: list[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["plan", str(tmp_path), *wrong])
+    assert raised.value.code == 2
+
+
+def test_where_there_is_no_data_set_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(tmp_path), "--gpu-rate", "1"]) == 1
+    assert "stoker pack" in capsys.readouterr().err
