@@ -7,10 +7,17 @@ from dataclasses import replace
 import pytest
 
 from stoker.errors import ConfigError
+from stoker.feed import FeedConfig
+from stoker.order import OrderConfig
 from stoker.plan.allocation import Cluster, Job
+from stoker.plan.bucket import BucketModel
 from stoker.plan.completion import Completion, Submission, completions
+from stoker.plan.dataset import described
 from stoker.plan.experiments.silod import queue
+from stoker.plan.latency import Constant
+from stoker.plan.scenario import Scenario, simulate
 from stoker.plan.sharing import POLICIES
+from stoker.plan.tier_model import TierModel
 from support.allocating import job
 
 CLUSTER = Cluster(cache_bytes=100, bytes_per_second=5.0)
@@ -114,6 +121,27 @@ def test_a_policy_that_keeps_what_saves_most_ends_a_queue_sooner_than_equal_part
     }
     assert mean["greedy"] < 0.8 * mean["equal"]
     assert mean["equal"] < 0.8 * mean["no-cache"]
+
+
+@pytest.mark.parametrize("bandwidth", [100e6, 250e6])
+def test_a_job_takes_as_long_as_the_fetcher_does_in_virtual_time_while_its_cache_fills_and_later(
+    bandwidth: float,
+) -> None:
+    manifest = described(super_samples=250, samples=64, super_sample_bytes=8 << 20)
+    order = OrderConfig(seed=1)
+    run = simulate(
+        Scenario(
+            manifest=manifest,
+            feed=FeedConfig(order=order, batch_size=64, memory_bytes=manifest.file_bytes + (512 << 20)),
+            bucket=BucketModel(total_bytes_per_second=bandwidth),
+            compute=Constant((8 << 20) / 400e6),
+            caches=[TierModel(limit_bytes=manifest.size_bytes // 2, policy="uniform")],
+            epochs=3,
+        )
+    )
+    cluster = Cluster(cache_bytes=manifest.size_bytes // 2, bytes_per_second=bandwidth)
+    fluid = ends(submitted(job("job", manifest.size_bytes, 400e6)), cluster=cluster)
+    assert run.seconds == pytest.approx(fluid["job"], rel=0.05)
 
 
 def test_a_queue_that_can_never_end_is_refused() -> None:

@@ -15,7 +15,7 @@ from stoker.order import OrderConfig
 from stoker.plan.allocation import Job, Share
 from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
-from stoker.plan.experiments.outcome import Experiment, Outcome, Panel, Series, Table
+from stoker.plan.experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker.plan.latency import Constant, Latency, LogNormal
 from stoker.plan.scenario import Scenario, simulate
 from stoker.plan.simulated_tier import SimulatedTier
@@ -99,39 +99,41 @@ def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | N
         kept: what several jobs on one node keep together of their data set, by keys; the job's nodes have caches of
             their own if None.
     """
+    scenario = _scenario(share, around)
+    if kept is None:
+        model = TierModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=around.policy)
+        run = simulate(replace(scenario, caches=[model]))
+    else:
+        run = simulate(replace(scenario, tiers=lambda *_: [SimulatedTier(kept, _key)]))
+    cold = _cold_epochs(share.job.nodes)
+    warm = range(cold, cold + around.warm_epochs)
+    seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
+    return len(warm) * scenario.manifest.size_bytes / seconds
+
+
+def _scenario(share: Share, around: Circumstances) -> Scenario:
+    """Return a run of a job, without its cache, that goes on for an epoch so that the others have one to read ahead."""
     job = share.job
     super_sample_bytes = job.dataset_bytes // around.super_samples
     manifest = described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes)
-    order = OrderConfig(seed=around.seed, lanes=job.nodes)
-    feed = FeedConfig(
-        order=order,
-        batch_size=_SAMPLES,
-        world_size=job.nodes,
-        memory_bytes=manifest.file_bytes + around.memory_bytes,
-    )
-    cold = _cold_epochs(job.nodes)
-    scenario = Scenario(
+    return Scenario(
         manifest=manifest,
-        feed=feed,
+        feed=FeedConfig(
+            order=OrderConfig(seed=around.seed, lanes=job.nodes),
+            batch_size=_SAMPLES,
+            world_size=job.nodes,
+            memory_bytes=manifest.file_bytes + around.memory_bytes,
+        ),
         bucket=BucketModel(
             first_byte=around.first_byte,
             connection_bytes_per_second=around.connection_bytes_per_second,
             total_bytes_per_second=share.bytes_per_second or math.inf,  # who needs none still fills the cache
         ),
         compute=Constant(super_sample_bytes * job.nodes / job.compute_bytes_per_second),
-        epochs=cold + around.warm_epochs + 1,  # the last one has nothing to read ahead
+        epochs=_cold_epochs(job.nodes) + around.warm_epochs + 1,
         in_step=True,
         seed=around.seed,
     )
-    if kept is None:
-        model = TierModel(limit_bytes=share.cache_bytes // job.nodes, policy=around.policy)
-        scenario = replace(scenario, caches=[model])
-    else:
-        scenario = replace(scenario, tiers=lambda *_: [SimulatedTier(kept, _key)])
-    run = simulate(scenario)
-    warm = range(cold, cold + around.warm_epochs)
-    seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
-    return len(warm) * manifest.size_bytes / seconds
 
 
 def _cold_epochs(nodes: int) -> int:
@@ -156,9 +158,8 @@ def cases(quick: bool = False) -> Iterator[Case]:
     for nodes, part, supply in product((2,) if quick else (2, 4), cached, (0.5, 1.25)):
         yield _case("several nodes", _RATES[0], part, supply, nodes=nodes, around=_SEVERAL)
     for policy, part, supply in product(("uniform", "next-use"), (0.5, 0.9), (0.5, 1.0) if quick else _NEAR):
-        yield _case(
-            f"one node, little memory, {policy}", _RATES[0], part, supply, around=replace(_LITTLE, policy=policy)
-        )
+        around = replace(_LITTLE, policy=policy)
+        yield _case(f"one node, little memory, {policy}", _RATES[0], part, supply, around=around)
     for part, supply in product(cached[1:], supplies):
         kept = Residents[str](Uniform(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
         for rate in (_RATES[0], _RATES[0] / 3):
@@ -176,41 +177,40 @@ def _case(
     return Case(kind=kind, supply=supply, share=share, around=around)
 
 
+_Found = list[tuple[Case, float]]
+
+
 def _run(quick: bool) -> Outcome:
     found = [(case, case.error()) for case in cases(quick)]
-    kinds = list(dict.fromkeys(case.kind for case, _ in found))
-    rows = [
-        (
-            case.kind,
-            case.share.job.nodes,
-            case.share.job.compute_bytes_per_second / 1e6,
-            case.share.hit_rate,
-            case.supply,
-            case.share.rate / 1e6,
-            case.share.rate * (1 + error) / 1e6,
-            error,
-        )
-        for case, error in found
-    ]
     columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
-    panels, remarks = [], []
-    for kind in kinds:
-        errors = {case.share.hit_rate: list[tuple[float, float]]() for case, _ in found if case.kind == kind}
-        for case, error in found:
-            if case.kind == kind:
-                errors[case.share.hit_rate].append((case.supply, error))
-        series = [
-            Series(name=f"{part:.0%} cached", x=[x for x, _ in points], y=[y for _, y in points], kind="points")
-            for part, points in errors.items()
-        ]
-        label = "bandwidth / bandwidth that the full rate needs"
-        panels.append(Panel(title=kind, x_label=label, y_label="simulated / estimate - 1", series=series))
-        remarks.append(_remark(kind, [error for case, error in found if case.kind == kind]))
-    return Outcome(tables=[Table(name="silod-estimator", columns=columns, rows=rows)], panels=panels, remarks=remarks)
+    table = Table(name="silod-estimator", columns=columns, rows=[_row(*each) for each in found])
+    kinds = {case.kind: [each for each in found if each[0].kind == case.kind] for case, _ in found}
+    return Outcome(
+        tables=[table],
+        panels=[_panel(kind, of_kind) for kind, of_kind in kinds.items()],
+        remarks=[_remark(kind, of_kind) for kind, of_kind in kinds.items()],
+    )
 
 
-def _remark(kind: str, errors: list[float]) -> str:
-    sizes = sorted(map(abs, errors))
+def _row(case: Case, error: float) -> tuple[Cell, ...]:
+    share, job = case.share, case.share.job
+    rates = job.compute_bytes_per_second, share.rate, share.rate * (1 + error)
+    full, estimate, simulated = (rate / 1e6 for rate in rates)
+    return case.kind, job.nodes, full, share.hit_rate, case.supply, estimate, simulated, error
+
+
+def _panel(kind: str, found: _Found) -> Panel:
+    series = []
+    for part in dict.fromkeys(case.share.hit_rate for case, _ in found):
+        points = [(case.supply, error) for case, error in found if case.share.hit_rate == part]
+        x, y = zip(*points, strict=True)
+        series.append(Series(name=f"{part:.0%} cached", x=x, y=y, kind="points"))
+    label = "bandwidth / bandwidth that the full rate needs"
+    return Panel(title=kind, x_label=label, y_label="simulated / estimate - 1", series=series)
+
+
+def _remark(kind: str, found: _Found) -> str:
+    sizes = sorted(abs(error) for _, error in found)
     within = sum(size < _GOOD for size in sizes) / len(sizes)
     return (
         f"{kind}: {len(sizes)} cases, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
