@@ -71,7 +71,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     """Return spans in their order without empty ones; those that touch and are alike become one."""
     whole: list[Span] = []
     for span in spans:
-        if span.seconds <= 0:
+        if span.end_seconds <= span.begin_seconds:
             continue
         last = whole[-1] if whole else None
         if last and (last.phase, last.end_seconds, last.object) == (span.phase, span.begin_seconds, span.object):

@@ -166,6 +166,8 @@ class Recorder:
 
     def _settled(self, begin_seconds: float, end_seconds: float, rest: Phase) -> list[Span]:
         """Return what an interval was spent on. What was waited for elsewhere, or at other times, does not count."""
+        if not self._pending:
+            return merged([Span(rest, begin_seconds, end_seconds)])
         told, self._pending = self._pending, []
         spans: list[Span] = []
         cursor = begin_seconds
@@ -177,11 +179,11 @@ class Recorder:
         return merged([*spans, Span(rest, cursor, end_seconds)])
 
     def _compare(self, wait: Wait) -> None:
-        entry = (wait.seconds, -wait.batch, wait)
+        seconds = wait.seconds
         if len(self._worst) < WORST_WAITS:
-            heapq.heappush(self._worst, entry)
-        elif entry > self._worst[0]:
-            heapq.heapreplace(self._worst, entry)
+            heapq.heappush(self._worst, (seconds, -wait.batch, wait))
+        elif seconds > self._worst[0][0]:
+            heapq.heapreplace(self._worst, (seconds, -wait.batch, wait))
 
     # What is asked.
 
