@@ -121,7 +121,7 @@ class DiskFolder:
             if int(number) >= self._config.owners:
                 with suppress(OSError), _part(self._root, number) as handle:
                     for name in _tidied(handle):
-                        os.rename(name, name, src_dir_fd=handle, dst_dir_fd=own)
+                        _move(name, handle, own)
                     os.rmdir(number, dir_fd=self._root)
 
     def _hand_on(self, surplus: Sequence[str]) -> None:
@@ -133,7 +133,7 @@ class DiskFolder:
                     room = self._config.share_bytes - sum(_taken_bytes(name) for name in _tidied(handle))
                     while left and room >= _taken_bytes(left[-1]):
                         name = left.pop()
-                        os.rename(name, name, src_dir_fd=own, dst_dir_fd=handle)
+                        _move(name, own, handle)
                         room -= _taken_bytes(name)
         self.remove(*left)
 
@@ -196,8 +196,7 @@ class DiskFolder:
         self.remove(*instead_of)
         if not self._has_room(data.nbytes):
             return False
-        with suppress(FileNotFoundError):
-            os.unlink(_WRITING, dir_fd=own)
+        _unlink(_WRITING, own)
         handle = os.open(_WRITING, _NEW_FILE, 0o600, dir_fd=own)
         try:
             rest = data
@@ -205,8 +204,7 @@ class DiskFolder:
                 rest = rest[os.write(handle, rest) :]
             os.rename(_WRITING, name, src_dir_fd=own, dst_dir_fd=own)
         except BaseException:
-            with suppress(OSError):
-                os.unlink(_WRITING, dir_fd=own)
+            _unlink(_WRITING, own)
             raise
         finally:
             os.close(handle)
@@ -215,8 +213,7 @@ class DiskFolder:
     def remove(self, *names: str) -> None:
         """Remove files from the own part, as far as they are there and are files."""
         for name in names:
-            with suppress(OSError):
-                os.unlink(name, dir_fd=self._own_handle())
+            _unlink(name, self._own_handle())
 
     def _has_room(self, size_bytes: int) -> bool:
         """Return whether the disk has room, once what nobody uses of other data sets is gone if that is needed."""
@@ -329,8 +326,22 @@ def _tidied(handle: int) -> list[str]:
         if is_name(name) and stat.S_ISREG(status.st_mode) and status.st_size == size_of(name):
             names.append(name)
         elif (is_name(name) or name == _WRITING) and not stat.S_ISDIR(status.st_mode):
-            os.unlink(name, dir_fd=handle)
+            _unlink(name, handle)
     return names
+
+
+def _move(name: str, source: int, target: int) -> None:
+    """Move a file from one folder to another, or remove it if that cannot be."""
+    try:
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+    except OSError:
+        _unlink(name, source)
+
+
+def _unlink(name: str, folder: int) -> None:
+    """Remove a file, if it is there and can be."""
+    with suppress(OSError):
+        os.unlink(name, dir_fd=folder)
 
 
 def _read(folder: int, name: str, into: memoryview, cancelled: threading.Event) -> bool:
@@ -380,7 +391,7 @@ def _remove_unused(path: int, folder: str) -> None:
             for number in numbers:
                 with suppress(OSError), _part(root, number) as handle:
                     for name in _tidied(handle):
-                        os.unlink(name, dir_fd=handle)
+                        _unlink(name, handle)
                     os.rmdir(number, dir_fd=root)
             os.rmdir(folder, dir_fd=path)
     finally:

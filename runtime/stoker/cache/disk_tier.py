@@ -152,7 +152,9 @@ class DiskTier:
             self._failed_to_read(name, error, is_own=is_own)
             return False
         finally:
-            self._reading[name] -= 1
+            self._reading.subtract([name])
+            if not self._reading[name]:
+                del self._reading[name]
             self._read_ended.set()
         if is_own and not found:  # somebody else has removed it
             self._keeper.drop(name)

@@ -374,6 +374,38 @@ def test_another_number_of_owners_goes_on_with_what_is_there(tmp_path: Path, bef
     running(check)
 
 
+def test_what_cannot_be_taken_over_goes_and_the_rest_is(tmp_path: Path) -> None:
+    async def check() -> None:
+        tiers = [await opened(tmp_path, owners=2, preferred=each) for each in range(2)]
+        await offer(tiers[1], 1, 2, 3)
+        for tier in tiers:
+            await tier.close()
+        (file_of(tmp_path, 1).parent.parent / "0" / name_of(MANIFEST.ref(1)) / "inside").mkdir(parents=True)
+        tier = await opened(tmp_path)
+        assert await present(tier) == {2, 3}
+        assert tier.statistics().objects == len(files(tmp_path)) == 2
+        await tier.close()
+
+    running(check)
+
+
+def test_a_leftover_that_cannot_be_removed_does_not_stand_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        await left(tmp_path, 1)
+        (file_of(tmp_path, 1).parent / name_of(MANIFEST.ref(4))).write_bytes(b"half")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", failing(errno.EPERM))
+            tier = await opened(tmp_path)
+        assert await present(tier) == {1}
+        await offer(tier, 4)
+        assert await present(tier) == {1, 4}
+        await tier.close()
+
+    running(check)
+
+
 def test_what_survives_a_version_that_no_longer_has_it_does_not_stand_in_the_way(tmp_path: Path) -> None:
     async def check() -> None:
         await left(tmp_path, 18, 19, held=2)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
 
 from stoker import Array, Bytes, Packer
 from stoker.errors import BudgetError, ConfigError
 from stoker.schedule import Continuous, FetchSize
 from stoker_torch import Loader, StreamDataset
 from support.datasets import numbers, pack_numbers
+from support.materialized import materialize
 
 SUPER_SAMPLE_BYTES = 2000
 BLOCK_BYTES = 4096
@@ -50,8 +50,8 @@ def test_what_is_delivered_does_not_depend_on_caches(url: str, tmp_path: Path, s
 
 
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["one at a time", "ahead"])
-@pytest.mark.parametrize("shuffle", ["window", "block", "none"])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("shuffle", ["window", "block"])
+@pytest.mark.parametrize("share", [0.1, 0.6])
 def test_one_node_hits_as_often_as_any_policy_can(url: str, shuffle: str, share: float, is_ahead: bool) -> None:
     given = settings(shuffle=shuffle, memory="60KB", schedule=Continuous() if is_ahead else FetchSize(1, 0))
     with Loader(url, **given) as loader:
@@ -230,19 +230,26 @@ def test_ranks_of_one_machine_share_a_disk_and_keep_for_each_other(
     assert rate > 0.42, rate  # together they hold half of what they read; each for itself would hit a third of that
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stream_datasets_share_a_disk_from_epoch_to_epoch(url: str, tmp_path: Path, workers: int) -> None:
+def test_a_stream_dataset_in_this_process_keeps_from_epoch_to_epoch(url: str, tmp_path: Path) -> None:
     def epochs(cache: str | None) -> list[list[int]]:
         data = StreamDataset(url, batch_size=16, seed=5, window=2, cache=cache, lanes=2)
-        loader = DataLoader(
-            data, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
-        )
         try:
-            return [numbers(loader) for _ in range(3)]
+            return [numbers(data) for _ in range(3)]
         finally:
             data.close()
 
     assert epochs(f"disk:{tmp_path}?limit=10MB") == epochs(None)
-    kept = [each for each in tmp_path.rglob("*") if each.is_file()]
-    assert len(kept) > 20
-    assert {each.parent.name for each in kept} == {str(number) for number in range(max(1, workers))}
+    assert len([each for each in tmp_path.rglob("*") if each.is_file()]) > 50
+
+
+def test_an_epoch_that_has_objects_of_its_own_goes_past_the_caches() -> None:
+    url = pack_numbers(300, super_sample_bytes=SUPER_SAMPLE_BYTES)
+    materialize(url, lanes=1, slices=1, epoch=0, object_bytes=SUPER_SAMPLE_BYTES)
+    given = {"shuffle": "materialized", "memory": "1MB", "seed": 7}
+    wanted, _ = delivered(url, 3, **given)
+    with Loader(url, **settings(**given, epochs=3, cache="memory:?limit=1MB")) as loader:
+        assert numbers(loader) == wanted[0]
+        assert loader.stats().caches == {}
+        assert [numbers(loader), numbers(loader)] == wanted[1:]  # as full: the second of these comes from memory
+        found = loader.stats().caches["memory"]
+        assert found.look_ups == 2 * found.hits == 2 * len(loader.manifest)
