@@ -15,6 +15,8 @@ T = TypeVar("T")
 async def in_thread(work: Callable[[threading.Event], T]) -> T:
     """Run ``work(cancelled)`` in a thread and, however the call ends, return only when the thread is done with it.
 
+    While the interpreter ends there are no threads to be had, and the work is done on the event loop's.
+
     Args:
         work: looks now and then whether it was cancelled, if it takes long.
 
@@ -22,8 +24,11 @@ async def in_thread(work: Callable[[threading.Event], T]) -> T:
         Exception: what the work raised.
     """
     cancelled = threading.Event()
-    # A future, not a task: a loop that shuts down cancels tasks, and this must outlast that too.
-    thread = asyncio.get_running_loop().run_in_executor(None, work, cancelled)
+    try:
+        # A future, not a task: a loop that shuts down cancels tasks, and this must outlast that too.
+        thread = asyncio.get_running_loop().run_in_executor(None, work, cancelled)
+    except RuntimeError:  # the interpreter is ending and starts no thread: what closes behind that does it here
+        return work(cancelled)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:

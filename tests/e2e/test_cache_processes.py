@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +21,14 @@ from support.datasets import SCHEMA, numbers, sample_of
 from support.processes import ended, exit_code, running
 
 SAMPLES = 2000
+UNCLOSED = """
+import sys
+from stoker_torch import Loader
+loader = Loader(sys.argv[1], batch_size=16, memory="300KB", cache=sys.argv[2])
+for number, _ in enumerate(loader):
+    if number == 20:
+        break
+"""
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +105,15 @@ def test_a_forked_child_that_lives_on_does_not_keep_its_killed_parents_part(url:
         assert len(kept) == told["look_ups"]  # the next process had the part to write to
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_script_that_does_not_close_its_loader_ends_quietly_and_keeps_what_it_had(url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", UNCLOSED, url, f"disk:{tmp_path / 'cache'}?limit=1GB"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    names = [each.name for each in (tmp_path / "cache").rglob("*") if each.is_file()]
+    assert names
+    assert ".writing" not in names
 
 
 def test_worker_processes_of_many_epochs_take_over_from_one_another(url: str, tmp_path: Path) -> None:
