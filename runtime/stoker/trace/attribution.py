@@ -21,9 +21,9 @@ def explained(fetch: Fetch | None, begin_seconds: float, end_seconds: float) -> 
     """
     if fetch is None:
         return merged([Span(Phase.OTHER, begin_seconds, end_seconds)])
-    in_line = Span(
-        Phase.QUEUE, begin_seconds, max(fetch.issued_seconds, begin_seconds + fetch.idle_seconds), fetch.object
-    )
-    rest = [*fetch.path(), Span(Phase.OTHER, fetch.ready_seconds, end_seconds, fetch.object)]
-    clipped = (span.clipped(max(begin_seconds, in_line.end_seconds), end_seconds) for span in rest)
-    return merged([in_line.clipped(begin_seconds, end_seconds), *clipped])
+    at_work_seconds = max(begin_seconds, fetch.issued_seconds, begin_seconds + fetch.idle_seconds)
+    spans = [Span(Phase.QUEUE, begin_seconds, min(at_work_seconds, end_seconds), fetch.object)]
+    if fetch.ready_seconds > at_work_seconds:
+        spans += [span.clipped(at_work_seconds, end_seconds) for span in fetch.path()]
+    spans.append(Span(Phase.OTHER, max(at_work_seconds, fetch.ready_seconds), end_seconds, fetch.object))
+    return merged(spans)

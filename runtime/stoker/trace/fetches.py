@@ -226,7 +226,9 @@ def _path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready:
         cursor = at_work[0].begin_seconds if at_work else each.end_seconds
         queued = each.begin_seconds if spans[0].phase is Phase.QUEUE else math.inf
     before = [span.clipped(issued, cursor) for span in past if span.begin_seconds < cursor]
-    path += _gap(before[-1].end_seconds if before else issued, cursor, queued, key)
+    begin = before[-1].end_seconds if before else issued
+    if begin < cursor:
+        path += _gap(begin, cursor, queued, key)
     return [*before, *reversed(path)]
 
 

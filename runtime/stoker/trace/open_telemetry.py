@@ -75,12 +75,7 @@ class OpenTelemetrySink:
         self._read.add(counts.read_bytes)
         self._requests.add(counts.answered, {"stoker.outcome": "answered"})
         self._requests.add(counts.lost, {"stoker.outcome": "lost"})
-        spans = [
-            span._replace(
-                begin_seconds=span.begin_seconds + offset_seconds, end_seconds=span.end_seconds + offset_seconds
-            )
-            for span in fetch.path()
-        ]
+        spans = [span.later(offset_seconds) for span in fetch.path()]
         attributes: dict[str, str | int] = {
             "stoker.object": fetch.object,
             "stoker.item": fetch.item,

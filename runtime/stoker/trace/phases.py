@@ -62,9 +62,12 @@ class Span(NamedTuple):
 
     def clipped(self, begin_seconds: float, end_seconds: float) -> Span:
         """Return the part of it that lies between two moments; it may last no time, or less."""
-        return self._replace(
-            begin_seconds=max(self.begin_seconds, begin_seconds), end_seconds=min(self.end_seconds, end_seconds)
-        )
+        begin, end = max(self.begin_seconds, begin_seconds), min(self.end_seconds, end_seconds)
+        return Span(self.phase, begin, end, self.object)
+
+    def later(self, seconds: float) -> Span:
+        """Return it on a clock that is ahead by so much."""
+        return Span(self.phase, self.begin_seconds + seconds, self.end_seconds + seconds, self.object)
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:

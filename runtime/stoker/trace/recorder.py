@@ -139,9 +139,8 @@ class Recorder:
     def waited_for(self, item: int, begin_seconds: float, end_seconds: float) -> None:
         """Note a wait for an item, before it is released."""
         offset = self._offset_seconds
-        for span in explained(self._fetches.get(item), begin_seconds - offset, end_seconds - offset):
-            begin, end = span.begin_seconds + offset, span.end_seconds + offset
-            self._pending.append(span._replace(begin_seconds=begin, end_seconds=end))
+        spans = explained(self._fetches.get(item), begin_seconds - offset, end_seconds - offset)
+        self._pending += [span.later(offset) for span in spans]
 
     def waited(self, phase: Phase, begin_seconds: float, end_seconds: float) -> None:
         """Note a wait for something else."""

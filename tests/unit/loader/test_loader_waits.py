@@ -39,15 +39,13 @@ def test_waits_for_the_bucket_are_in_its_phases(url: str) -> None:
     assert 0 < waited <= stats.bucket_wait_seconds * (1 + 1e-9)
 
 
-def test_the_worst_waits_are_told_with_batch_and_object(url: str) -> None:
+def test_the_ten_worst_waits_are_told_the_worst_first(url: str) -> None:
     with Loader(url, batch_size=10) as loader:
         numbers(loader)
         stats = loader.stats()
     worst = stats.worst_waits
     assert len(worst) == 10
     assert [wait.seconds for wait in worst] == sorted((wait.seconds for wait in worst), reverse=True)
-    first = next(wait for wait in worst if wait.batch == 0)
-    assert any(key.startswith("data/") for _, key in first.by_cause())
     assert math.fsum(wait.seconds for wait in worst) <= stats.wait_seconds * (1 + 1e-9)
 
 
@@ -71,4 +69,3 @@ def test_every_way_to_read_is_told_of(url: str, settings: dict[str, Any]) -> Non
         numbers(loader)
         stats = loader.stats()
     assert math.fsum(stats.waits.values()) == pytest.approx(stats.wait_seconds)
-    assert any(key for wait in stats.worst_waits for _, key in wait.by_cause())

@@ -1,0 +1,21 @@
+"""A training that writes a trace and is killed in the middle."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from stoker_torch import Loader
+from support.processes import die
+
+__all__ = ["train_and_die"]
+
+
+def train_and_die(url: str, trace: Path) -> None:
+    """Train for a little more than a trace holds back, and be killed."""
+    with Loader(url, batch_size=10, trace=trace) as loader:
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < 1.2:
+            for _ in loader:
+                time.sleep(0.01)
+        die()
