@@ -92,6 +92,7 @@ class DiskTier:
         """Have nothing open."""
         self._keeper.clear()
         self._folder: DiskFolder | None = None
+        self._opening = asyncio.Lock()  # a call that is cancelled ends when its thread does, beside those after it
         self._buffers = Ring(self._behind_most, self._largest_bytes)
         self._behind: dict[str, _Writing] = {}
         self._queue: deque[_Writing] = deque()
@@ -104,11 +105,12 @@ class DiskTier:
         if self._pid != os.getpid():
             self._begin()
             self._pid = os.getpid()
-        self._keeper.follow(manifest, future)
-        if self._folder is not None and self._folder.own is None:
-            await self._close_folder()  # to try again: an owner may have gone
-        if self._folder is None:
-            await self._open(manifest)
+        async with self._opening:
+            self._keeper.follow(manifest, future)
+            if self._folder is not None and self._folder.own is None:
+                await self._close_folder()  # to try again: an owner may have gone
+            if self._folder is None:
+                await self._open(manifest)
 
     async def _open(self, manifest: Manifest) -> None:
         fit = partial(self._keeper.adopt, manifest=manifest)
@@ -238,9 +240,10 @@ class DiskTier:
     async def close(self) -> None:
         """Write what waits to be written, and give the part up; what is in it stays for the next. Idempotent."""
         if self._pid == os.getpid():
-            await self.flush()
-            await self._close_folder()
-            self._begin()
+            async with self._opening:
+                await self.flush()
+                await self._close_folder()
+                self._begin()
 
     async def _close_folder(self) -> None:
         folder, self._folder = self._folder, None

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cache import disk_folder
 from stoker.cache.disk_tier import DiskTier
 from stoker.cache.naming import name_of
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, offer
@@ -593,6 +594,37 @@ def test_a_start_that_is_cancelled_leaves_a_tier_that_can_be_closed(tmp_path: Pa
         tier = await opened(tmp_path)
         assert await present(tier) == {1}
         await tier.close()
+
+    running(check)
+
+
+@pytest.mark.parametrize("then", ["follow", "close"])
+def test_what_comes_while_a_cancelled_start_has_not_ended_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    async def check() -> None:
+        await left(tmp_path, 1)
+        before, go, tidied = open_files(), threading.Event(), disk_folder._tidied
+
+        def slowly(handle: int) -> list[str]:
+            assert go.wait(30)
+            return tidied(handle)
+
+        monkeypatch.setattr(disk_folder, "_tidied", slowly)
+        tier = disk_tier(tmp_path, 3)
+        starting = asyncio.ensure_future(tier.follow(MANIFEST, future()))
+        await asyncio.sleep(0.01)
+        starting.cancel()
+        following = asyncio.ensure_future(tier.follow(MANIFEST, future()) if then == "follow" else tier.close())
+        await asyncio.sleep(0.01)
+        go.set()
+        await asyncio.wait([starting])
+        await following
+        if then == "follow":
+            await offer(tier, 2)
+            assert await present(tier) == {1, 2}
+            await tier.close()
+        assert open_files() == before
 
     running(check)
 
