@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import textwrap
 from argparse import ArgumentParser, Namespace
 from contextlib import aclosing
@@ -59,7 +60,7 @@ def _shown(finding: Finding, url: str) -> list[str]:
     if finding.advice:
         lines += _wrapped(finding.advice, f"{margin}→ ", f"{margin}  ")
     if finding.command:
-        lines.append(f"{margin}  {finding.command.replace('URL', printable(url))}")
+        lines.append(f"{margin}  {finding.command.replace('URL', printable(shlex.quote(url)))}")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shlex
 import textwrap
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -282,7 +283,7 @@ def _suggested(each: Suggestion, url: str) -> list[str]:
     change = f"{each.given} → {each.advised}" if each.is_change else each.given
     lines = _wrapped(f"{each.name}: {change}; {each.reason}")
     if each.command:
-        lines.append(f"      {each.command.replace('URL', printable(url))}")
+        lines.append(f"      {each.command.replace('URL', printable(shlex.quote(url)))}")
     return lines
 
 

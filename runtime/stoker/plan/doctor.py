@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -94,8 +95,9 @@ async def examine(what: Examination) -> AsyncGenerator[Finding, None]:
         yield finding
     store = open_store(what.url, options=what.options)
     try:
-        async for finding in _Doctor(what, machine, store).look():
-            yield finding
+        async with aclosing(_Doctor(what, machine, store).look()) as findings:
+            async for finding in findings:
+                yield finding
     finally:
         await store.close()
 
@@ -106,54 +108,50 @@ class _Doctor:
         self._reader = RetryingReader(store, _ATTEMPTS)
         self._manifest: Manifest | None = None
 
-    async def look(self) -> AsyncIterator[Finding]:
+    async def look(self) -> AsyncGenerator[Finding, None]:
         """Look at the endpoint, the credentials, the permissions, the data set and the speed, in this order."""
         if isinstance(self._store, Introduced):
-            for check, findings in (
-                ("endpoint", self._endpoint(self._store)),
-                ("credentials", self._identity(self._store)),
-            ):
-                try:
-                    async for finding in findings:
-                        yield finding
-                except StokerError as error:
-                    yield _problem(check, error)
-                    return
+            try:
+                for finding in await self._endpoint(self._store):
+                    yield finding
+                yield await self._identity(self._store)
+            except StokerError as error:
+                yield _problem("endpoint", error)
+                return
         read = await self._read()
         yield read
         if read.level is not Level.PROBLEM or self._what.write:
             yield await self._list()
         if self._what.write:
-            async for finding in self._write():
+            for finding in await self._write():
                 yield finding
         if self._manifest is not None:
-            async for finding in self._dataset(self._manifest):
+            for finding in await self._dataset(self._manifest):
                 yield finding
-            async for finding in self._speed(self._manifest):
+            for finding in await self._speed(self._manifest):
                 yield finding
 
-    async def _endpoint(self, store: Introduced) -> AsyncIterator[Finding]:
+    async def _endpoint(self, store: Introduced) -> list[Finding]:
         asked = self._what.clock()
         endpoint = await store.endpoint()
-        yield Finding(check="endpoint", level=Level.OK, text=f"{endpoint.address} answers")
+        found = [Finding(check="endpoint", level=Level.OK, text=f"{endpoint.address} answers")]
         if endpoint.date is not None:
-            yield _clock(endpoint.date, (asked + self._what.clock()) / 2)
+            found.append(_clock(endpoint.date, (asked + self._what.clock()) / 2))
         where = await asyncio.to_thread(self._what.whereabouts)
-        yield _region(endpoint, where)
+        return [*found, _region(endpoint, where)]
 
-    async def _identity(self, store: Introduced) -> AsyncIterator[Finding]:
+    async def _identity(self, store: Introduced) -> Finding:
         found = await store.identity()
         if found.expires is None:
-            yield Finding(check="credentials", level=Level.OK, text=found.kind)
-            return
+            return Finding(check="credentials", level=Level.OK, text=found.kind)
         left = (found.expires - datetime.fromtimestamp(self._what.clock(), UTC)).total_seconds()
         text = f"{found.kind}, for {_span(left)}"
-        if found.is_renewed or left > _SOON_SECONDS:
-            text += ", then renewed" if found.is_renewed else ""
-            yield Finding(check="credentials", level=Level.OK, text=text)
-        else:
-            advice = "a longer run needs credentials that are renewed: a role, or a profile"
-            yield Finding(check="credentials", level=Level.WARNING, text=text, advice=advice)
+        if found.is_renewed:
+            return Finding(check="credentials", level=Level.OK, text=f"{text}, then renewed")
+        if left > _SOON_SECONDS:
+            return Finding(check="credentials", level=Level.OK, text=text)
+        advice = "a longer run needs credentials that are renewed: a role, or a profile"
+        return Finding(check="credentials", level=Level.WARNING, text=text, advice=advice)
 
     async def _read(self) -> Finding:
         try:
@@ -175,9 +173,9 @@ class _Doctor:
         return Finding(check="read", level=Level.OK, text="the manifest and super-samples can be read")
 
     async def _list(self) -> Finding:
+        found = self._reader.list("manifests/")
         try:
-            async for _ in self._reader.list("manifests/"):
-                break
+            await anext(found, None)
         except PermissionDeniedError:
             return Finding(
                 check="list",
@@ -187,24 +185,26 @@ class _Doctor:
             )
         except StokerError as error:
             return _problem("list", error)
+        finally:
+            if isinstance(found, AsyncGenerator):
+                await found.aclose()
         return Finding(check="list", level=Level.OK, text="allowed")
 
-    async def _write(self) -> AsyncIterator[Finding]:
+    async def _write(self) -> list[Finding]:
         """Write an object twice, each time on condition that there is none, and delete it."""
         if not isinstance(self._store, Writable) or self._what.url.startswith("stoker+"):
-            yield Finding(check="write", level=Level.NOTE, text="what a function serves is read-only")
-            return
+            return [Finding(check="write", level=Level.NOTE, text="what a function serves is read-only")]
         key = f"doctor/{secrets.token_hex(8)}"
         try:
             await self._store.put(key, b"stoker doctor", if_absent=True)
-            yield Finding(check="write", level=Level.OK, text="allowed")
             try:
-                yield await self._second_write(key)
+                second = await self._second_write(key)
             finally:
                 await self._store.delete(key)
-            yield Finding(check="delete", level=Level.OK, text="allowed")
         except StokerError as error:
-            yield _problem("write", error, "let these credentials write and delete: s3:PutObject and s3:DeleteObject")
+            advice = "let these credentials write and delete: s3:PutObject and s3:DeleteObject"
+            return [_problem("write", error, advice)]
+        return [Finding(check="write", level=Level.OK, text="a small object was written and deleted"), second]
 
     async def _second_write(self, key: str) -> Finding:
         try:
@@ -218,58 +218,68 @@ class _Doctor:
             advice="use a store that honours If-None-Match, or pack from one place only",
         )
 
-    async def _dataset(self, manifest: Manifest) -> AsyncIterator[Finding]:
-        sizes = manifest.rows.size_bytes
-        shown = (
-            f"version {manifest.version}, {counted(manifest.samples, 'sample')} in "
-            f"{counted(len(manifest), 'super-sample')}, {format_bytes(manifest.size_bytes)}"
-        )
-        yield Finding(check="data set", level=Level.OK if len(manifest) else Level.WARNING, text=shown)
+    async def _dataset(self, manifest: Manifest) -> list[Finding]:
+        packed = f"{counted(manifest.samples, 'sample')} in {counted(len(manifest), 'super-sample')}"
+        text = f"version {manifest.version}, {packed}, {format_bytes(manifest.size_bytes)}"
+        found = [Finding(check="data set", level=Level.OK if len(manifest) else Level.WARNING, text=text)]
         try:
             newest = await newest_manifest(self._reader)
         except StokerError:
             newest = None  # who may read one version need not be allowed to ask for others
         if newest is not None and newest.version > manifest.version:
-            yield Finding(
-                check="newest version",
-                level=Level.WARNING,
-                text=f"version {newest.version} is complete, but readers are told of {manifest.version}",
-                advice="a writer died between the two; the next one repairs it",
-                command="stoker compact URL",
+            found.append(
+                Finding(
+                    check="newest version",
+                    level=Level.WARNING,
+                    text=f"version {newest.version} is complete, but readers are told of {manifest.version}",
+                    advice="a writer died between the two; the next one repairs it",
+                    command="stoker compact URL",
+                )
             )
-        if len(manifest) > _FEW and float(np.median(sizes)) < _SMALL_BYTES:
-            yield Finding(
-                check="super-sample size",
-                level=Level.WARNING,
-                text=f"half of them have less than {format_bytes(float(np.median(sizes)))}",
-                advice="a request for a small object takes as long as one for a large one",
-                command="stoker compact URL",
-            )
-        needed = _WINDOW * manifest.largest_bytes + manifest.file_bytes
-        if needed > self._machine.free_bytes:
-            yield Finding(
-                check="super-sample size",
-                level=Level.PROBLEM,
-                text=f"a window of 8 takes {format_bytes(needed)}, more than is free",
-                advice="use a smaller window, a larger machine, or smaller super-samples",
-                command="stoker plan URL --gpu-rate N",
-            )
+        return [*found, *_sizes(manifest, self._machine)]
 
-    async def _speed(self, manifest: Manifest) -> AsyncIterator[Finding]:
+    async def _speed(self, manifest: Manifest) -> list[Finding]:
         if not len(manifest):
-            return
+            return []
         try:
             refs = [manifest.ref(row) for row in range(0, len(manifest), max(1, len(manifest) // 64))]
             found = await probe(self._store, refs, self._what.limits)
         except StokerError as error:
-            yield _problem("speed", error)
-            return
+            return [_problem("speed", error)]
         took = f"{counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
-        for finding in _speeds(found):
-            yield finding
+        findings = [*_speeds(found), Finding(check="measured", level=Level.OK, text=f"with {took}")]
         if found.failed:
-            text = f"{found.failed} of {took} failed in a way that may pass"
-            yield Finding(check="errors", level=Level.WARNING, text=text, advice="look again later")
+            text = f"{found.failed} of {counted(found.requests, 'request')} failed in a way that may pass"
+            findings.append(Finding(check="errors", level=Level.WARNING, text=text, advice="look again later"))
+        return findings
+
+
+def _sizes(manifest: Manifest, machine: Machine) -> list[Finding]:
+    """Say what is wrong with how large super-samples are."""
+    found = []
+    half_bytes = float(np.median(manifest.rows.size_bytes)) if len(manifest) else 0.0
+    if len(manifest) > _FEW and half_bytes < _SMALL_BYTES:
+        found.append(
+            Finding(
+                check="super-sample size",
+                level=Level.WARNING,
+                text=f"half of them have at most {format_bytes(half_bytes)}",
+                advice="a request for a small object takes as long as one for a large one",
+                command="stoker compact URL",
+            )
+        )
+    needed_bytes = _WINDOW * manifest.largest_bytes + manifest.file_bytes
+    if needed_bytes > machine.free_bytes:
+        found.append(
+            Finding(
+                check="super-sample size",
+                level=Level.PROBLEM,
+                text=f"a window of 8 takes {format_bytes(needed_bytes)}, more than is free",
+                advice="use a smaller window, a larger machine, or smaller super-samples",
+                command="stoker plan URL --gpu-rate N",
+            )
+        )
+    return found
 
 
 def _speeds(found: Probe) -> list[Finding]:
