@@ -186,10 +186,11 @@ class ChromeTrace:
 
     def _complete(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> None:
         """Write something that took time; ``name`` and what is between the braces of ``args`` are JSON."""
-        at, took = (begin - self._origin) * 1e6, max(0.0, end - begin) * 1e6
+        # Moments are rounded, not durations: so what ends with what it lies in ends with it here, too.
+        begin_ns, end_ns = round((begin - self._origin) * 1e9), round((end - self._origin) * 1e9)
         self._write(
             f'{{"name":{name},"cat":"{category}","ph":"X","pid":{self._pid},"tid":{row},'
-            f'"ts":{at:.3f},"dur":{took:.3f},"args":{{{args}}}}}'
+            f'"ts":{begin_ns / 1e3:.3f},"dur":{max(0, end_ns - begin_ns) / 1e3:.3f},"args":{{{args}}}}}'
         )
 
     def _write(self, event: str) -> None:

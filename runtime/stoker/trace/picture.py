@@ -50,12 +50,9 @@ class Section:
         Raises:
             ConfigError: there is nothing in it.
         """
-        times = np.array([(each.begin_seconds, each.end_seconds) for each in (*recording.fetches, *recording.held)])
-        spans = [span for wait in recording.waits for span in (wait.spans[0], wait.spans[-1])]
-        times = np.array([*times.tolist(), *((span.begin_seconds, span.end_seconds) for span in spans)])
-        if not len(times):
+        if not recording.waits and not recording.fetches:
             raise ConfigError("there is nothing in the trace to draw")
-        first, last = float(times[:, 0].min()), float(times[:, 1].max())
+        first, last = recording.begin_seconds, recording.end_seconds
         if seconds is None:
             begins = np.sort([each.begin_seconds for each in recording.fetches])
             share = min(1.0, _MOST_FETCHES / max(1, len(begins)))

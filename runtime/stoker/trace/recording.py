@@ -77,13 +77,21 @@ class Recording:
     is_full: bool
 
     @property
-    def seconds(self) -> float:
-        """From the first thing that was recorded to the end of the last."""
-        ends = [each.end_seconds for each in (*self.fetches, *self.held)]
-        ends += [wait.spans[-1].end_seconds for wait in self.waits]
+    def begin_seconds(self) -> float:
+        """When the first thing that was recorded began."""
         begins = [each.begin_seconds for each in self.fetches]
-        begins += [wait.spans[0].begin_seconds for wait in self.waits]
-        return max(ends, default=0.0) - min(begins, default=0.0)
+        return min([*begins, *(wait.spans[0].begin_seconds for wait in self.waits)], default=0.0)
+
+    @property
+    def end_seconds(self) -> float:
+        """When the last thing that was recorded ended."""
+        ends = [each.end_seconds for each in (*self.fetches, *self.held)]
+        return max([*ends, *(wait.spans[-1].end_seconds for wait in self.waits)], default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """From the one to the other."""
+        return self.end_seconds - self.begin_seconds
 
     def by_phase(self) -> dict[Phase, float]:
         """Return the seconds that were waited, by phase, the longest first."""

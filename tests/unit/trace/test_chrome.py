@@ -67,9 +67,9 @@ def test_events_of_a_row_lie_inside_each_other_or_apart(run: tuple[TracedRun, Pa
         inside: list[int] = []
         for begin, negative_end in sorted(times):
             end = -negative_end
-            while inside and inside[-1] <= begin + 1:  # rounded to a nanosecond
+            while inside and inside[-1] <= begin:
                 inside.pop()
-            assert not inside or end <= inside[-1] + 1
+            assert not inside or end <= inside[-1]
             inside.append(end)
 
 
