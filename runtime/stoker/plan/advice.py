@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from stoker.budget import window_slots
-from stoker.errors import BudgetError
+from stoker.errors import StokerError
 from stoker.manifest import Manifest
 from stoker.plan.dataset import described
 from stoker.plan.predict import Cache, Prediction, Workload, predict
@@ -135,7 +135,7 @@ def advise(given: Workload, resources: Resources) -> Advice:
 def _tried(workload: Workload) -> tuple[Prediction | None, str]:
     try:
         return predict(workload), ""
-    except BudgetError as error:
+    except StokerError as error:  # too little memory, or a link on which its super-samples come too late
         return None, str(error)
 
 
