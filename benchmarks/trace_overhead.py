@@ -1,17 +1,22 @@
 """What keeping the record of waits costs, and writing a trace: `python -m benchmarks.trace_overhead`.
 
 One loader reads 50,000 samples of `uint8[32, 32, 3]` and an `int64` label from memory, as fast as it can, in batches
-of 256, through a store that answers at once: so there is nothing to hide the costs behind. Three ways, in turn: no
-record at all, the record that every loader keeps (`stats()`), and a trace file. A round gives the ratio of each to no
-record, of samples a second and of samples a second of processor time; the ratios' medians are told. On a machine that
-does other things, too, the second is the one to look at.
+of 256, through a store that answers at once: so there is nothing to hide the costs behind. In turn: no record at all,
+twice, which tells what the figures are worth; the record that every loader keeps (`stats()`); and a trace file. A round
+gives the ratio of each to no record, of samples a second and of samples a second of processor time; the ratios' medians
+are told. On a machine that does other things, too, the second is the one to look at.
+
+Before that: the processor time of a fetch of 1,000 bytes on the virtual clock, where there is nothing but the machinery.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,12 +24,21 @@ from typing import Any
 import numpy as np
 
 import stoker
+from benchmarks.virtual_clock import BODY, FETCHES, REF, SleepingStore
+from stoker.clock import run_virtual
 from stoker.feed import BatchSource
+from stoker.fetch.fetcher import Fetcher
+from stoker.fetch.prefetcher import Item, Prefetcher
 from stoker.manifest import Manifest
+from stoker.ring import Ring
+from stoker.schedule import Continuous
+from stoker.trace.chrome import ChromeTrace
 from stoker.trace.recorder import Recorder
 from stoker_torch import Loader
 
-SAMPLES, BATCH, EPOCHS, ROUNDS = 50_000, 256, 4, 15
+SAMPLES, BATCH, ROUNDS = 50_000, 256, 25
+SETTLE_SECONDS = 0.1
+"""In which the loaders whose turn it is not have filled their rings."""
 SCHEMA = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int64")}
 SIZES = (8 << 20, 1 << 20, 128 << 10)
 
@@ -56,41 +70,81 @@ def pack(size_bytes: int) -> str:
     return url
 
 
-def samples_per_second(kind: type[Loader], url: str, settings: Mapping[str, Any]) -> tuple[float, float]:
-    """Return samples per second of the clock and per second of all processors."""
-    with kind(url, batch_size=BATCH, memory="512MB", **settings) as loader:
-        for _ in loader:  # the first epoch takes the ring's pages
-            pass
-        begun, begun_cpu = time.perf_counter(), time.process_time()
-        for _ in range(EPOCHS):
-            for _ in loader:
-                pass
-        samples = SAMPLES * EPOCHS
-        return samples / (time.perf_counter() - begun), samples / (time.process_time() - begun_cpu)
+def speeds(loader: Loader) -> tuple[float, float]:
+    """Return samples per second of the clock and per second of all processors, over one epoch."""
+    time.sleep(SETTLE_SECONDS)
+    begun, begun_cpu = time.perf_counter(), time.process_time()
+    for _ in loader:
+        pass
+    return SAMPLES / (time.perf_counter() - begun), SAMPLES / (time.process_time() - begun_cpu)
+
+
+def measure(loaders: Mapping[str, Loader]) -> dict[str, list[tuple[float, float]]]:
+    """Return the speeds of each loader, one a round; the order of turns is drawn anew for each."""
+    rng = random.Random(0)
+    for loader in loaders.values():
+        speeds(loader)  # takes the ring's pages
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in loaders}
+    for _ in range(ROUNDS):
+        for name in rng.sample(list(loaders), len(loaders)):
+            found[name].append(speeds(loaders[name]))
+    return found
+
+
+async def fetch_all(recorder: Recorder | None) -> None:
+    """Fetch, wait for and give back small items, as many as there are."""
+    loop, ring = asyncio.get_running_loop(), Ring(32, len(BODY))
+    fetcher = Fetcher(SleepingStore(), ring=ring, rng=random.Random(0))
+    items = (Item(index, REF, index) for index in range(FETCHES))
+    prefetcher = Prefetcher(fetcher, ring, Continuous(), lambda: next(items, None), hedge_slots=4, recorder=recorder)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(prefetcher.run())
+        for index in range(FETCHES):
+            asked = loop.time()
+            await prefetcher.wait(index)
+            if recorder is not None:
+                recorder.waited_for(index, asked, loop.time())
+                recorder.yielded(0, asked, loop.time())
+            prefetcher.release(index)
+
+
+def measure_fetches() -> None:
+    """Print what a fetch, a wait for it and a batch cost together."""
+    costs: dict[str, list[float]] = {"no record": [], "record": [], "trace": []}
+    with tempfile.TemporaryDirectory() as folder, ChromeTrace(Path(folder) / "trace.json") as trace:
+        for _ in range(ROUNDS):
+            recorders = (None, Recorder(), Recorder([trace]))
+            for name, recorder in zip(costs, recorders, strict=True):
+                begun = time.process_time()
+                run_virtual(fetch_all(recorder))
+                costs[name].append((time.process_time() - begun) / FETCHES * 1e6)
+    told = ", ".join(f"{name} {median(figures):.0f}" for name, figures in costs.items())
+    print(f"µs of processor time for a fetch, a wait and a batch, medians of {ROUNDS} rounds: {told}")
 
 
 def main() -> None:
-    print(f"median ratio of {ROUNDS} rounds of {EPOCHS} epochs, in turn; samples a second are the medians, too")
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        ways: dict[str, tuple[type[Loader], dict[str, Any]]] = {
-            "no record": (Unrecorded, {}),
-            "record": (Loader, {}),
-            "trace": (Loader, {"trace": trace}),
-        }
-        for size_bytes in SIZES:
-            url = pack(size_bytes)
-            speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-            for number in range(ROUNDS):
-                for name in sorted(ways, reverse=bool(number % 2)):
-                    speeds[name].append(samples_per_second(ways[name][0], url, ways[name][1]))
-            written = trace.stat().st_size / 1e6
-            print(f"super-samples of {size_bytes >> 10:5} KiB; the trace of {EPOCHS + 1} epochs has {written:.2f} MB")
-            for name, figures in speeds.items():
-                pairs = list(zip(figures, speeds["no record"], strict=True))
-                clock, processor = (median(figure[way] / base[way] for figure, base in pairs) for way in (0, 1))
-                speed = median(figure[0] for figure in figures)
-                print(f"  {name:10} {speed:10,.0f} samples/s; ratio {clock:.3f}, of processor time {processor:.3f}")
+    measure_fetches()
+    print(f"medians of {ROUNDS} rounds of an epoch for each, in turn")
+    for size_bytes in SIZES:
+        url = pack(size_bytes)
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            trace = Path(folder) / "trace.json"
+            settings: dict[str, Any] = {"batch_size": BATCH, "memory": "256MB"}
+            loaders = {
+                "no record": stack.enter_context(Unrecorded(url, **settings)),
+                "no record, again": stack.enter_context(Unrecorded(url, **settings)),
+                "record": stack.enter_context(Loader(url, **settings)),
+                "trace": stack.enter_context(Loader(url, trace=trace, **settings)),
+            }
+            found = measure(loaders)
+            loaders["trace"].close()
+            written = trace.stat().st_size / (ROUNDS + 1) / 1e6
+        print(f"super-samples of {size_bytes >> 10:5} KiB; the trace has {written:.2f} MB an epoch")
+        for name, figures in found.items():
+            pairs = list(zip(figures, found["no record"], strict=True))
+            clock, processor = (median(figure[way] / base[way] for figure, base in pairs) for way in (0, 1))
+            speed = median(figure[0] for figure in figures)
+            print(f"  {name:16} {speed:10,.0f} samples/s; ratio {clock:.3f}, of processor time {processor:.3f}")
 
 
 if __name__ == "__main__":
