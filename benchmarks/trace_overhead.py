@@ -6,7 +6,7 @@ twice, which tells what the figures are worth; the record that every loader keep
 gives the ratio of each to no record, of samples a second and of samples a second of processor time; the ratios' medians
 are told. On a machine that does other things, too, the second is the one to look at.
 
-Before that: the processor time of a fetch of 1,000 bytes on the virtual clock, where there is nothing but the machinery.
+Before that: the processor time of a fetch of 1,000 bytes on the virtual clock, where nothing but the machinery is.
 """
 
 from __future__ import annotations
