@@ -1,0 +1,234 @@
+"""Predictions beside real runs: `python -m benchmarks.prediction [--repeats N]` prints the table of docs/planning.md.
+
+For each configuration a bucket of this machine is shaped, probed, and its loader's run predicted; then the loader runs,
+with a step of training that sleeps. Nothing is fitted: a prediction knows the manifest, a few reads, and the settings.
+What stands in the table is measured over predicted, the median of the repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import stoker
+from stoker.feed import FeedConfig
+from stoker.manifest import Manifest
+from stoker.order import OrderConfig
+from stoker.plan.predict import Prediction, Workload, predict
+from stoker.plan.probe import Probe, ProbeLimits, probe
+from stoker.schedule import Continuous, NextBatch, Schedule
+from stoker.versions import read_manifest
+from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process
+from stoker_torch import Loader
+
+EPOCHS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What is run.
+
+    Attributes:
+        name: in the table.
+        shape: of the bucket.
+        super_sample_bytes: of the data set.
+        samples: of it, of 3 KiB each.
+        samples_per_second: that training takes.
+        batch_size: of the loader.
+        window: of the loader.
+        memory_bytes: of the loader.
+        schedule: of the loader.
+    """
+
+    name: str
+    shape: Shape
+    super_sample_bytes: int = 1 << 20
+    samples: int = 30_000
+    samples_per_second: float = 10_000.0
+    batch_size: int = 256
+    window: int = 8
+    memory_bytes: int = 64_000_000
+    schedule: Schedule = Continuous()  # noqa: RUF009 - frozen
+
+
+def shape(first_byte_seconds: float, connection: float, total: float, sigma: float = 0.1) -> Shape:
+    """Return a bucket's shape, rates in MB a second."""
+    return Shape(
+        first_byte_seconds=first_byte_seconds,
+        first_byte_sigma=sigma,
+        connection_bytes_per_second=connection * 1e6,
+        total_bytes_per_second=total * 1e6,
+    )
+
+
+CONFIGURATIONS = (
+    Configuration(name="training is the limit", shape=shape(0.04, 60, 200), samples_per_second=8_000),
+    Configuration(name="the link is the limit", shape=shape(0.03, 25, 35), samples_per_second=30_000),
+    Configuration(name="near both limits", shape=shape(0.05, 20, 45), samples_per_second=13_000),
+    Configuration(name="distant bucket", shape=shape(0.15, 40, 70), samples_per_second=9_000),
+    Configuration(name="small super-samples", shape=shape(0.08, 40, 90), super_sample_bytes=1 << 17),
+    Configuration(name="large super-samples", shape=shape(0.05, 30, 60), super_sample_bytes=4 << 20, window=4),
+    Configuration(name="small memory", shape=shape(0.2, 25, 80), memory_bytes=14_000_000, samples_per_second=10_000),
+    Configuration(name="next batch only", shape=shape(0.08, 30, 70), schedule=NextBatch(), samples_per_second=7_000),
+)
+"""Chosen when the predictor was finished; it was tried on others, with other shapes, while it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a real run took: its first batch, its first epoch, the later ones, their stall, and its requests."""
+
+    first_batch_seconds: float
+    first_seconds: float
+    later_seconds: float
+    later_stall: float
+    requests: float
+
+
+def pack(url: str, configuration: Configuration) -> None:
+    """Write a data set of noise."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (configuration.samples, 32, 32, 3), dtype=np.uint8)
+    schema = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int64")}
+    with stoker.Packer(url, schema=schema, super_sample_bytes=configuration.super_sample_bytes) as packer:
+        packer.extend({"image": image, "label": number} for number, image in enumerate(images))
+
+
+def predicted(url: str, configuration: Configuration) -> Prediction:
+    """Look at the bucket as `stoker plan` does, and predict."""
+
+    async def look() -> tuple[Manifest, float, Probe]:
+        begun = time.perf_counter()
+        store = stoker.open_store(url)
+        try:
+            manifest = await read_manifest(store)
+            seconds = time.perf_counter() - begun
+            found = await probe(store, [manifest.ref(row) for row in range(len(manifest))], ProbeLimits())
+        finally:
+            await store.close()
+        return manifest, seconds + found.connect_seconds, found
+
+    manifest, start_seconds, found = asyncio.run(look())
+    return predict(
+        Workload(
+            manifest=manifest,
+            feed=FeedConfig(
+                order=OrderConfig(seed=3, window=configuration.window),
+                batch_size=configuration.batch_size,
+                memory_bytes=configuration.memory_bytes,
+                schedule=configuration.schedule,
+            ),
+            samples_per_second=configuration.samples_per_second,
+            bucket=found.bucket(),
+            node_bytes_per_second=found.total_bytes_per_second,
+            start_seconds=start_seconds,
+        )
+    )
+
+
+def observed(url: str, configuration: Configuration) -> Observed:
+    """Run a loader for three epochs; the second stands for the later ones, as it does in a prediction."""
+    step_seconds = configuration.batch_size / configuration.samples_per_second
+    seconds, waits = [], []
+    with Loader(
+        url,
+        batch_size=configuration.batch_size,
+        window=configuration.window,
+        seed=3,
+        memory=configuration.memory_bytes,
+        schedule=configuration.schedule,
+        epochs=EPOCHS,
+    ) as loader:
+        for _ in range(EPOCHS):
+            begun, waited = time.perf_counter(), loader.stats().wait_seconds
+            for batch in loader:
+                time.sleep(step_seconds * len(batch["label"]) / configuration.batch_size)
+            seconds.append(time.perf_counter() - begun)
+            waits.append(loader.stats().wait_seconds - waited)
+        stats = loader.stats()
+    assert stats.first_batch_seconds is not None
+    return Observed(
+        first_batch_seconds=stats.first_batch_seconds,
+        first_seconds=seconds[0],
+        later_seconds=seconds[1],
+        later_stall=waits[1] / seconds[1],
+        requests=stats.get_requests / EPOCHS,
+    )
+
+
+@contextmanager
+def environment(bucket: BucketProcess) -> Iterator[None]:
+    """Lead this process's clients to the bucket."""
+    before = dict(os.environ)
+    os.environ.update(bucket.environment())
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def compared(configuration: Configuration, repeats: int) -> dict[str, object]:
+    """Return what was predicted and measured, and their ratios."""
+    url = "s3://stoker/data"
+    pairs: list[tuple[Prediction, Observed]] = []
+    with bucket_process(BucketConfig()) as bucket, environment(bucket):
+        pack(url, configuration)
+        bucket.reshape(configuration.shape)
+        pairs += [(predicted(url, configuration), observed(url, configuration)) for _ in range(repeats)]
+
+    def ratio(name: str) -> float:
+        expected: Callable[[Prediction], float] = {
+            "first_batch_seconds": lambda found: found.first_batch_seconds,
+            "first_seconds": lambda found: found.first.seconds,
+            "later_seconds": lambda found: found.later.seconds,
+            "requests": lambda found: (found.first.requests + (EPOCHS - 1) * found.later.requests) / EPOCHS,
+        }[name]
+        return statistics.median(getattr(real, name) / expected(found) for found, real in pairs)
+
+    return {
+        "name": configuration.name,
+        "first_batch": ratio("first_batch_seconds"),
+        "first_epoch": ratio("first_seconds"),
+        "later_epochs": ratio("later_seconds"),
+        "requests": ratio("requests"),
+        "stall_predicted": statistics.median(found.later.stall for found, _ in pairs),
+        "stall_measured": statistics.median(real.later_stall for _, real in pairs),
+        "runs": [{"predicted": asdict(found), "measured": asdict(real)} for found, real in pairs],
+    }
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="*", help="names of configurations")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    options = parser.parse_args()
+    rows = []
+    print("| configuration | first batch | first epoch | later epochs | requests | stall, predicted | measured |")
+    print("|---|---|---|---|---|---|---|")
+    for each in CONFIGURATIONS:
+        if options.only and each.name not in options.only:
+            continue
+        row = compared(each, options.repeats)
+        rows.append(row)
+        ratios = " | ".join(f"{row[name]:.2f}" for name in ("first_batch", "first_epoch", "later_epochs", "requests"))
+        print(f"| {each.name} | {ratios} | {row['stall_predicted']:.1%} | {row['stall_measured']:.1%} |")
+        sys.stdout.flush()
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
