@@ -9,6 +9,7 @@ how long it is held; the requests, as many rows as were under way at once.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -46,7 +47,8 @@ class ChromeTrace:
     and nothing else.
 
     Args:
-        path: of the file, which is written anew.
+        path: of the file, which is written anew; another trace that is being written under this name loses the name,
+            and goes on in the file that it has.
         limit: the most that is written, bytes or ``"64MB"``; what comes behind is left out, and the trace says so.
         name: of the process in the timeline.
         clock: seconds, the one that waits are measured with.
@@ -68,7 +70,7 @@ class ChromeTrace:
         if limit_bytes < 4 * _FULL_BYTES:
             raise ConfigError(f"a trace needs limit={4 * _FULL_BYTES} bytes at least, not {limit_bytes}")
         try:
-            file = self.path.open("wb", buffering=0)
+            file = _opened_anew(self.path)
         except OSError as error:
             raise ConfigError(f"the trace {self.path} cannot be written to: {error.strerror}; name another") from None
         self._lines = _Lines(self.path, file, limit_bytes)
@@ -235,13 +237,20 @@ class _Lines:
         waiting, self._waiting, self._waiting_bytes = "".join(self._waiting).encode("ascii"), [], 0
         try:
             if self._file.closed:
-                self._file = self._path.open("r+b", buffering=0)
-                self._file.seek(self._whole_bytes)
+                self._open_again()
             self._write(waiting)
         except OSError as error:
             self._give_up(error)
         else:
             self._whole_bytes += len(waiting)
+
+    def _open_again(self) -> None:
+        file = self._path.open("r+b", buffering=0)
+        if file.seek(0, os.SEEK_END) != self._whole_bytes + len(_END):
+            file.close()
+            raise FileExistsError(errno.EEXIST, "another file is in its place")
+        self._file = file
+        self._file.seek(self._whole_bytes)
 
     def close(self) -> None:
         if os.getpid() != self._pid:
@@ -263,5 +272,17 @@ class _Lines:
         """Leave whole lines behind, if that much is possible yet."""
         self._is_over = True
         _log.warning("the trace %s ends here: %s", self._path, error.strerror)
-        with suppress(OSError):
-            self._file.truncate(self._whole_bytes)
+        if not self._file.closed:
+            with suppress(OSError):
+                self._file.truncate(self._whole_bytes)
+
+
+def _opened_anew(path: Path) -> BinaryIO:
+    """Open a new file, so that two who write under one name, whom nobody told their ranks, do not mix their lines."""
+    for _ in range(3):  # others may do the same at this moment
+        if path.is_file() and not path.is_symlink():
+            with suppress(OSError):
+                path.unlink()
+        with suppress(FileExistsError):
+            return path.open("xb", buffering=0)
+    return path.open("wb", buffering=0)

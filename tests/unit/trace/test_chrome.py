@@ -154,6 +154,41 @@ def test_what_is_told_behind_the_end_goes_on_behind_it(tmp_path: Path) -> None:
     assert [each.batch for each in read_trace(path).waits] == [0, 1, 2]
 
 
+def test_of_two_that_write_to_one_name_each_has_a_file_of_its_own_and_the_later_one_the_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "trace.json"
+    first, second = ChromeTrace(path), ChromeTrace(path)
+    for batch in range(6):
+        (first if batch % 2 else second).waited(wait(batch))
+        first.flush()
+        second.flush()
+    first.close()
+    first.waited(wait(7))
+    first.close()  # goes on in what is no longer there
+    assert "ends here: another file is in its place" in caplog.text
+    second.close()
+    assert [each.batch for each in read_trace(path).waits] == [0, 2, 4]
+
+
+def test_a_file_that_is_gone_when_the_trace_goes_on_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace.json"
+    trace = ChromeTrace(path)
+    trace.close()
+    path.unlink()
+    trace.waited(wait(0))
+    trace.close()
+    assert "ends here: No such file or directory" in caplog.text
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "trace.json")
+    for _ in range(2):
+        ChromeTrace(tmp_path / "link").close()
+    assert json.loads((tmp_path / "trace.json").read_text())
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_a_trace_that_nobody_closes_is_ended(tmp_path: Path) -> None:
     program = f"""
 from stoker.trace.chrome import ChromeTrace
