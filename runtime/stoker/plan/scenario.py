@@ -32,7 +32,7 @@ TierMaker = Callable[[FeedConfig, Manifest], Sequence[Tier]]
 
 _ORDERS = 12
 """Orders of epochs that are kept: the present one, the next, and what caches look into."""
-_GARBAGE_AFTER = 200_000
+_GARBAGE_AFTER = 2_000_000
 """Objects made before the collector looks for circles: fetches leave none, and looking walks over all that live."""
 
 
