@@ -34,8 +34,8 @@ def body(row: int) -> bytes:
 
 
 def future(*, seed: int = 0, epochs: int | None = 4) -> Future:
-    """Return what a rank by itself will need."""
-    partition = Partition(samples=MANIFEST.samples, batch_size=8)
+    """Return what one of two ranks will need that share a lane, and so all super-samples, but no cache."""
+    partition = Partition(samples=MANIFEST.samples, batch_size=8, world_size=2)
     stretch = Stretch(order=OrderConfig(seed=seed, window=2), partition=partition, end_epoch=epochs)
     return Future(MANIFEST.rows.samples, stretch)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,8 +46,12 @@ def test_next_uses_are_those_of_the_steps(shuffle: str, world: int, lanes: int, 
             for super_sample, time in told.items():
                 behind = (use for use in firsts.values() if use[3] == super_sample and use[:2] >= (epoch, end))
                 real = next(behind, None)
-                if real is None:
-                    assert time == NEVER or time % length > length - world * batch  # in what drop_last leaves out
+                if real is not None and world == 1:  # which reads everything in each epoch
+                    assert time == (real[0] + 1) * length, (super_sample, time, real)
+                elif real is None:
+                    assert (
+                        time == NEVER or world == 1 or time % length > length - world * batch
+                    )  # in what drop_last leaves out
                 else:
                     assert real[0] * length + real[1] < time <= real[0] * length + real[2], (super_sample, time, real)
 
@@ -97,9 +103,9 @@ def test_what_was_taken_is_needed_in_the_next_epoch_and_what_its_step_has_yet_to
         for place, ref in enumerate(refs):
             future.take(ref, step.epoch, step.end)
             after = [future.next_use(each) for each in refs[: place + 1]]
-            assert all(time >= (step.epoch + 1) * length for time in after)
+            assert all(time > (step.epoch + 1) * length for time in after)
             before = [future.next_use(each) for each in refs[place + 1 :]]
-            assert all(step.epoch * length < time <= step.epoch * length + step.end for time in before)
+            assert all(time == (step.epoch + 1) * length for time in before)
 
 
 def test_the_present_is_the_end_of_the_last_step_that_was_taken_whole() -> None:
@@ -119,12 +125,22 @@ def test_the_present_is_the_end_of_the_last_step_that_was_taken_whole() -> None:
 
 
 def test_the_needs_of_others_that_share_a_cache_count() -> None:
-    partition = Partition(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2)
-    other = Partition(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2, rank=1)
-    stretch = Stretch(order=OrderConfig(seed=1, window=2, lanes=2), partition=partition, end_epoch=1)
+    partition = Partition(samples=int(SAMPLES.sum()), lanes=3, batch_size=4, world_size=3)
+    other = replace(partition, rank=1)
+    stretch = Stretch(order=OrderConfig(seed=1, window=2, lanes=3), partition=partition, end_epoch=1)
     alone = Future(SAMPLES, stretch)
     theirs = Future(SAMPLES, Stretch(order=stretch.order, partition=other, end_epoch=1))
     shared = Future(SAMPLES, stretch, others=[other])
     times = [(alone.next_use(each), theirs.next_use(each), shared.next_use(each)) for each in range(len(SAMPLES))]
-    assert all(both == min(mine, others) < NEVER for mine, others, both in times)
-    assert any(mine == NEVER for mine, _, _ in times)
+    assert all(both == min(mine, others) for mine, others, both in times)
+    assert any(mine == NEVER != others for mine, others, _ in times)
+
+
+def test_of_those_who_read_everything_in_each_epoch_only_the_epoch_of_a_use_is_told() -> None:
+    partition = Partition(samples=int(SAMPLES.sum()), lanes=2, batch_size=4, world_size=2)
+    stretch = Stretch(order=OrderConfig(seed=1, window=2, lanes=2), partition=partition, end_epoch=2)
+    together = Future(SAMPLES, stretch, others=[replace(partition, rank=1)])
+    length = int(SAMPLES.sum()) + 1
+    assert {together.next_use(each) for each in range(len(SAMPLES))} == {length}
+    together.reach(0, length - 1)
+    assert {together.next_use(each) for each in range(len(SAMPLES))} == {2 * length}

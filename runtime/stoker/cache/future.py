@@ -28,6 +28,10 @@ class Future:
     needs it. Of a super-sample that is cut at the border of two lanes, an epoch's first use is told. An epoch's plan is
     made when it is first looked into, and costs 8 bytes a super-sample of the data set.
 
+    Where the rank, or all that share a cache with it, read everything in each epoch, uses are told as the end of their
+    epoch. A cache has as many hits then whatever of the next epoch it keeps; but by their very times it would keep the
+    first ones, and an epoch would begin with nothing but hits and end with nothing but misses, faster than any network.
+
     Args:
         samples: ``[super-samples]``, samples of each.
         stretch: what the rank walks.
@@ -49,6 +53,7 @@ class Future:
         self._samples, self._stretch, self._order = samples, stretch, order
         self._horizon_epochs = horizon_epochs
         self._others = tuple(others)
+        self._reads_all = len(self._others) + 1 >= stretch.partition.takers
         self._taken: set[int] = set()
         self._epoch_length = int(np.sum(samples, dtype=np.int64)) + 1
         self._plans: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
@@ -84,7 +89,7 @@ class Future:
             position = int(self._plan(epoch)[super_sample])
             time = epoch * self._epoch_length + position + 1
             if position >= 0 and time > passed:
-                return time
+                return (epoch + 1) * self._epoch_length if self._reads_all else time
         return NEVER
 
     def _plan(self, epoch: int) -> NDArray[np.int64]:
