@@ -7,7 +7,7 @@ fetches was quicker, so that is fitted, too; the last model shows what comes of 
 Several models are fitted, from most to fewest free constants, each to all published points at once: the sum of fourth
 powers of the errors, since the largest ones count, 0.03 in miss rate weighing as much as 15% in wait. Each is also
 fitted to every other setting, and judged on those it has not seen (two folds). The simulator has constants of
-:data:`CHOSEN` from a longer search, rounded; their errors are printed beside those that are fitted here.
+:data:`CHOSEN` from another search, rounded; their errors are printed beside those that are fitted here.
 """
 
 from __future__ import annotations
