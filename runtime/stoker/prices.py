@@ -195,7 +195,7 @@ class Prices:
             document = tomllib.loads(file.read_text("utf-8"))
         except OSError as error:
             raise ConfigError(f"price file {file} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"price file {file} is not TOML: {error}") from None
         try:
             return _parsed(document)

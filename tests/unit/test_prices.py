@@ -185,6 +185,7 @@ def test_a_wrong_price_file_is_refused_with_the_place(tmp_path: Path, old: str, 
 def test_a_missing_or_binary_price_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         Prices.load(tmp_path / "none.toml")
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is not TOML"):
-        Prices.load(tmp_path / "binary.toml")
+    for unreadable in (b"\xff\xfe", b"a = " + b"[" * 5000):
+        (tmp_path / "binary.toml").write_bytes(unreadable)
+        with pytest.raises(ConfigError, match="is not TOML"):
+            Prices.load(tmp_path / "binary.toml")

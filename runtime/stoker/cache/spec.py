@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from stoker.cache.policies import POLICIES
@@ -74,7 +75,8 @@ class CacheSpec:
         Raises:
             ConfigError: one is not right, or two are the same.
         """
-        texts = [cache] if isinstance(cache, str) else list(cache or ())
+        given: object = () if cache is None else cache
+        texts: list[Any] = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
         specs = tuple(cls.parse(text) for text in texts)
         if len({spec.path for spec in specs}) < len(specs):
             raise ConfigError("caches are in different places: one in memory at most, and each disk's folder once")

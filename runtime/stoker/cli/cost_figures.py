@@ -170,7 +170,7 @@ def _of_file(path: Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     return _checked(document, path)
 

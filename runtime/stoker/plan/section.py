@@ -32,7 +32,7 @@ def read_toml(path: Path) -> Section:
         return Section(tomllib.loads(path.read_text("utf-8")), str(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 

@@ -67,6 +67,12 @@ def test_what_is_no_cache_is_refused_with_an_example(text: Any, says: str) -> No
     assert "disk:/mnt/nvme/stoker?limit=20GB" in str(caught.value)
 
 
+@pytest.mark.parametrize("cache", [7, 1.5, True])
+def test_what_is_neither_a_text_nor_several_is_refused(cache: Any) -> None:
+    with pytest.raises(ConfigError, match="told by a text"):
+        CacheSpec.parse_all(cache)
+
+
 def test_several_are_the_nearest_first_and_in_different_places() -> None:
     assert CacheSpec.parse_all(None) == CacheSpec.parse_all(()) == ()
     memory, disk = "memory:?limit=1GB", "disk:/a?limit=1GB"

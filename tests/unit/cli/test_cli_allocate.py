@@ -109,6 +109,7 @@ def test_who_gets_nothing_under_greedy_is_named(tmp_path: Path, capsys: pytest.C
         ("", "cluster.cache_bytes is missing"),
         (CLUSTER, "has no jobs; describe each in a table [[jobs]]"),
         ("[cluster", "is not TOML"),
+        ("jobs = " + "[" * 5000, "is not TOML"),
         (CLUSTER.replace("80Mbit", "80Mb") + FAST, "cluster.bandwidth is '80Mb', not a rate such as"),
         (CLUSTER.replace('"150GB"', "-1") + FAST, "cluster.cache_bytes: a number of bytes cannot be negative"),
         (CLUSTER + "disks = 3\n" + FAST, "cluster.disks means nothing"),

@@ -126,6 +126,7 @@ def test_a_file_has_the_same_figures_and_flags_come_first(capsys: pytest.Capture
         ('egress = "moon"', "egress: 'moon' is not one of same_region"),
         ("gets = [1]", "is not a number"),
         ("gets", "is not TOML"),
+        ("gets = " + "[" * 5000, "is not TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place(
