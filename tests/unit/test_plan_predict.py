@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from stoker.plan.latency import Constant, LogNormal
 from stoker.plan.predict import Cache, Prediction, Workload, predict, settled_hit_rate
 from stoker.prices import Operation, Prices
 from stoker.schedule import NextBatch
+from stoker.sizes import parse_bytes
 
 MIB = 1 << 20
 
@@ -217,6 +219,17 @@ def test_what_cannot_run_is_told_so_and_given_a_memory_that_can() -> None:
     assert "give memory=" in found.refused
     assert by_name["memory"].is_change
     assert found.advised.later.stall == 0.0
+
+
+@pytest.mark.parametrize("there_is", [MIB, 20 * MIB + 4097, 96 * MIB])
+def test_more_memory_than_there_is_is_made_less(there_is: int) -> None:
+    small = workload(super_samples=40, size=40_000, memory=512 * MIB)
+    found, by_name = advised(small, replace(RESOURCES, memory_bytes=there_is))
+    assert by_name["memory"].is_change
+    chosen = found.workload.feed.memory_bytes
+    assert chosen <= there_is
+    (given,) = re.findall(r'^Loader\(memory="?(.*?)"?\)$', by_name["memory"].command)
+    assert parse_bytes(given) == chosen
 
 
 def test_a_good_configuration_is_left_alone() -> None:

@@ -224,15 +224,20 @@ def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tu
         if predict(having(size_bytes)).later.stall <= best.stall + _STALL / 2:
             chosen = size_bytes
             break
-    enough = memory_bytes >= chosen
-    advised = memory_bytes if enough else chosen
+    fits = memory_bytes <= most
+    reason = f"{format_bytes(chosen)} is the least that waits as little as all that there is"
+    advised = memory_bytes if fits and memory_bytes >= chosen else chosen
     return having(advised), Suggestion(
         name="memory",
         given=format_bytes(memory_bytes),
         advised=format_bytes(advised),
-        reason=f"{format_bytes(chosen)} is the least that waits as little as all that there is",
-        command="" if enough else f'Loader(memory="{chosen // _MIB}MiB")',
+        reason=reason if fits else f"there are {format_bytes(most)}, and {reason}",
+        command="" if advised == memory_bytes else f"Loader(memory={_written(chosen)})",
     )
+
+
+def _written(size_bytes: int) -> str:
+    return str(size_bytes) if size_bytes % _MIB else f'"{size_bytes // _MIB}MiB"'
 
 
 def _rounded(size_bytes: int) -> int:

@@ -17,7 +17,7 @@ from stoker_local import LocalBucket, Shape, running_bucket
 from stoker_torch import Loader
 
 SAMPLES = 1500
-GIVEN = ["--gpu-rate", "5000", "--first-byte", "50", "--bandwidth", "200MB", "--memory", "256MB"]
+GIVEN = ["--gpu-rate", "5000", "--first-byte", "50", "--bandwidth", "200MB", "--memory", "1GB"]
 
 
 def pack(url: str, super_sample_bytes: int) -> None:
