@@ -41,7 +41,7 @@ def test_a_trace_has_every_batch_and_the_waits_of_the_statistics(url: str, tmp_p
 def test_times_of_the_training_thread_and_of_the_loop_are_on_one_clock(url: str, tmp_path: Path) -> None:
     """A fetch that was waited for ends within its wait."""
     path = tmp_path / "trace.json"
-    with Loader(url, batch_size=500, trace=path) as loader:
+    with Loader(url, batch_size=500, epochs=1, trace=path) as loader:
         numbers(loader)
     recording = read_trace(path)
     (wait,) = recording.waits
