@@ -103,6 +103,8 @@ class StreamDataset(IterableDataset[Any]):
                 raise ConfigError(f"{name} cannot be used in worker processes; give DataLoader pin_memory=True")
         if config.budget is not None:
             raise ConfigError("budget is for a Loader: worker processes do not know what the others spend")
+        if config.trace is not None:
+            raise ConfigError("trace is for a Loader: worker processes do not know what the training loop waits for")
         for name in ("collate", "batch_transform"):
             if self.batch_size is None and getattr(config, name) is not None:
                 raise ConfigError(f"{name} is for batches: give batch_size=, or the DataLoader a collate_fn")

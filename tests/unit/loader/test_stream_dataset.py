@@ -387,3 +387,8 @@ def test_a_copy_goes_on_by_itself(url: str, copied: Any) -> None:
 
 def test_it_says_what_it_is(url: str) -> None:
     assert repr(StreamDataset(url, rank=1, world_size=2)) == f"<StreamDataset {url} rank 1 of 2>"
+
+
+def test_a_trace_is_refused_since_workers_do_not_know_what_is_waited_for() -> None:
+    with pytest.raises(ConfigError, match="trace is for a Loader"):
+        StreamDataset(pack_numbers(10), rank=0, world_size=1, trace="trace.json")  # type: ignore[call-arg]
