@@ -200,6 +200,11 @@ def test_small_super_samples_are_a_warning_with_the_command_that_mends_them(monk
     assert findings["super-sample size"].command == "stoker compact URL"
 
 
+def test_a_rate_that_objects_are_too_small_to_tell_is_not_shown_as_measured(tmp_path: Path) -> None:
+    pack(str(tmp_path / "small"), samples=20, super_sample_bytes=64 << 10)
+    assert found(str(tmp_path / "small"))["bandwidth"].text.startswith("not measured: objects are too small")
+
+
 def test_an_endpoint_that_is_not_there_is_one_problem() -> None:
     nowhere = S3Options(endpoint_url="http://127.0.0.1:9", access_key_id="a", secret_access_key="MARKER")
     assert levels(found(options=nowhere)) == {"endpoint": "problem"}

@@ -60,8 +60,7 @@ def _limits(found: Allocation) -> list[int]:
 
 def _cache(share: Share, limit_bytes: int) -> str | None:
     """Return what to give to the Loader."""
-    policy = "next-use" if share.job.nodes > 1 else "uniform"  # on one node, next-use misses as much, but in bunches
-    return f"disk:{_FOLDER}?limit={limit_bytes // _MEGABYTE}MB&policy={policy}" if limit_bytes else None
+    return f"disk:{_FOLDER}?limit={limit_bytes // _MEGABYTE}MB" if limit_bytes else None
 
 
 def _bound(share: Share) -> str:

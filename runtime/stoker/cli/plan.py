@@ -91,7 +91,7 @@ def _run(args: Namespace) -> int:
     if not manifest.samples:
         raise ConfigError(f"{args.url} holds no samples yet: there is nothing to plan")
     resources = Resources(
-        memory_bytes=args.memory or look().free_bytes // 2,
+        memory_bytes=look().free_bytes // 2 if args.memory is None else args.memory,
         disk_bytes=args.disk,
         disk_folder=args.disk_folder,
         slowest_seconds=bucket.slowest_seconds,
@@ -239,6 +239,8 @@ def _measured(bucket: _Bucket) -> list[str]:
         return _wrapped(f"as given: {rates}")
     more = "" if found.is_saturated else " at least"
     took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
+    if found.is_rate_assumed:
+        return _wrapped(f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell")
     return _wrapped(f"measured with {took}: {rates}{more} (with {found.connections} connections)")
 
 

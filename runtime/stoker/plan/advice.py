@@ -267,7 +267,7 @@ def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion
         found = predict(cached)
         if found.later.stall < stall - _STALL and (kind == "disk" or found.later.stall < stall / 2):
             folder = resources.disk_folder if kind == "disk" else ""
-            url = f"{kind}:{folder}?limit={size_bytes // _MIB}MiB&policy=next-use"
+            url = f"{kind}:{folder}?limit={size_bytes // _MIB}MiB"
             return cached, Suggestion(
                 name="cache",
                 given=said,

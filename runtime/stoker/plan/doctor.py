@@ -289,6 +289,8 @@ def _speeds(found: Probe) -> list[Finding]:
     more = "" if found.is_saturated else " or more"
     together = counted(found.connections, "connection")
     rates = f"{found.connection_bytes_per_second / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s{more} with {together}"
+    if found.is_rate_assumed:
+        rates = f"not measured: objects are too small; {found.connection_bytes_per_second / 1e6:,.0f} MB/s are assumed"
     is_slow = rate < _SLOW_BYTES_PER_SECOND
     return [
         Finding(

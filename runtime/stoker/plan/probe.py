@@ -102,6 +102,11 @@ class Probe:
         """The longest time to a first byte."""
         return max(self.first_byte_seconds)
 
+    @property
+    def is_rate_assumed(self) -> bool:
+        """Whether the objects are too small to tell a rate, and the usual one is taken."""
+        return self.connection_bytes_per_second == _USUAL_BYTES_PER_SECOND
+
     def bucket(self) -> BucketModel:
         """Return a bucket that answers like this one; what all share is the machine's network, not the bucket's."""
         return BucketModel(

@@ -72,8 +72,8 @@ def test_what_to_give_to_the_loader_is_a_part_for_each_node_and_each_job_that_sh
     same = 'dataset = "same"\n'
     jobs = FAST + same + FAST.replace("fast", "twin") + same + WIDE
     fast, twin, wide = divided(capsys, written(tmp_path, CLUSTER + jobs), "--cache", "200GB")["jobs"]
-    assert fast["cache"] == twin["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB&policy=uniform"
-    assert wide["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB&policy=next-use"
+    assert fast["cache"] == twin["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB"
+    assert wide["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB"
     for each in (fast, twin, wide):
         assert CacheSpec.parse(each["cache"]).limit_bytes == each["limit_bytes"] == 50 * 10**9
 
@@ -88,8 +88,8 @@ def test_people_read_a_table_with_totals_and_lines_to_copy(tmp_path: Path, capsy
         "  in all  150 GB        10 MB/s    120 MB/s  100%\n"
         "  of      150 GB        10 MB/s\n"
         "what to write\n"
-        '  slow  Loader(…, cache="disk:/mnt/nvme/stoker?limit=50000MB&policy=uniform")\n'
-        '  fast  Loader(…, cache="disk:/mnt/nvme/stoker?limit=100000MB&policy=uniform")\n'
+        '  slow  Loader(…, cache="disk:/mnt/nvme/stoker?limit=50000MB")\n'
+        '  fast  Loader(…, cache="disk:/mnt/nvme/stoker?limit=100000MB")\n'
     )
 
 
