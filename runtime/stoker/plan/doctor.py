@@ -289,9 +289,10 @@ def _speeds(found: Probe) -> list[Finding]:
     more = "" if found.is_saturated else " or more"
     together = counted(found.connections, "connection")
     rates = f"{found.connection_bytes_per_second / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s{more} with {together}"
+    level = Level.WARNING if rate < _SLOW_BYTES_PER_SECOND else Level.OK
+    is_slow = level is Level.WARNING
     if found.is_rate_assumed:
-        rates = f"not measured: objects are too small; {found.connection_bytes_per_second / 1e6:,.0f} MB/s are assumed"
-    is_slow = rate < _SLOW_BYTES_PER_SECOND
+        level, rates = Level.NOTE, "not measured: the objects are too small to tell"
     return [
         Finding(
             check="latency",
@@ -302,7 +303,7 @@ def _speeds(found: Probe) -> list[Finding]:
         ),
         Finding(
             check="bandwidth",
-            level=Level.WARNING if is_slow else Level.OK,
+            level=level,
             text=rates,
             advice="look for what shares the network, or cache on a disk" if is_slow else "",
             command="stoker plan URL --gpu-rate N" if is_slow else "",
