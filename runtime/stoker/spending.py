@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from contextlib import suppress
 
 from stoker.errors import BudgetExceededError, ConfigError
 
@@ -30,7 +31,8 @@ def parse_dollars(text: float | str) -> float:
     """
     dollars = math.nan
     if isinstance(text, int | float) and not isinstance(text, bool):
-        dollars = float(text)
+        with suppress(OverflowError):  # an integer of hundreds of digits
+            dollars = float(text)
     elif isinstance(text, str) and len(text) <= _MAX_TEXT and (match := _DOLLARS.fullmatch(text.strip())):
         dollars = float(match[1].replace("_", "").replace(",", ""))
     if not 0 < dollars < math.inf:

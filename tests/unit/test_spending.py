@@ -38,6 +38,7 @@ def test_an_amount_is_a_number_or_text_with_its_currency(text: float | str, doll
         -1.0,
         "-1",
         float("nan"),
+        10**400,
         float("inf"),
         "5 EUR",
         "USD",

@@ -27,6 +27,8 @@ __all__ = [
     "writable",
 ]
 
+_MOST_DIGITS = 18
+
 
 def add_written_dataset(parser: ArgumentParser) -> None:
     """Add the URL of a data set that the command writes to."""
@@ -119,6 +121,8 @@ def writable(text: str) -> str:
 
 def positive(text: str) -> int:
     """Return a positive integer, for ``add_argument(type=...)``."""
-    if not text.isascii() or not text.isdecimal() or not int(text[:18]) > 0:
-        raise ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text[:18])
+    if not text.isascii() or not text.isdecimal() or not text.strip("0"):
+        raise ArgumentTypeError(f"{text!r:.40} is not a positive whole number")
+    if len(text) > _MOST_DIGITS:
+        raise ArgumentTypeError(f"{text:.40} has more than {_MOST_DIGITS} digits")
+    return int(text)

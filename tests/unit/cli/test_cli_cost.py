@@ -121,6 +121,7 @@ def test_a_file_has_the_same_figures_and_flags_come_first(capsys: pytest.Capture
         ("gets = true", "gets: 'True' is not a number"),
         ("gets = nan", "is not a number from 0"),
         ("nodes = 1.5", "nodes: '1.5' is not a positive whole number"),
+        ("nodes = 99999999999999999999", "has more than 18 digits"),
         ('packing = "yes"', "packing is true or false, not 'yes'"),
         ('size = "much"', "size: 'much' is not a number of bytes"),
         ('egress = "moon"', "egress: 'moon' is not one of same_region"),
