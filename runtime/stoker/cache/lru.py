@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Hashable
+from typing import TypeVar
+
+from stoker.cache.fifo import Fifo
 
 __all__ = ["Lru"]
 
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Lru(Generic[Key]):
-    """Who was not used for longest goes first."""
-
-    def __init__(self) -> None:
-        self._order: dict[Key, None] = {}
+class Lru(Fifo[Key]):
+    """Who was not used for longest goes first: a line at whose end everybody begins again who is used."""
 
     def used(self, key: Key) -> None:
         """It is last in line."""
         self._order[key] = self._order.pop(key)
-
-    def added(self, key: Key) -> None:
-        """It is last in line."""
-        self._order[key] = None
-
-    def removed(self, key: Key) -> None:
-        """It leaves the line."""
-        del self._order[key]
-
-    def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield all, that used last last."""
-        return iter(self._order)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, TypeVar
+from typing import TypeVar
 
+from stoker.cache.lru import Lru
 from stoker.errors import ConfigError
 
 __all__ = ["ReplicaAware"]
@@ -13,7 +14,7 @@ __all__ = ["ReplicaAware"]
 Key = TypeVar("Key", bound=Hashable)
 
 
-class ReplicaAware(Generic[Key]):
+class ReplicaAware(Lru[Key]):
     """Whose recency and rarity together are worth least goes first.
 
     The value of a resident is ``recency · recency_weight - replicas · replica_weight``, recency being 1 for who was
@@ -33,21 +34,9 @@ class ReplicaAware(Generic[Key]):
     ) -> None:
         if not (recency_weight >= 0 and replica_weight >= 0 and recency_weight + replica_weight > 0):
             raise ConfigError(f"weights must be at least 0 and not both 0, not {recency_weight} and {replica_weight}")
+        super().__init__()
         self._replicas = replicas
         self._recency_weight, self._replica_weight = recency_weight, replica_weight
-        self._order: dict[Key, None] = {}
-
-    def used(self, key: Key) -> None:
-        """It is the most recent."""
-        self._order[key] = self._order.pop(key)
-
-    def added(self, key: Key) -> None:
-        """It is the most recent."""
-        self._order[key] = None
-
-    def removed(self, key: Key) -> None:
-        """Forget it."""
-        del self._order[key]
 
     def victims(self, newcomer: Key) -> Iterator[Key]:
         """Yield all, that worth least first; of equals, that used last last. Takes time in proportion to residents."""
