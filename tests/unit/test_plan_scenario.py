@@ -12,7 +12,7 @@ from stoker.fetch.config import FetchConfig
 from stoker.order import OrderConfig
 from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described, size_of
-from stoker.plan.latency import Constant, Late
+from stoker.plan.latency import Constant, Late, LogNormal
 from stoker.plan.scenario import Scenario, simulate
 from stoker.schedule import NextBatch
 
@@ -50,6 +50,15 @@ def test_a_run_that_computes_longer_than_it_reads_waits_for_its_first_batch_only
 def test_a_run_that_reads_longer_than_it_computes_takes_as_long_as_its_bytes() -> None:
     run = simulate(replace(scenario(compute=0.001), node_bytes_per_second=50e6))
     assert run.seconds == pytest.approx(60 * (4 << 20) / 50e6, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_link_stays_full_though_first_bytes_take_as_long_as_transfers(seed: int) -> None:
+    bucket = BucketModel(first_byte=LogNormal(0.1, 0.5), total_bytes_per_second=200e6)
+    manifest = described(super_samples=500, samples=64, super_sample_bytes=8 << 20)
+    feed = FeedConfig(order=OrderConfig(seed=seed), batch_size=64, memory_bytes=manifest.file_bytes + (1 << 30))
+    run = simulate(Scenario(manifest=manifest, feed=feed, bucket=bucket, epochs=4, seed=seed))
+    assert run.seconds < 1.05 * 4 * manifest.size_bytes / 200e6
 
 
 def test_an_epochs_border_costs_nothing() -> None:

@@ -8,10 +8,16 @@ Throughput is what one request moves in a second, the median of a round, times t
 arrives in a while would be simpler and says less: requests of one size that share a link end in bunches, and a few
 that are late by seconds would hide whatever a step did. Too many in flight is not free, even on a link that stays full:
 each takes longer then, so one that is late is noticed later and waited for longer.
+
+Near the fewest that fill a link throughput hardly answers to a step, though by chance so many wait for first bytes now
+and then that the link idles. So no step leads below twice the bandwidth-delay product, the gain that BBR has for the
+same reason (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 2016).
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from statistics import median
 
 __all__ = ["Aimd"]
@@ -21,16 +27,30 @@ ROUND = 2
 ANSWERED = 0.2
 """A step up by a fraction f is kept if throughput rose by this part of f; one down, unless it fell by that. Below a
 half, since an idle link costs more than some connections too many."""
+GAIN = 2.0
+"""Requests kept in flight, at least, for each that would fill the link if it had its connection's whole rate."""
 PATIENCE_ROUNDS = 8
 """Where steps neither way were kept: rounds before one is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    size_bytes: int
+    seconds: float
+    first_byte_seconds: float
+
+    @property
+    def byte_seconds(self) -> float:
+        """Seconds for each byte, behind the first."""
+        return (self.seconds - self.first_byte_seconds) / max(1, self.size_bytes)
 
 
 class Aimd:
     """Adapts :attr:`limit` between ``least`` and ``most`` from completions and throttles. Time is given, not read."""
 
     __slots__ = (
-        "_baseline", "_cut_seconds", "_least", "_limit", "_most", "_patience", "_previous", "_rates", "_refused",
-        "_saturated", "_settling", "_upwards",
+        "_baseline", "_byte_seconds", "_cut_seconds", "_first_byte_seconds", "_least", "_limit", "_most", "_patience",
+        "_previous", "_refused", "_round", "_saturated", "_settling", "_upwards",
     )  # fmt: skip
 
     def __init__(self, *, start: int, least: int, most: int) -> None:
@@ -43,8 +63,10 @@ class Aimd:
         self._refused = 0  # steps in a row that were not kept
         self._patience = 0
         self._cut_seconds = float("-inf")
-        self._rates: list[float] = []
+        self._round: list[_Request] = []
         self._saturated = 0
+        self._byte_seconds = float("inf")  # of the fastest transfer
+        self._first_byte_seconds = float("inf")  # the median of the round where it was least
         self._settling = start  # completions of requests that ran, in part, beside more or fewer than the limit
 
     @property
@@ -52,18 +74,29 @@ class Aimd:
         """Requests that may be in flight now."""
         return self._limit
 
-    def completed(self, size_bytes: int, seconds: float, *, saturated: bool) -> None:
-        """A request brought ``size_bytes`` in ``seconds``; ``saturated``: others were waiting for their turn then."""
+    def completed(
+        self, size_bytes: int, seconds: float, *, saturated: bool, first_byte_seconds: float | None = None
+    ) -> None:
+        """A request brought ``size_bytes`` in ``seconds``.
+
+        Args:
+            size_bytes: that it brought.
+            seconds: from sending it to its last byte.
+            saturated: whether others were waiting for their turn then.
+            first_byte_seconds: of these, until its answer began; None if the store does not tell.
+        """
+        request = _Request(size_bytes, seconds, first_byte_seconds or 0.0)
+        self._byte_seconds = min(self._byte_seconds, request.byte_seconds)
         if self._settling > 0 or seconds <= 0.0:
             self._settling -= 1
             return
-        self._rates.append(size_bytes / seconds)
+        self._round.append(request)
         self._saturated += saturated
-        if len(self._rates) < ROUND * max(4, self._limit):
+        if len(self._round) < ROUND * max(4, self._limit):
             return
         # In a round without a queue, fewer than the limit were in flight.
-        if 2 * self._saturated >= len(self._rates):
-            self._judge(self._limit * median(self._rates))
+        if 2 * self._saturated >= len(self._round):
+            self._judge()
         self._begin_round()
 
     def throttled(self, sent_seconds: float, now_seconds: float) -> None:
@@ -78,7 +111,10 @@ class Aimd:
         self._patience = 1
         self._begin_round()
 
-    def _judge(self, rate: float) -> None:
+    def _judge(self) -> None:
+        rate = self._limit * median(request.size_bytes / request.seconds for request in self._round)
+        first_byte_seconds = median(request.first_byte_seconds for request in self._round)
+        self._first_byte_seconds = min(self._first_byte_seconds, first_byte_seconds)
         if self._previous is not None:
             step = (self._limit - self._previous) / self._previous
             if rate < self._baseline * (1.0 + ANSWERED * step):
@@ -92,9 +128,7 @@ class Aimd:
             return
         self._baseline = rate
         self._previous = self._limit
-        step_requests = max(1, self._limit // 4)
-        stepped = self._limit + (step_requests if self._upwards else -step_requests)
-        self._limit = min(self._most, max(self._least, stepped))
+        self._limit = self._stepped()
         self._settling = self._limit
         if self._limit == self._previous:  # there is no way on
             self._previous = None
@@ -107,6 +141,25 @@ class Aimd:
             self._refused = 0
             self._patience = PATIENCE_ROUNDS
 
+    def _stepped(self) -> int:
+        """Return the limit a step further, as far as there is a way."""
+        step = max(1, self._limit // 4)
+        if self._upwards:
+            return min(self._most, self._limit + step)
+        return min(self._limit, max(self._least, self._fills(), self._limit - step))
+
+    def _fills(self) -> int:
+        """Return twice the bandwidth-delay product, in requests.
+
+        By Little's law, as many fill the link as there are now, times the part of its time that a request would take
+        with nobody beside it.
+        """
+        alone = median(
+            (self._first_byte_seconds + request.size_bytes * self._byte_seconds) / request.seconds
+            for request in self._round
+        )
+        return math.ceil(GAIN * self._limit * alone)
+
     def _begin_round(self) -> None:
-        self._rates.clear()
+        self._round.clear()
         self._saturated = 0

@@ -333,10 +333,13 @@ class RangeReader:
             return error
         finally:
             leg.ended_seconds = loop.time()
-        now_seconds = leg.ended_seconds
+        seconds = leg.ended_seconds - sent_seconds
+        first_byte_seconds = None if leg.begun_seconds is None else leg.begun_seconds - sent_seconds
         self._tally.bytes += part.size_bytes
-        self._times.observe(part.size_bytes, now_seconds - sent_seconds)
-        self._aimd.completed(part.size_bytes, now_seconds - sent_seconds, saturated=self._gate.saturated)
+        self._times.observe(part.size_bytes, seconds)
+        self._aimd.completed(
+            part.size_bytes, seconds, saturated=self._gate.saturated, first_byte_seconds=first_byte_seconds
+        )
         return None
 
     async def _get(self, pursuit: Pursuit, part: RangePart, into: memoryview, begun: Callable[[], None]) -> None:

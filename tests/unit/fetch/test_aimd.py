@@ -100,7 +100,7 @@ def test_completions_in_no_time_do_not_divide_by_zero() -> None:
 
 
 def test_a_few_requests_that_are_late_by_seconds_do_not_mislead_it() -> None:
-    for link_rate, least, most in ((1e12, 64, 64), (10 * CONNECTION_RATE, 8, 15)):
+    for link_rate, least, most in ((1e12, 64, 64), (10 * CONNECTION_RATE, 8, 20)):
         aimd = Aimd(start=16, least=1, most=64)
         limits = drive(aimd, link_rate=link_rate, completions=5000, late_fraction=0.05)
         assert least <= median(limits[2500:]) <= most
@@ -108,7 +108,21 @@ def test_a_few_requests_that_are_late_by_seconds_do_not_mislead_it() -> None:
 
 def test_comes_down_within_a_few_rounds_where_fewer_do_as_well() -> None:
     aimd = Aimd(start=64, least=1, most=64)
-    assert drive(aimd, link_rate=10 * CONNECTION_RATE, completions=1200)[-1] <= 16
+    aimd.completed(SIZE_BYTES, SIZE_BYTES / CONNECTION_RATE, saturated=False)  # the first one of all
+    assert drive(aimd, link_rate=10 * CONNECTION_RATE, completions=1200)[-1] <= 20
+
+
+def test_goes_no_lower_than_twice_what_fills_the_link_however_little_a_step_seems_to_cost() -> None:
+    first_byte_seconds, transfer_seconds = 0.1, SIZE_BYTES / CONNECTION_RATE
+    fills = 10 * (first_byte_seconds + transfer_seconds) / transfer_seconds
+    for seed in range(5):
+        rng = random.Random(seed)
+        aimd = Aimd(start=64, least=1, most=64)
+        for _ in range(10_000):
+            seconds = SIZE_BYTES / CONNECTION_RATE * rng.lognormvariate(0.0, 0.5) * max(1.0, aimd.limit / fills)
+            waited = first_byte_seconds * rng.lognormvariate(0.0, 0.5)
+            aimd.completed(SIZE_BYTES, waited + seconds, saturated=True, first_byte_seconds=waited)
+            assert aimd.limit >= fills
 
 
 def test_what_ran_beside_more_or_fewer_than_the_limit_is_not_judged() -> None:
@@ -116,3 +130,10 @@ def test_what_ran_beside_more_or_fewer_than_the_limit_is_not_judged() -> None:
     for _ in range(8):
         aimd.completed(SIZE_BYTES, 1e-6, saturated=True)  # a start with the link to itself
     assert max(drive(aimd, link_rate=1e12, completions=2000)) == 64
+
+
+def test_transfers_that_take_no_time_behind_their_first_byte_are_judged_by_it() -> None:
+    aimd = Aimd(start=8, least=1, most=64)
+    for _ in range(1000):
+        aimd.completed(1, 0.1, saturated=True, first_byte_seconds=0.1)
+    assert aimd.limit == 64
