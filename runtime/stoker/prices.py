@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from stoker.errors import ConfigError
+from stoker.text_file import read_toml
 
 __all__ = ["GB_BYTES", "DiskPrices", "Egress", "FunctionPrices", "MachinePrices", "Operation", "Prices", "StorePrices"]
 
@@ -190,17 +191,13 @@ class Prices:
             ConfigError: the file cannot be read, or a price is missing, unknown or not a non-negative number.
         """
         chosen = path or os.environ.get("STOKER_PRICES")
-        file = Path(chosen) if chosen else resources.files("stoker").joinpath("prices.toml")
-        try:
-            document = tomllib.loads(file.read_text("utf-8"))
-        except OSError as error:
-            raise ConfigError(f"price file {file} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"price file {file} is not TOML: {error}") from None
+        if not chosen:
+            return _parsed(tomllib.loads(resources.files("stoker").joinpath("prices.toml").read_text("utf-8")))
+        document = read_toml(Path(chosen))
         try:
             return _parsed(document)
         except ConfigError as error:
-            raise ConfigError(f"price file {file}: {error}") from None
+            raise ConfigError(f"price file {chosen}: {error}") from None
 
     def store(self, url: str) -> StorePrices:
         """Return the prices of a store by its URL (``s3://bucket/prefix``), its scheme (``s3``) or a path.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +12,7 @@ from typing import Any, get_args
 from stoker.cli.flags import positive, size
 from stoker.errors import ConfigError
 from stoker.prices import Egress
+from stoker.text_file import read_toml
 
 __all__ = ["add_figures", "figures"]
 
@@ -166,18 +166,8 @@ def figures(args: Namespace, *, has_dataset: bool) -> dict[str, Any]:
 
 
 def _of_file(path: Path) -> dict[str, Any]:
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-    return _checked(document, path)
-
-
-def _checked(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
     found = {}
-    for name, value in document.items():
+    for name, value in read_toml(path).items():
         figure = _FIGURES.get(name)
         if figure is None:
             raise ConfigError(f"{path} has {name!r}, which is no figure; there are {', '.join(_FIGURES)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.errors import ConfigError
 from stoker.plan.allocation import Cluster, Job
-from stoker.plan.section import Section, read_toml
+from stoker.plan.section import Section, read_section
 from stoker.sizes import parse_rate
 
 __all__ = ["read_jobs"]
@@ -23,7 +23,7 @@ def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | 
     Raises:
         ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names the job and it.
     """
-    top = read_toml(path)
+    top = read_section(path)
     cluster = top.within("cluster")
     if cache_bytes is None or "cache_bytes" in cluster:
         given_bytes = cluster.size("cache_bytes")

@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.plan.latency import Recorded
+from stoker.text_file import read_text
 
 __all__ = ["read_durations"]
 
@@ -27,11 +28,7 @@ def read_durations(path: Path, event: str = "first_byte") -> Recorded:
         ConfigError: the file cannot be read, or has no such durations.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: record less, or leave a part of it out")
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        text = read_text(path, most_bytes=_MOST_BYTES)
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is neither JSON nor a text with a number of seconds on each line") from None
     try:

@@ -19,7 +19,7 @@ from stoker.plan.latency import Constant, Late, Latency, LogNormal
 from stoker.plan.recorded import read_durations
 from stoker.plan.recorded_bucket import recorded_bucket
 from stoker.plan.scenario import Scenario
-from stoker.plan.section import Section, read_toml
+from stoker.plan.section import Section, read_section
 from stoker.plan.tier_model import TierModel
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker.store import open_store
@@ -54,7 +54,7 @@ def read_scenario(path: Path) -> ScenarioFile:
         ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names it.
         StoreError: the manifest could not be read.
     """
-    top = read_toml(path)
+    top = read_section(path)
     title, nodes, epochs = top.text("title", path.stem), top.integer("nodes", 1), top.integer("epochs", 1)
     seed, in_step = top.integer("seed", 0, least=0), top.boolean("in_step", default=False)
     dataset, order, bucket, node = (top.within(name) for name in ("dataset", "order", "bucket", "node"))

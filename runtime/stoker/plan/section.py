@@ -6,7 +6,6 @@ error names the field by its whole path.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -15,25 +14,21 @@ from typing import Any, TypeVar
 from stoker.errors import ConfigError
 from stoker.fields import shown
 from stoker.sizes import parse_bytes
+from stoker.text_file import read_toml
 
-__all__ = ["Section", "read_toml"]
+__all__ = ["Section", "read_section"]
 
 Config = TypeVar("Config")
 _SIZED = ("_bytes", "_bytes_per_second")
 
 
-def read_toml(path: Path) -> Section:
+def read_section(path: Path) -> Section:
     """Return a file's top section.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML.
+        ConfigError: it cannot be read, is too large, or is not TOML.
     """
-    try:
-        return Section(tomllib.loads(path.read_text("utf-8")), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    return Section(read_toml(path), str(path))
 
 
 class Section:
