@@ -13,7 +13,6 @@ from stoker.plan.recorded import read_durations
 from stoker.plan.scenario_file import read_scenario
 from stoker.prices import Prices
 from stoker.text_file import read_text, read_toml
-from stoker.trace.recording import read_trace
 
 MIB = 1 << 20
 
@@ -48,7 +47,6 @@ READERS = [
     read_scenario,
     lambda path: read_jobs(path, cache_bytes=None, bytes_per_second=None),
     read_durations,
-    read_trace,
 ]
 
 
