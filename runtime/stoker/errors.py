@@ -23,6 +23,7 @@ __all__ = [
     "FetchError",
     "FormatError",
     "FunctionError",
+    "LostShardsError",
     "MissingExtraError",
     "NotFoundError",
     "ObjectChangedError",
@@ -39,6 +40,7 @@ __all__ = [
     "ThrottledError",
     "TransientError",
     "TruncatedError",
+    "WireError",
     "WrongRegionError",
 ]
 
@@ -199,6 +201,14 @@ class TruncatedError(TransientError):
 
 class DeadlineError(TransientError, TimeoutError):
     """An attempt did not end before its deadline."""
+
+
+class WireError(TransientError):
+    """A peer of the warm tier sent what its protocol does not allow; the connection was closed."""
+
+
+class LostShardsError(StoreError):
+    """More shards of an object are lost than its code can restore; the bucket has it still."""
 
 
 class ChecksumError(TransientError):
