@@ -7,7 +7,10 @@ from fractions import Fraction
 
 from stoker.errors import ConfigError
 
-__all__ = ["counted", "format_bytes", "parse_bytes", "parse_rate"]
+__all__ = ["MOST_BYTES", "counted", "format_bytes", "parse_bytes", "parse_rate"]
+
+MOST_BYTES = 1 << 60
+"""Of what a person may give as a size where nothing else bounds it: an exbibyte."""
 
 _DECIMAL = ("B", "KB", "MB", "GB", "TB", "PB")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -129,13 +129,13 @@ def test_a_packed_data_set_is_named_by_its_url_and_simulated_without_its_bytes(t
         ("bucket.rate = 3", "bucket.rate means nothing"),
         ("bucket.error_fraction = 2", "bucket: error_fraction must be in"),
         ("bucket.connection_bytes_per_second = '3 apples'", "bucket.connection_bytes_per_second: '3 apples' is not"),
-        ("bucket.first_byte.seconds = -1", "bucket.first_byte.seconds is -1, not a number of at least 0"),
+        ("bucket.first_byte.seconds = -1", "bucket.first_byte.seconds is -1, not a number from 0 to 10"),
         ("bucket.first_byte.seconds = nan", "bucket.first_byte.seconds is nan"),
         ("bucket.first_byte.median_seconds = 1", "bucket.first_byte.p99_seconds is missing"),
         ("bucket.first_byte = { median_seconds = 2, p99_seconds = 1 }", "bucket.first_byte.p99_seconds is 1.0"),
         (
             "bucket.first_byte = { seconds = 1, late_fraction = 2, late_seconds = 1 }",
-            "first_byte: the fraction that is",
+            "first_byte.late_fraction is 2, not a number from 0 to 1",
         ),
         ("bucket.first_byte = { seconds = 1, median_seconds = 2 }", "bucket.first_byte.median_seconds means nothing"),
         ("bucket.first_byte.recorded = 'none.json'", "none.json cannot be read"),
@@ -161,7 +161,10 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, line: str, message: str)
         ("caches = 'disk'", r"node.caches is 'disk', not an array of tables, \[\[node.caches\]\]"),
         ("caches = [{ kind = 'disk' }]", r"node.caches\[0\].limit_bytes is missing"),
         ("caches = [{ limit_bytes = 1, policy = 'best' }]", r"node.caches\[0\].policy is 'best', not one of"),
-        ("caches = [{ limit_bytes = 1, bytes_per_second = 0 }]", r"node.caches\[0\]: bytes_per_second must be more"),
+        (
+            "caches = [{ limit_bytes = 1, bytes_per_second = 0 }]",
+            r"node.caches\[0\].bytes_per_second is 0, not a number of",
+        ),
         ("memory_bytes = '-1'", "node.memory_bytes"),
         ("drop_last = true\nmemory = 3", "node.memory means nothing"),
     ],
@@ -216,3 +219,60 @@ def test_bytes_that_are_no_text_have_no_durations(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="neither JSON nor a text"):
         read_durations(tmp_path / "bad.csv")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bucket.first_byte.seconds = inf", "bucket.first_byte.seconds is inf, not a number from 0 to 10"),
+        ("bucket.first_byte.seconds = 1e308", "bucket.first_byte.seconds is 1e.308, not a number from 0 to 10"),
+        ("bucket.first_byte = { median_seconds = 0, p99_seconds = 1 }", "median_seconds is 0, not a number from 1e-09"),
+        ("bucket.first_byte = { median_seconds = 1, p99_seconds = inf }", "p99_seconds is inf, not a number from 0 to"),
+        ("bucket.connection_bytes_per_second = 1e-300", "connection_bytes_per_second is 1e-300, not a number of at"),
+        ("bucket.connection_bytes_per_second = '1B'", "connection_bytes_per_second is '1B', not a number of at least"),
+        ("bucket.total_bytes_per_second = 0", "bucket.total_bytes_per_second is 0, not a number of at least 1000"),
+        ("bucket.requests_per_second = 1e-300", "bucket.requests_per_second is 1e-300, not a number of at least 0.001"),
+        (f"nodes = {1 << 63}", f"nodes is {1 << 63}, not a number of 64 bits"),
+        ("nodes = 0x" + "f" * 5000, "nodes is a int that cannot be shown, not a number of 64 bits"),
+        ("nodes = 1000000", "nodes is 1000000, not an integer from 1 to 65,536"),
+        ("epochs = 1_000_000_000", "epochs 1,000,000,000 of 20 batches and 20 super-samples each are more than"),
+    ],
+)
+def test_a_figure_that_nothing_could_be_reckoned_with_is_named_with_its_range(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_scenario(written(tmp_path, f"{line}\n{LEAST}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compute.seconds = 1e300", "node.compute.seconds is 1e.300, not a number from 0 to 86,400"),
+        ("network_bytes_per_second = 1e-9", "node.network_bytes_per_second is 1e-09, not a number of at least 1000"),
+        ("memory_bytes = '999999999PB'", "node.memory_bytes is '999999999PB', not a number of bytes of at most"),
+        ("fetch.deadline_seconds = 0x" + "f" * 300, "node.fetch.deadline_seconds is .* not a number of 64 bits"),
+        ("caches = [{ limit_bytes = '1000KiB' }]", r"node.caches\[0\].limit_bytes is 1024000, not at least 1048576"),
+        ("caches = [{ limit_bytes = '1MiB' }, { limit_bytes = 9 }]", r"node.caches\[1\].limit_bytes is 9, not at"),
+    ],
+)
+def test_a_figure_of_a_node_that_nothing_could_be_reckoned_with_is_named_with_its_range(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_scenario(written(tmp_path, f"{LEAST}{line}\n"))
+
+
+def test_a_cache_of_one_super_sample_is_none_too_small(tmp_path: Path) -> None:
+    scenario = read_scenario(
+        written(tmp_path, LEAST + "caches = [{ limit_bytes = '1MiB' }]\nfetch.hedge = false")
+    ).scenario
+    assert simulate(scenario).requests == 20
+
+
+@pytest.mark.parametrize("line", ["bucket.total_bytes_per_second = 1000", "bucket.error_fraction = 0.999"])
+def test_a_bucket_that_nobody_could_train_from_is_refused_with_its_figures(tmp_path: Path, line: str) -> None:
+    scenario = read_scenario(written(tmp_path, f"{line}\n{LEAST}")).scenario
+    figure = line.removeprefix("bucket.").replace(" = ", "=")
+    with pytest.raises(ConfigError, match=rf"super-samples of up to 1\.00 MiB: BucketModel\(.*{figure}"):
+        simulate(scenario)

@@ -9,7 +9,6 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.plan.jobs_file import read_jobs
-from stoker.plan.recorded import read_durations
 from stoker.plan.scenario_file import read_scenario
 from stoker.prices import Prices
 from stoker.text_file import read_text, read_toml
@@ -46,7 +45,6 @@ READERS = [
     Prices.load,
     read_scenario,
     lambda path: read_jobs(path, cache_bytes=None, bytes_per_second=None),
-    read_durations,
 ]
 
 

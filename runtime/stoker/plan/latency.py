@@ -10,8 +10,14 @@ from typing import Protocol
 
 from stoker.errors import ConfigError
 
-__all__ = ["Constant", "Late", "Latency", "LogNormal", "Recorded"]
+__all__ = ["LEAST_MEDIAN_SECONDS", "LONGEST_SECONDS", "Constant", "Late", "Latency", "LogNormal", "Recorded"]
 
+LONGEST_SECONDS = 86400.0
+"""Of a duration: what takes longer than a day is neither a first byte nor a step; rounding would lose the others."""
+
+LEAST_MEDIAN_SECONDS = 1e-9
+"""Of a median: a logarithm has none of 0."""
+_LOG_LONGEST = math.log(LONGEST_SECONDS)
 _Z_99 = 2.3263478740408408
 """The 99th percentile of the standard normal distribution."""
 
@@ -47,13 +53,14 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         _check(self.median_seconds, "median_seconds")
-        if not self.p99_seconds >= self.median_seconds > 0:
-            raise ConfigError(f"LogNormal needs p99_seconds >= median_seconds > 0, not {self}")
+        _check(self.p99_seconds, "p99_seconds")
+        if not self.p99_seconds >= self.median_seconds >= LEAST_MEDIAN_SECONDS:
+            raise ConfigError(f"LogNormal needs p99_seconds >= median_seconds >= {LEAST_MEDIAN_SECONDS:g}, not {self}")
 
     def draw(self, rng: random.Random) -> float:
-        """Return one of them."""
+        """Return one of them, at most :data:`LONGEST_SECONDS`."""
         sigma = math.log(self.p99_seconds / self.median_seconds) / _Z_99
-        return rng.lognormvariate(math.log(self.median_seconds), sigma)
+        return math.exp(min(rng.normalvariate(math.log(self.median_seconds), sigma), _LOG_LONGEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +99,5 @@ class Late:
 
 
 def _check(seconds: float, name: str) -> None:
-    if not 0 <= seconds < math.inf:
-        raise ConfigError(f"{name} must be a duration in seconds, not {seconds}")
+    if not 0 <= seconds <= LONGEST_SECONDS:
+        raise ConfigError(f"{name} must be a duration from 0 to {LONGEST_SECONDS:,.0f} seconds, not {seconds}")

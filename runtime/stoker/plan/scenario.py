@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from stoker.cache.future import Future
 from stoker.clock import run_virtual
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StoreError
 from stoker.feed import FeedConfig
 from stoker.manifest import Manifest
 from stoker.order import Order
@@ -23,9 +23,15 @@ from stoker.plan.latency import Constant, Latency
 from stoker.plan.node import EpochResult, Node, NodeParts, Nothing
 from stoker.plan.tier_model import TierModel
 from stoker.prices import Operation, Prices
+from stoker.sizes import format_bytes
 from stoker.tier import Tier
 
-__all__ = ["Run", "Scenario", "TierMaker", "simulate"]
+__all__ = ["LEAST_BYTES_PER_SECOND", "LONGEST_FIRST_BYTE_SECONDS", "Run", "Scenario", "TierMaker", "simulate"]
+
+LEAST_BYTES_PER_SECOND = 1000.0
+"""Of a link that a person describes: on a slower one no super-sample of a sensible size arrives in time."""
+LONGEST_FIRST_BYTE_SECONDS = 10.0
+"""Of a bucket that a person describes: by default a request is given up after twice that."""
 
 TierMaker = Callable[[FeedConfig, Manifest], Sequence[Tier]]
 """Makes a rank's tiers."""
@@ -119,10 +125,17 @@ def simulate(scenario: Scenario) -> Run:
 
     Raises:
         BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which takes bytes.
-        StokerError: a node could not have a super-sample.
+        ConfigError: a node could not have a super-sample: the bucket or the network is too slow, or fails too often.
     """
-    with _rare_collections():
-        return run_virtual(_simulated(scenario))
+    try:
+        with _rare_collections():
+            return run_virtual(_simulated(scenario))
+    except StoreError as error:
+        size, network = format_bytes(scenario.manifest.largest_bytes), f"{scenario.node_bytes_per_second:g}"
+        raise ConfigError(
+            f"through such a bucket a loader cannot have its data, super-samples of up to {size}: {scenario.bucket}, "
+            f"node_bytes_per_second={network}; the first that failed: {error}"
+        ) from error
 
 
 async def _simulated(scenario: Scenario) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,13 @@ from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
 from stoker.fetch.config import FetchConfig
 from stoker.manifest import Manifest
-from stoker.order import OrderConfig
+from stoker.order import MAX_LANES, OrderConfig
 from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
-from stoker.plan.latency import Constant, Late, Latency, LogNormal
+from stoker.plan.latency import LEAST_MEDIAN_SECONDS, LONGEST_SECONDS, Constant, Late, Latency, LogNormal
 from stoker.plan.recorded import read_durations
 from stoker.plan.recorded_bucket import recorded_bucket
-from stoker.plan.scenario import Scenario
+from stoker.plan.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS, Scenario
 from stoker.plan.section import Section, read_section
 from stoker.plan.tier_model import TierModel
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
@@ -28,6 +29,10 @@ from stoker.versions import read_manifest
 
 __all__ = ["ScenarioFile", "read_scenario"]
 
+_MOST_SUPER_SAMPLES = 10_000_000
+"""What a model keeps of one is some hundred bytes."""
+_MOST_EVENTS = 500_000_000
+_LEAST_REQUESTS_PER_SECOND = 0.001
 _DEVICES = {"memory": (10e9, 0.0), "disk": (2e9, 0.0001)}
 """Kind of cache → bytes a second and seconds before the first one, where the file does not say."""
 
@@ -55,31 +60,50 @@ def read_scenario(path: Path) -> ScenarioFile:
         StoreError: the manifest could not be read.
     """
     top = read_section(path)
-    title, nodes, epochs = top.text("title", path.stem), top.integer("nodes", 1), top.integer("epochs", 1)
+    title, epochs = top.text("title", path.stem), top.integer("epochs", 1)
+    nodes = top.integer("nodes", 1, most=MAX_LANES)  # each has a lane of its own at least
     seed, in_step = top.integer("seed", 0, least=0), top.boolean("in_step", default=False)
     dataset, order, bucket, node = (top.within(name) for name in ("dataset", "order", "bucket", "node"))
     top.end()
     url = dataset.text("url") if "url" in dataset else ""
     prices_of = bucket.text("prices_of", url or "s3")
     compute = _latency(node.within("compute"), lambda: Constant(0.0))
-    network = node.number("network_bytes_per_second", float("inf"))
-    caches = [_cache(section) for section in node.each("caches")]
-    return ScenarioFile(
-        title=title,
-        url=prices_of,
-        scenario=top.checked(
-            Scenario,
-            bucket=_bucket(bucket),
-            feed=_feed(node, _order(order, nodes), nodes, epochs),
-            manifest=_manifest(dataset, url),
-            compute=compute,
-            node_bytes_per_second=network,
-            caches=caches,
-            epochs=epochs,
-            in_step=in_step,
-            seed=seed,
-        ),
+    network = _rate(node, "network_bytes_per_second", math.inf)
+    sections = node.each("caches")
+    caches = [_cache(section) for section in sections]
+    bucket_model, feed = _bucket(bucket), _feed(node, _order(order, nodes), nodes, epochs)
+    manifest = _manifest(dataset, url)
+    for section, cache in zip(sections, caches, strict=True):
+        if cache.limit_bytes < manifest.largest_bytes:  # which a loader refuses, too
+            wanted = f"at least {manifest.largest_bytes}, the size of the largest super-sample"
+            raise section.wrong("limit_bytes", cache.limit_bytes, wanted)
+    scenario = top.checked(
+        Scenario,
+        manifest=manifest,
+        feed=feed,
+        bucket=bucket_model,
+        compute=compute,
+        node_bytes_per_second=network,
+        epochs=epochs,
+        in_step=in_step,
+        caches=caches,
+        seed=seed,
     )
+    _check_length(path, scenario)
+    return ScenarioFile(title=title, url=prices_of, scenario=scenario)
+
+
+def _check_length(path: Path, scenario: Scenario) -> None:
+    """Refuse what would be simulated for days, or for ever."""
+    feed, manifest = scenario.feed, scenario.manifest
+    steps = feed.dealing(manifest.samples).steps_from(0) * feed.world_size
+    events = scenario.epochs * (steps + len(manifest))
+    if events > _MOST_EVENTS:
+        raise ConfigError(
+            f"{path}: epochs {scenario.epochs:,} of {steps:,} batches and {len(manifest):,} super-samples each "
+            f"are more than the {_MOST_EVENTS:,} that are simulated in a day; take fewer epochs, nodes or "
+            "super_samples, or a larger batch_size"
+        )
 
 
 def _manifest(section: Section, url: str) -> Manifest:
@@ -89,7 +113,7 @@ def _manifest(section: Section, url: str) -> Manifest:
         return asyncio.run(_pinned(url, version))
     return section.checked(
         described,
-        super_samples=section.integer("super_samples"),
+        super_samples=section.integer("super_samples", most=_MOST_SUPER_SAMPLES),
         samples=section.integer("samples"),
         super_sample_bytes=section.size("super_sample_bytes"),
     )
@@ -108,10 +132,11 @@ def _bucket(section: Section) -> BucketModel:
     usual = BucketModel()
     if "trace" in section:
         usual = recorded_bucket(read_trace(section.folder / section.text("trace")))
-    first_byte = _latency(section.within("first_byte"), lambda: usual.first_byte)
+    first_byte = _latency(section.within("first_byte"), lambda: usual.first_byte, LONGEST_FIRST_BYTE_SECONDS)
     told = ("connection_bytes_per_second", "total_bytes_per_second")
-    given = {name: getattr(usual, name) for name in told if name not in section}
-    return section.config(BucketModel, first_byte=first_byte, **given)
+    rates = {name: _rate(section, name, getattr(usual, name)) for name in told}
+    requests = section.number("requests_per_second", math.inf, least=_LEAST_REQUESTS_PER_SECOND)
+    return section.config(BucketModel, first_byte=first_byte, requests_per_second=requests, **rates)
 
 
 def _order(section: Section, nodes: int) -> OrderConfig:
@@ -146,6 +171,10 @@ def _schedule(section: Section) -> Schedule:
             return section.checked(Continuous)
 
 
+def _rate(section: Section, name: str, default: float) -> float:
+    return section.number(name, default, least=LEAST_BYTES_PER_SECOND)
+
+
 def _cache(section: Section) -> TierModel:
     kind = section.choice("kind", tuple(_DEVICES), "disk")
     rate, seconds = _DEVICES[kind]
@@ -155,26 +184,27 @@ def _cache(section: Section) -> TierModel:
         name=section.text("name", kind),
         limit_bytes=section.size("limit_bytes"),
         policy=section.choice("policy", tuple(POLICIES), "next-use"),
-        bytes_per_second=section.number("bytes_per_second", rate),
+        bytes_per_second=_rate(section, "bytes_per_second", rate),
         latency=latency,
     )
 
 
-def _latency(section: Section, default: Callable[[], Latency]) -> Latency:
+def _latency(section: Section, default: Callable[[], Latency], most_seconds: float = LONGEST_SECONDS) -> Latency:
     """Return a distribution: constant, lognormal, or what a file has; a part of it may be late."""
-    usual = _usual(section, default)
+    usual = _usual(section, default, most_seconds)
     if "late_fraction" not in section:
         section.end()
         return usual
-    fraction, seconds = section.number("late_fraction"), section.number("late_seconds")
+    fraction, seconds = section.number("late_fraction", most=1.0), section.number("late_seconds", most=LONGEST_SECONDS)
     return section.checked(Late, usual=usual, fraction=fraction, seconds=seconds)
 
 
-def _usual(section: Section, default: Callable[[], Latency]) -> Latency:
+def _usual(section: Section, default: Callable[[], Latency], most_seconds: float) -> Latency:
     if "seconds" in section:
-        return Constant(section.number("seconds"))
+        return Constant(section.number("seconds", most=most_seconds))
     if "median_seconds" in section:
-        median, p99 = section.number("median_seconds"), section.number("p99_seconds")
+        median = section.number("median_seconds", least=LEAST_MEDIAN_SECONDS, most=most_seconds)
+        p99 = section.number("p99_seconds", most=LONGEST_SECONDS)
         try:
             return LogNormal(median, p99)
         except ConfigError as error:

@@ -6,6 +6,7 @@ error names the field by its whole path.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,13 +14,15 @@ from typing import Any, TypeVar
 
 from stoker.errors import ConfigError
 from stoker.fields import shown
-from stoker.sizes import parse_bytes
+from stoker.sizes import MOST_BYTES, parse_bytes
 from stoker.text_file import read_toml
 
 __all__ = ["Section", "read_section"]
 
 Config = TypeVar("Config")
 _SIZED = ("_bytes", "_bytes_per_second")
+_MOST_INTEGER = (1 << 63) - 1
+"""TOML's own bound, which Python's reader does not keep."""
 
 
 def read_section(path: Path) -> Section:
@@ -51,21 +54,20 @@ class Section:
         """Where the file is: what it names is relative to it."""
         return Path(self._file).parent
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return an integer of at least ``least``."""
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST_INTEGER) -> int:
+        """Return an integer from ``least`` to ``most``."""
         value = self._take(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise self.wrong(name, value, f"an integer of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, value, f"an integer {_range(least, most, _MOST_INTEGER)}")
         return value
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """Return a number of at least 0; where its name says bytes, ``"90MB"`` is one too."""
+    def number(self, name: str, default: float | None = None, *, least: float = 0.0, most: float = math.inf) -> float:
+        """Return a number from ``least`` to ``most``; where its name says bytes, ``"90MB"`` is one too."""
         value = self._take(name, default)
-        if isinstance(value, str) and name.endswith(_SIZED):
-            return self._size(name, value)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            raise self.wrong(name, value, "a number of at least 0")
-        return float(value)
+        number = self._size(name, value) if isinstance(value, str) and name.endswith(_SIZED) else value
+        if not isinstance(number, int | float) or isinstance(number, bool) or not least <= number <= most:
+            raise self.wrong(name, value, f"a number {_range(least, most, math.inf)}")
+        return float(number)
 
     def size(self, name: str, default: int | None = None) -> int:
         """Return a number of bytes, which may be written with a unit, such as ``"8MiB"``."""
@@ -143,16 +145,26 @@ class Section:
 
     def _size(self, name: str, value: Any) -> int:
         try:
-            return parse_bytes(value)
+            size_bytes = parse_bytes(value)
         except ConfigError as error:
             raise ConfigError(f"{self._file}: {self._named(name)}: {error}") from None
+        if size_bytes > MOST_BYTES:
+            raise self.wrong(name, value, f"a number of bytes of at most {MOST_BYTES}, an exbibyte")
+        return size_bytes
 
     def _take(self, name: str, default: object) -> Any:
         if name in self._left:
-            return self._left.pop(name)
+            value = self._left.pop(name)
+            if isinstance(value, int) and not -_MOST_INTEGER <= value <= _MOST_INTEGER:
+                raise self.wrong(name, value, "a number of 64 bits, as TOML has them")
+            return value
         if default is None:
             raise ConfigError(f"{self._file}: {self._named(name)} is missing")
         return default
 
     def _named(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
+
+
+def _range(least: float, most: float, endless: float) -> str:
+    return f"of at least {least:g}" if most == endless else f"from {least:g} to {most:,.15g}"
