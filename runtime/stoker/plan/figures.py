@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ _COLUMNS = 2
 _DOTS_PER_INCH = 110
 _HEADROOM = 0.2
 """Of the axis, above bars, for the legend."""
+_LABELLED_BARS = 12
+"""At most, in a panel: more leave no room for their figures."""
+_LINE_POINTS = (1.5, 3.0)
+"""From the last line to the first, so that lines that lie upon each other are all seen."""
 _EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'; the CSV is written without it"
 
 
@@ -62,7 +67,8 @@ def _draw(axes: Any, panel: Panel) -> None:
             face = "none" if series.is_published else colour
             axes.plot(series.x, series.y, "o", label=series.name, color=colour, markerfacecolor=face, markersize=5)
         else:
-            axes.plot(series.x, series.y, "-", label=series.name, color=colour, marker=".", linewidth=1.5)
+            width = _line_points(panel.series, number)
+            axes.plot(series.x, series.y, "-", label=series.name, color=colour, marker=".", linewidth=width)
     if panel.x_log:
         axes.set_xscale("log")
     if panel.y_log:
@@ -79,8 +85,18 @@ def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -
     width = 0.8 / count
     at = [index - 0.4 + width * (place + 0.5) for index in range(len(series.x))]
     style = {"facecolor": "none", "edgecolor": colour, "linewidth": 1.5} if series.is_published else {"color": colour}
-    axes.bar(at, series.y, width * 0.9, label=series.name, **style)
+    drawn = axes.bar(at, series.y, width * 0.9, label=series.name, **style)
+    if count * len(series.x) <= _LABELLED_BARS:
+        figures = ["" if math.isnan(height) else f"{height:.3g}" for height in series.y]
+        axes.bar_label(drawn, figures, fontsize=7, padding=1)
     axes.set_xticks(range(len(series.x)), [str(name) for name in series.x], fontsize=8)
+    axes.set_xlim(-0.5, len(series.x) - 0.5)  # also around bars that there are not
+
+
+def _line_points(every: Sequence[Series], number: int) -> float:
+    least, most = _LINE_POINTS
+    behind = sum(series.kind == "line" and not series.is_published for series in every[number + 1 :])
+    return least + (most - least) * behind / len(every)
 
 
 def _colour_of(every: Sequence[Series], number: int) -> int:
