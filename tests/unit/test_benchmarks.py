@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from benchmarks import __main__ as program
 from benchmarks import report, targets
 from benchmarks.cells import LIMITS, LOADERS, Cell, Selection
 from benchmarks.child import Outcome, run_child
@@ -295,3 +297,11 @@ def test_plain_sockets_read_every_object_to_its_end(connections: int) -> None:
         assert bucket.counts.bytes_out == sum(sizes)
         with pytest.raises(ConnectionError, match="404"):
             pull_with_sockets(bucket.url, ["/stoker/missing"], connections)
+
+
+def test_every_benchmark_that_the_program_names_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["no-such"]) == 2
+    named = capsys.readouterr().err
+    for name in (*program.NAMES, *program.BY_NAME):
+        assert name in named
+        assert find_spec(f"benchmarks.{name}") is not None
