@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import stoker
 from stoker.cli import main
 from stoker.fetch.config import FetchConfig
-from stoker.trace.recording import read_trace
+from stoker.trace.recording import Recording, read_trace
 from stoker_local.bucket import environment_of
 from stoker_local.config import BucketConfig
 from stoker_local.host import running_bucket
@@ -42,7 +42,7 @@ def test_a_killed_training_leaves_a_trace_that_can_be_viewed(
         assert ended(process) == -9
     assert main(["trace", "view", str(trace)]) == 0
     assert "worst waits" in capsys.readouterr().out
-    recording = read_trace(trace)
+    recording = Recording.of(read_trace(trace))
     assert len(recording.waits) > 20
     assert recording.fetches
 

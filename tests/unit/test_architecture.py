@@ -46,11 +46,11 @@ FLOORS = {
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget
-        trace.attribution trace.chrome trace.exporting trace.fetches trace.open_telemetry trace.picture trace.prometheus
-        trace.recorder trace.recording""",
+        trace.attribution trace.chrome trace.exporting trace.fetches trace.json_values trace.open_telemetry trace.picture
+        trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
-        fetch.fetcher fetch.prefetcher fetch.range_reader fetch.step_queue
+        fetch.fetcher fetch.prefetcher fetch.race fetch.range_reader fetch.step_queue
         pack.catalog pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
         reading.super_samples reading.values

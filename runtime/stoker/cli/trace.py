@@ -3,89 +3,124 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
 
 from stoker.cli.command import Command
 from stoker.cli.flags import positive
 from stoker.cli.output import counted, printable, table
+from stoker.errors import ConfigError
 from stoker.sizes import format_bytes
 from stoker.trace.picture import Section, draw
 from stoker.trace.recorder import WORST_WAITS
-from stoker.trace.recording import Recording, read_trace
+from stoker.trace.recording import Told, read_trace
+from stoker.trace.summary import Summary
 
 __all__ = ["command"]
+
+_FILE = "a trace, from Loader(url, trace=FILE) or stoker simulate --trace FILE; .gz, too"
 
 
 def _configure(parser: ArgumentParser) -> None:
     what = parser.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="what")
     view = what.add_parser("view", help="print what was waited for, and the worst waits with object and phase")
-    view.add_argument("trace", metavar="FILE", type=Path, help="a trace, from Loader(url, trace=FILE)")
+    view.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
     view.add_argument("--worst", type=positive, default=WORST_WAITS, metavar="N", help="how many waits (default: 10)")
     picture = what.add_parser("picture", help="draw batches, the fill of the ring, and fetches over time")
-    picture.add_argument("trace", metavar="FILE", type=Path, help="a trace, from Loader(url, trace=FILE)")
+    picture.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
     picture.add_argument("--out", required=True, type=Path, metavar="FILE", help="a picture: .png or .html")
     begin = "first second of the trace to show (default: its beginning, or around the worst wait of a long one)"
     picture.add_argument("--begin", type=float, metavar="SECOND", help=begin)
-    picture.add_argument("--seconds", type=float, metavar="N", help="how many (default: all, or the first 500 fetches)")
+    picture.add_argument("--seconds", type=float, metavar="N", help="how many (default: all, or some 500 fetches)")
+    node = "which one of a simulated run's, from 0 (default: the one with the worst wait)"
+    picture.add_argument("--node", type=int, metavar="N", help=node)
 
 
 def _run(args: Namespace) -> int:
-    recording = read_trace(args.trace)
-    if args.what == "picture":
-        shown = draw(recording, args.out, Section.of(recording, args.begin, args.seconds), args.trace.name)
-        print(f"{args.out}: seconds {shown.begin_seconds:.3f} to {shown.end_seconds:.3f} of {args.trace}")
-        return 0
-    print(f"{printable(str(args.trace))}: {_summary(recording)}")
-    if recording.waits:
-        print(table(_phases(recording)))
+    return _picture(args) if args.what == "picture" else _view(args)
+
+
+def _view(args: Namespace) -> int:
+    summary = Summary.of(read_trace(args.trace), args.worst)
+    print(f"{printable(str(args.trace))}: {_told(summary)}")
+    if summary.batches:
+        print(table(_phases(summary)))
         print("worst waits")
-        print(table(_worst(recording, args.worst)))
-    if recording.answers:
-        print(_requests(recording))
-    if recording.is_full:
+        print(table(_worst(summary)))
+    if summary.requests:
+        print(_requests(summary))
+    if summary.is_full:
         print("the trace reached its limit: what came later is not in it")
     return 0
 
 
-def _summary(recording: Recording) -> str:
-    waited = sum(wait.seconds for wait in recording.waits)
-    share = waited / recording.seconds if recording.seconds else 0.0
-    batches = f"{len(recording.waits):,} {'batch' if len(recording.waits) == 1 else 'batches'}"
-    return f"{batches} in {recording.seconds:.3f} s, of which {waited:.3f} s ({share:.1%}) were waited"
+def _told(summary: Summary) -> str:
+    whole = summary.seconds * max(1, len(summary.names))
+    share = summary.waited_seconds / whole if whole else 0.0
+    batches = f"{summary.batches:,} {'batch' if summary.batches == 1 else 'batches'}"
+    nodes = f" on {len(summary.names)} nodes" if len(summary.names) > 1 else ""
+    waited = f"{summary.waited_seconds:.3f} s ({share:.1%})"
+    return f"{batches}{nodes} in {summary.seconds:.3f} s, of which {waited} were waited"
 
 
-def _phases(recording: Recording) -> list[tuple[str, ...]]:
-    whole = sum(wait.seconds for wait in recording.waits) or 1.0
+def _phases(summary: Summary) -> list[tuple[str, ...]]:
+    whole = summary.waited_seconds or 1.0
     rows: list[tuple[str, ...]] = [("phase", "seconds", "share", "batches")]
-    for phase, seconds in recording.by_phase().items():
-        batches = sum(any(span.phase is phase for span in wait.spans) for wait in recording.waits)
+    for phase, (seconds, batches) in sorted(summary.phases.items(), key=lambda each: -each[1][0]):
         rows.append((str(phase), f"{seconds:.3f}", f"{seconds / whole:.1%}", f"{batches:,}"))
     return rows
 
 
-def _worst(recording: Recording, count: int) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("at", "batch", "waited", "most of it", "", "object")]
-    for wait in sorted((wait for wait in recording.waits if wait.seconds), key=lambda wait: -wait.seconds)[:count]:
+def _worst(summary: Summary) -> list[tuple[str, ...]]:
+    has_nodes = len(summary.names) > 1
+    rows: list[tuple[str, ...]] = [("at", "batch", "waited", "most of it", "", "object", "node"[: 4 * has_nodes])]
+    for process, wait in summary.worst():
         (phase, key), seconds = next(iter(wait.by_cause().items()))
         at, batch = f"{wait.spans[0].begin_seconds:.3f} s", f"{wait.epoch}/{wait.batch}"
-        rows.append((at, batch, f"{wait.seconds:.4f} s", str(phase), f"{seconds / wait.seconds:.0%}", printable(key)))
+        share, node = f"{seconds / wait.seconds:.0%}", printable(summary.names.get(process, "")) if has_nodes else ""
+        rows.append((at, batch, f"{wait.seconds:.4f} s", str(phase), share, printable(key), node))
     return rows
 
 
-def _requests(recording: Recording) -> str:
-    answers = recording.answers
-    begun = [answer.first_byte_seconds for answer in answers if answer.is_begun]
-    text = f"{counted(len(answers), 'request')}"
-    if begun:
-        median, late = np.percentile(begun, [50, 99])
-        text += f"; first byte after {median * 1e3:.1f} ms (median), {late * 1e3:.1f} ms (99%)"
-    rates = [each.size_bytes / each.transfer_seconds for each in answers if each.is_whole and each.transfer_seconds]
-    if rates:
-        text += f"; {format_bytes(float(np.median(rates)))}/s in each (median)"
-    lost = len(answers) - sum(answer.is_whole for answer in answers)
-    return text + (f"; {lost:,} failed or were overtaken by a hedge" if lost else "")
+def _requests(summary: Summary) -> str:
+    text = f"{counted(summary.requests, 'request')}"
+    first_bytes, rates = summary.first_bytes, summary.rates
+    if first_bytes.count:
+        median, late = first_bytes.quantile(0.5) * 1e3, first_bytes.quantile(0.99) * 1e3
+        text += f"; first byte after {median:.1f} ms (median), {late:.1f} ms (99%)"
+    if rates.count:
+        text += f"; {format_bytes(rates.quantile(0.5))}/s in each (median)"
+    return text + (f"; {summary.lost:,} failed or were overtaken by a hedge" if summary.lost else "")
+
+
+def _picture(args: Namespace) -> int:
+    if not args.trace.is_file():
+        raise ConfigError(f"the trace {args.trace} is not a file, which is read twice for a picture")
+    summary, process, name = Summary.of(read_trace(args.trace)), None, printable(args.trace.name)
+    if len(summary.names) > 1 or args.node is not None:
+        process = _process(summary, args.node)
+        name += f", {printable(summary.names[process])}"
+        summary = Summary.of(_of(args.trace, process))
+    section = Section.of(summary, args.begin, args.seconds)
+    draw(section.cut(_of(args.trace, process)), args.out, section, f"{name}: {_told(summary)}")
+    shown = f"seconds {section.begin_seconds:.3f} to {section.end_seconds:.3f}"
+    print(f"{printable(str(args.out))}: {shown} of {printable(str(args.trace))}")
+    return 0
+
+
+def _process(summary: Summary, node: int | None) -> int:
+    """Return the process of a node, by default the one that had the worst wait."""
+    if node is None:
+        worst = summary.worst()
+        return worst[0][0] if worst else next(iter(summary.names))
+    for process, name in summary.names.items():
+        if name == f"node {node}":
+            return process
+    raise ConfigError(f"the trace has no node {node}, but {', '.join(map(printable, summary.names.values()))}")
+
+
+def _of(path: Path, process: int | None) -> Iterator[Told]:
+    return (told for told in read_trace(path) if process is None or told.process == process)
 
 
 command = Command(name="trace", help="say what a run waited for, from its trace", configure=_configure, run=_run)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.plan.latency import Recorded
-from stoker.text_file import read_text
+from stoker.trace.json_values import read_values
 
 __all__ = ["read_durations"]
 
 _MICROSECONDS = 1e-6
-_MOST_BYTES = 256 << 20
 
 
 def read_durations(path: Path, event: str = "first_byte") -> Recorded:
@@ -21,33 +20,31 @@ def read_durations(path: Path, event: str = "first_byte") -> Recorded:
 
     Args:
         path: a Chrome trace (``{"traceEvents": [...]}`` or its list), a JSON list of seconds, or a text with a number
-            of seconds on each line.
+            of seconds on each line; of one that is cut off, what is before that. The numbers are held in memory.
         event: name of the trace's events.
 
     Raises:
         ConfigError: the file cannot be read, or has no such durations.
     """
+    told = f"{path} has no list of seconds, and no trace's events {event!r}"
     try:
-        text = read_text(path, most_bytes=_MOST_BYTES)
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is neither JSON nor a text with a number of seconds on each line") from None
+        seconds = tuple(array("d", _durations(path, event)))
+    except (AttributeError, OverflowError, TypeError) as error:
+        raise ConfigError(f"{told}: {error}") from None
     try:
-        found = _from_json(json.loads(text), event) if text.lstrip()[:1] in ("[", "{") else _from_lines(text)
-        return Recorded(tuple(found))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} has no list of seconds, and no trace's events {event!r}: {error}") from None
+        return Recorded(seconds)
+    except ConfigError as error:
+        raise ConfigError(f"{told}: {error}") from None
 
 
-def _from_json(document: Any, event: str) -> list[float]:
-    events = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(events, list):
-        raise TypeError("it is neither a list nor has a list 'traceEvents'")
-    if all(isinstance(each, int | float) for each in events):
-        return [float(each) for each in events]
-    if not all(isinstance(each, dict) for each in events):
-        raise TypeError("not all of its entries are events")
-    return [float(each["dur"]) * _MICROSECONDS for each in events if each.get("name") == event and "dur" in each]
-
-
-def _from_lines(text: str) -> list[float]:
-    return [float(line) for line in text.splitlines() if line.strip()]
+def _durations(path: Path, event: str) -> Iterator[float]:
+    kinds: set[bool] = set()
+    for value in read_values(path):
+        is_number = isinstance(value, int | float)
+        kinds.add(is_number)
+        if len(kinds) > 1:
+            raise TypeError("it has both numbers and events")
+        if is_number:
+            yield value
+        elif value.get("name") == event and "dur" in value:
+            yield value["dur"] * _MICROSECONDS

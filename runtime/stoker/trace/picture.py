@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, MissingExtraError
 from stoker.trace.phases import Phase, Span
-from stoker.trace.recording import Held, Recording
+from stoker.trace.recorder import Wait
+from stoker.trace.recording import Filled, Held, Recording, Told
+from stoker.trace.summary import Summary
 
 __all__ = ["Section", "draw", "ring_fill"]
 
@@ -30,9 +34,13 @@ COLOURS = {
     Phase.OTHER: "#b9b9b9",
 }
 """Of the phases, so that those that are often neighbours differ most."""
-_READY, _TRAINING = "#cfe3d4", "#ececec"
-_MOST_FETCHES = 500
+_READY, _FILLING, _TRAINING = "#cfe3d4", "#9db4c0", "#ececec"
+_MOST_FETCHES, _MOST_BATCHES = 500, 5_000
 """Shown, unless more is asked for: beyond it, they are narrower than what can be told apart."""
+_MOST_DRAWN = 20_000
+"""Waits, fetches and slots in use that are ever drawn; they are in memory then."""
+_ROUNDED_SECONDS = 1e-6
+_LABELLED = 3
 _EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'"
 
 
@@ -44,22 +52,21 @@ class Section:
     end_seconds: float
 
     @classmethod
-    def of(cls, recording: Recording, begin_seconds: float | None, seconds: float | None) -> Section:
+    def of(cls, summary: Summary, begin_seconds: float | None, seconds: float | None) -> Section:
         """Return the stretch that is asked for, by default all, or of a long trace what is around its worst wait.
 
         Raises:
             ConfigError: there is nothing in it.
         """
-        if not recording.waits and not recording.fetches:
+        if not summary.batches and not summary.fetches:
             raise ConfigError("there is nothing in the trace to draw")
-        first, last = recording.begin_seconds, recording.end_seconds
+        first, last = summary.begin_seconds, summary.end_seconds
         if seconds is None:
-            begins = np.sort([each.begin_seconds for each in recording.fetches])
-            share = min(1.0, _MOST_FETCHES / max(1, len(begins)))
+            fetches, batches = max(1, summary.fetches), max(1, summary.batches)
+            share = min(1.0, _MOST_FETCHES / fetches, _MOST_BATCHES / batches)
             seconds = (last - first) * share
-            if begin_seconds is None and share < 1.0 and recording.waits:
-                worst = max(recording.waits, key=lambda wait: wait.seconds)
-                begin_seconds = max(first, worst.spans[0].begin_seconds - seconds / 4)
+            if begin_seconds is None and share < 1.0 and (worst := summary.worst()):
+                begin_seconds = max(first, worst[0][1].spans[0].begin_seconds - seconds / 4)
         begin_seconds = first if begin_seconds is None else begin_seconds
         if not seconds > 0 or not begin_seconds < last:
             raise ConfigError(f"the trace is from second {first:.3f} to {last:.3f}: name a stretch of it")
@@ -69,22 +76,57 @@ class Section:
         """Return whether something that lasted from one moment to another can be seen."""
         return end_seconds > self.begin_seconds and begin_seconds < self.end_seconds
 
+    def cut(self, told: Iterable[Told]) -> Recording:
+        """Keep what can be seen of one process. What never was released, as at the end of a killed run, is held on.
+
+        Raises:
+            ConfigError: it is too much to draw.
+        """
+        recording = Recording.of(islice((each for each in told if self._has(each.what)), _MOST_DRAWN + 1))
+        if len(recording.waits) + len(recording.fetches) + len(recording.held) > _MOST_DRAWN:
+            raise ConfigError(
+                f"seconds {self.begin_seconds:.3f} to {self.end_seconds:.3f} have more than the {_MOST_DRAWN:,} waits "
+                "and fetches that a picture can show: name fewer with --seconds"
+            )
+        recording.held += _unreleased(recording, self.end_seconds)
+        return recording
+
+    def _has(self, what: object) -> bool:
+        match what:
+            case Wait():
+                return self.has(what.spans[0].begin_seconds, what.spans[-1].end_seconds)
+            case Filled() | Held():
+                return self.has(what.begin_seconds, what.end_seconds)
+        return False
+
+
+def _unreleased(recording: Recording, end_seconds: float) -> list[Held]:
+    """Return for how long what was fetched, and not told to be released, was held: until its slot was used again."""
+    released = {(each.slot, round(each.begin_seconds / _ROUNDED_SECONDS)) for each in recording.held}
+    until: dict[int, float] = {}
+    held: list[Held] = []
+    for each in sorted(recording.fetches, key=lambda each: -each.begin_seconds):
+        moment = round(each.end_seconds / _ROUNDED_SECONDS)
+        if not any((each.slot, moment + off) in released for off in (-1, 0, 1)):
+            held.append(Held(each.slot, each.end_seconds, until.get(each.slot, end_seconds)))
+        until[each.slot] = each.begin_seconds
+    return [each for each in held if each.end_seconds > each.begin_seconds]
+
 
 def ring_fill(recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the moments at which the ring's fill changed, and from each on how many slots were filling and ready."""
-    changes = [
-        (moment, *change)
-        for rows, enters in ((recording.fetches, (1, 0)), (recording.held, (0, 1)))
-        for each in rows
-        for moment, change in ((each.begin_seconds, enters), (each.end_seconds, (-enters[0], -enters[1])))
-    ]
+    changes: list[tuple[float, int, int]] = []
+    for filled in recording.fetches:
+        changes += (filled.begin_seconds, 1, 0), (filled.end_seconds, -1, 0)
+    for held in recording.held:
+        changes += (held.begin_seconds, 0, 1), (held.end_seconds, 0, -1)
     changes.sort()
     moments = np.array([change[0] for change in changes], np.float64)
     counts = np.cumsum(np.array([change[1:] for change in changes], np.int64).reshape(-1, 2), axis=0)
     return moments, counts[:, 0], counts[:, 1]
 
 
-def draw(recording: Recording, path: Path, section: Section, title: str) -> Section:
+def draw(recording: Recording, path: Path, section: Section, title: str) -> None:
     """Draw a stretch of a trace into a ``.png`` (matplotlib) or an ``.html`` page that needs no network (plotly).
 
     Raises:
@@ -101,22 +143,16 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> Sect
         raise MissingExtraError(_EXTRA) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written to: {error.strerror}; name another file") from None
-    return section
 
 
-def _waits(recording: Recording, section: Section) -> list[Span]:
-    spans = (span for wait in recording.waits for span in wait.spans)
-    return [span for span in spans if section.has(span.begin_seconds, span.end_seconds)]
+def _waits(recording: Recording) -> list[Span]:
+    return [span for wait in recording.waits for span in wait.spans]
 
 
-def _shown(rows: Iterable[Held], section: Section) -> list[Held]:
-    return [each for each in rows if section.has(each.begin_seconds, each.end_seconds)]
-
-
-def _phases(recording: Recording, section: Section) -> list[Phase]:
+def _phases(recording: Recording) -> list[Phase]:
     """Return the phases that are to be seen, in the order of the colours."""
-    spans = [*_waits(recording, section), *(span for each in _shown(recording.fetches, section) for span in each.spans)]
-    there = {span.phase for span in spans}
+    there = {span.phase for span in _waits(recording)}
+    there |= {span.phase for each in recording.fetches for span in each.spans}
     return [phase for phase in COLOURS if phase in there]
 
 
@@ -125,42 +161,75 @@ def _draw_png(recording: Recording, path: Path, section: Section, title: str) ->
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    fetches, held = _shown(recording.fetches, section), _shown(recording.held, section)
-    slots = sorted({each.slot for each in (*fetches, *held)})
-    figure = Figure(figsize=(13, 4.6 + min(len(slots), 48) * 0.14), layout="constrained")
+    slots = sorted({each.slot for each in recording.fetches} | {each.slot for each in recording.held})
+    ring_height = 1.2 + min(len(slots), 48) * 0.14
+    figure = Figure(figsize=(13, 3.7 + ring_height), layout="constrained")
     FigureCanvasAgg(figure)
-    loop, fill, ring = figure.subplots(3, 1, sharex=True, height_ratios=[0.7, 1.5, 1.2 + min(len(slots), 48) * 0.14])
-    _bars(loop, [(section.begin_seconds, section.end_seconds)], 0.0, _TRAINING)
-    _spans(loop, _waits(recording, section), 0.0)
-    loop.set(yticks=[], ylim=(-0.5, 0.5), title="training loop: what it waits for")
-    moments, filling, ready = ring_fill(recording)
-    fill.stackplot(moments, ready, filling, step="post", colors=[_READY, COLOURS[Phase.TRANSFER]])
-    fill.legend(["ready", "filling"], loc="upper right", fontsize=8, ncols=2, frameon=False)
-    fill.set(ylabel="slots", ylim=(0, max(1, int((filling + ready).max(initial=1))) * 1.25), title="fill of the ring")
-    for row, slot in enumerate(slots):
-        _bars(ring, [(each.begin_seconds, each.end_seconds) for each in held if each.slot == slot], row, _READY)
-        _spans(ring, [span for each in fetches if each.slot == slot for span in each.spans], row)
-    ring.set(ylim=(len(slots) - 0.4, -0.6), ylabel="slot", xlabel="seconds since the trace began")
-    ring.set_yticks(range(0, len(slots), 1 + len(slots) // 16), [str(slot) for slot in slots[:: 1 + len(slots) // 16]])
-    ring.set_title("fetches: how a slot is filled, and how long it is held")
+    loop, fill, ring = figure.subplots(3, 1, sharex=True, height_ratios=[1.0, 1.5, ring_height])
+    _draw_loop(loop, recording, section)
+    _draw_fill(fill, recording)
+    _draw_slots(ring, recording, slots)
     ring.set_xlim(section.begin_seconds, section.end_seconds)
     for axes in (loop, fill, ring):
         axes.title.set(fontsize=9, ha="left", position=(0.0, 1.0))
         axes.spines[["top", "right"]].set_visible(False)
-    patches = [Patch(color=COLOURS[phase], label=str(phase)) for phase in _phases(recording, section)]
-    patches += [Patch(color=_READY, label="ready"), Patch(color=_TRAINING, label="training")]
+    patches = [Patch(color=COLOURS[phase], label=str(phase)) for phase in _phases(recording)]
+    patches += [Patch(color=_READY, label="ready, or in use"), Patch(color=_TRAINING, label="training")]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, parse_math=False)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def _bars(axes: Any, times: Sequence[tuple[float, float]], row: float, colour: str) -> None:
-    axes.broken_barh([(begin, end - begin) for begin, end in times], (row - 0.4, 0.8), facecolors=colour)
+def _draw_loop(axes: Any, recording: Recording, section: Section) -> None:
+    spans = _waits(recording)
+    _boxes(axes, [(section.begin_seconds, section.end_seconds, 0, _TRAINING)])
+    _boxes(axes, [(span.begin_seconds, span.end_seconds, 0, COLOURS[span.phase]) for span in spans])
+    width, labelled = section.end_seconds - section.begin_seconds, list[float]()
+    for wait in heapq.nlargest(_LABELLED, recording.waits, key=lambda wait: wait.seconds):
+        middle = (max(section.begin_seconds, wait.spans[0].begin_seconds) + wait.spans[-1].end_seconds) / 2
+        at = min(max(middle, section.begin_seconds + 0.06 * width), section.end_seconds - 0.06 * width)
+        if wait.seconds and all(abs(at - other) > 0.12 * width for other in labelled):
+            labelled.append(at)
+            (phase, _), _ = next(iter(wait.by_cause().items()))
+            text = f"batch {wait.batch}: {wait.seconds:.3g} s {phase}"
+            axes.text(at, 0.46, text, fontsize=7.5, ha="center", va="bottom")
+    axes.set(yticks=[], ylim=(-0.5, 0.8), title="training loop: what it waits for")
 
 
-def _spans(axes: Any, spans: Sequence[Span], row: float) -> None:
-    pieces = [(span.begin_seconds, span.seconds) for span in spans]
-    axes.broken_barh(pieces, (row - 0.4, 0.8), facecolors=[COLOURS[span.phase] for span in spans])
+def _draw_fill(axes: Any, recording: Recording) -> None:
+    moments, filling, ready = ring_fill(recording)
+    axes.stackplot(moments, ready, filling, step="post", colors=[_READY, _FILLING])
+    axes.legend(["ready, or in use", "filling"], loc="upper right", fontsize=8, ncols=2, frameon=False)
+    most = max(1, int((filling + ready).max(initial=1)))
+    axes.set(ylabel="slots", ylim=(0, most * 1.25), title="fill of the ring")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _draw_slots(axes: Any, recording: Recording, slots: Sequence[int]) -> None:
+    row_of = {slot: row for row, slot in enumerate(slots)}
+    _boxes(axes, [(each.begin_seconds, each.end_seconds, row_of[each.slot], _READY) for each in recording.held])
+    _boxes(
+        axes,
+        [
+            (span.begin_seconds, span.end_seconds, row_of[each.slot], COLOURS[span.phase])
+            for each in recording.fetches
+            for span in each.spans
+        ],
+    )
+    axes.set(ylim=(len(slots) - 0.4, -0.6), ylabel="slot", xlabel="seconds since the trace began")
+    every = 1 + len(slots) // 16
+    axes.set_yticks(range(0, len(slots), every), [str(slot) for slot in slots[::every]])
+    axes.set_title("fetches: how a slot is filled, and how long it is held")
+
+
+def _boxes(axes: Any, boxes: Sequence[tuple[float, float, int, str]]) -> None:
+    """Draw stretches of time, each with its row and colour; thousands in one go."""
+    from matplotlib.collections import PolyCollection
+
+    times = np.array([box[:2] for box in boxes], np.float64).reshape(-1, 2)[:, [0, 0, 1, 1]]
+    rows = np.array([box[2] for box in boxes], np.float64)[:, None] + [-0.4, 0.4, 0.4, -0.4]
+    corners = np.stack([times, rows], axis=-1)
+    axes.add_collection(PolyCollection(list(corners), facecolors=[box[3] for box in boxes], edgecolors="none"))
 
 
 def _draw_html(recording: Recording, path: Path, section: Section, title: str) -> None:
@@ -170,16 +239,16 @@ def _draw_html(recording: Recording, path: Path, section: Section, title: str) -
     titles = ["training loop: what it waits for", "fill of the ring", "fetches, by slot"]
     figure = make_subplots(rows=3, cols=1, shared_xaxes=True, row_heights=[0.15, 0.3, 0.55], subplot_titles=titles)
     moments, filling, ready = ring_fill(recording)
-    for name, counts, colour in (("ready", ready, _READY), ("filling", filling, COLOURS[Phase.TRANSFER])):
+    for name, counts, colour in (("ready", ready, _READY), ("filling", filling, _FILLING)):
         line = {"shape": "hv", "color": colour}
         area = graph_objects.Scatter(x=moments, y=counts, name=name, stackgroup="ring", line=line)
         figure.add_trace(area, row=2, col=1)
-    held = [Span(Phase.OTHER, each.begin_seconds, each.end_seconds) for each in _shown(recording.held, section)]
-    slots = [f"slot {each.slot}" for each in _shown(recording.held, section)]
+    held = [Span(Phase.OTHER, each.begin_seconds, each.end_seconds) for each in recording.held]
+    slots = [f"slot {each.slot}" for each in recording.held]
     figure.add_trace(_timeline(graph_objects, held, slots, "held", _READY), row=3, col=1)
-    waits = _waits(recording, section)
-    filled = [(each.slot, span) for each in _shown(recording.fetches, section) for span in each.spans]
-    for phase in _phases(recording, section):
+    waits = _waits(recording)
+    filled = [(each.slot, span) for each in recording.fetches for span in each.spans]
+    for phase in _phases(recording):
         of_loop = [span for span in waits if span.phase is phase]
         of_ring = [(slot, span) for slot, span in filled if span.phase is phase]
         rows = [f"slot {slot}" for slot, _ in of_ring]

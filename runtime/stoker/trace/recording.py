@@ -1,41 +1,61 @@
-"""Reads a trace back: what the training loop waited for, what was fetched when, and how requests were answered."""
+"""Reads a trace back: what the training loop waited for, what was fetched when, and how requests were answered.
+
+A trace is read as a stream (:func:`read_trace`); whoever wants all of it, or a stretch, puts it into a
+:class:`Recording`.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker.errors import ConfigError, FormatError
+from stoker.errors import ConfigError
 from stoker.trace.chrome import SLOT_ROWS
+from stoker.trace.json_values import read_values
 from stoker.trace.phases import Phase, Span
 from stoker.trace.recorder import Wait
 
-__all__ = ["Answer", "Held", "Recording", "read_trace"]
+__all__ = ["Answer", "Filled", "Full", "Held", "Named", "Recording", "Told", "read_trace"]
 
-_MOST_BYTES = 1 << 30
+_MOST_PROCESSES, _MOST_ROWS, _MOST_SPANS = 1_000, 10_000, 100_000
+"""Of a file, of a process, and of a batch: more has none that stoker wrote, and they are held while it is read."""
+_NAME_CHARACTERS = 100
 
 
-class Held(NamedTuple):
-    """A time in which a slot of the ring had something in it.
+class Filled(NamedTuple):
+    """A time in which a slot of the ring was being filled.
 
     Attributes:
         slot: of the ring.
-        object: the key that it was being filled with; empty while it was ready.
+        object: the key that it was filled with.
         begin_seconds: since the trace began.
         end_seconds: since the trace began.
-        spans: what was done to fill it; empty while it was ready.
+        spans: what was done.
     """
 
     slot: int
     object: str
     begin_seconds: float
     end_seconds: float
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Span, ...]
+
+
+class Held(NamedTuple):
+    """A time in which a slot of the ring was ready, or in use.
+
+    Attributes:
+        slot: of the ring.
+        begin_seconds: since the trace began.
+        end_seconds: since the trace began.
+    """
+
+    slot: int
+    begin_seconds: float
+    end_seconds: float
 
 
 class Answer(NamedTuple):
@@ -58,136 +78,172 @@ class Answer(NamedTuple):
     is_whole: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """A trace, in seconds since it began, each list in the order of the file.
+class Named(NamedTuple):
+    """What a process is called, before anything else is told of it."""
+
+    name: str
+
+
+class Full(NamedTuple):
+    """The trace reached its limit before the run ended."""
+
+
+class Told(NamedTuple):
+    """Something that a trace tells.
 
     Attributes:
-        waits: one a batch; those of a file that was cut off in the middle of one lack some of its spans.
+        process: that did it: a loader's file has one, that of a simulation one a node.
+        what: it is. A wait comes when its batch is complete; that of a file that is cut off may lack some of its spans.
+    """
+
+    process: int
+    what: Wait | Filled | Held | Answer | Named | Full
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a trace tells, or a part of it, in the order of the file.
+
+    Attributes:
+        waits: one a batch.
         fetches: slots being filled.
         held: slots that were ready.
         answers: to requests.
-        is_full: whether the trace reached its limit before the run ended.
+        is_full: whether the trace reached its limit.
     """
 
-    waits: tuple[Wait, ...]
-    fetches: tuple[Held, ...]
-    held: tuple[Held, ...]
-    answers: tuple[Answer, ...]
-    is_full: bool
+    waits: list[Wait] = field(default_factory=list)
+    fetches: list[Filled] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    is_full: bool = False
 
-    @property
-    def begin_seconds(self) -> float:
-        """When the first thing that was recorded began."""
-        begins = [each.begin_seconds for each in self.fetches]
-        return min([*begins, *(wait.spans[0].begin_seconds for wait in self.waits)], default=0.0)
-
-    @property
-    def end_seconds(self) -> float:
-        """When the last thing that was recorded ended."""
-        ends = [each.end_seconds for each in (*self.fetches, *self.held)]
-        return max([*ends, *(wait.spans[-1].end_seconds for wait in self.waits)], default=0.0)
-
-    @property
-    def seconds(self) -> float:
-        """From the one to the other."""
-        return self.end_seconds - self.begin_seconds
+    @classmethod
+    def of(cls, told: Iterable[Told]) -> Recording:
+        """Keep all that is told. That takes several times the memory of the file."""
+        recording = cls()
+        for each in told:
+            match each.what:
+                case Wait():
+                    recording.waits.append(each.what)
+                case Filled():
+                    recording.fetches.append(each.what)
+                case Held():
+                    recording.held.append(each.what)
+                case Answer():
+                    recording.answers.append(each.what)
+                case Full():
+                    recording.is_full = True
+        return recording
 
     def by_phase(self) -> dict[Phase, float]:
-        """Return the seconds that were waited, by phase, the longest first."""
+        """Return the seconds that were waited, by phase."""
         seconds: defaultdict[Phase, float] = defaultdict(float)
         for wait in self.waits:
             for span in wait.spans:
                 seconds[span.phase] += span.seconds
-        return dict(sorted(seconds.items(), key=lambda each: -each[1]))
+        return dict(seconds)
 
 
-def read_trace(path: Path) -> Recording:
-    """Read what a :class:`~stoker.trace.chrome.ChromeTrace` has written, to the end or not.
+def read_trace(path: Path) -> Iterator[Told]:
+    """Yield what a :class:`~stoker.trace.chrome.ChromeTrace` has written, to the end or not, in the file's order.
+
+    Memory does not grow with the file. See :func:`~stoker.trace.json_values.read_values` for what a file may be.
 
     Raises:
-        ConfigError: there is no such file, or it cannot be read.
-        FormatError: it is not such a trace.
+        ConfigError: the file cannot be read, or is not such a trace.
     """
+    processes: dict[int, _Process] = {}
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"the trace {path} is larger than {_MOST_BYTES >> 30} GiB")
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"the trace {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise FormatError(f"{path} is not a trace: it is not text") from None
-    try:
-        return _recording(_events(text))
-    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
-        raise FormatError(f"{path} is not a trace that stoker wrote: {type(error).__name__}: {error}") from None
+        for event in read_values(path):
+            number = _whole(event["pid"])
+            process = processes.setdefault(number, _Process())
+            _bounded(processes, _MOST_PROCESSES, "processes")
+            for what in process.told(event):
+                yield Told(number, what)
+    except ConfigError:
+        raise
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is not a trace that stoker wrote: {type(error).__name__}: {error}") from None
+    if not processes:
+        raise ConfigError(f"{path} is not a trace: there is nothing in it")
+    for number, process in processes.items():
+        for what in process.ended():
+            yield Told(number, what)
 
 
-def _events(text: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the events of a list; the last line of one without an end may be cut off."""
-    lines = text.splitlines()
-    if not text.startswith("["):
-        raise ValueError("it is not a list of events")
-    try:
-        yield from json.loads(text)
-        return
-    except json.JSONDecodeError:
-        if lines[0] != "[":
-            raise
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            yield json.loads(line.removesuffix(","))
-        except json.JSONDecodeError:
-            if number != len(lines):
-                raise
+class _Process:
+    """Puts the events of one process together: a wait has several, and so has a request."""
+
+    __slots__ = ("_batch", "_begun", "_epoch", "_spans")
+
+    def __init__(self) -> None:
+        self._batch = self._epoch = -1
+        self._spans: list[Span] = []
+        self._begun: dict[int, tuple[float, float]] = {}
+
+    def told(self, event: Mapping[str, Any]) -> Iterator[Wait | Filled | Held | Answer | Named | Full]:
+        """Yield what is complete with an event."""
+        kind = event["ph"]
+        if kind == "X":
+            yield from _KINDS.get(event["cat"], _nothing)(self, event)
+        elif kind == "i":
+            yield Full()
+        elif kind == "M" and event["name"] == "process_name":
+            yield Named(_text(event["args"]["name"])[:_NAME_CHARACTERS])
+
+    def ended(self) -> Iterator[Wait]:
+        """Yield the wait that is complete, since no more of it comes."""
+        if self._spans:
+            yield Wait(batch=self._batch, epoch=self._epoch, spans=tuple(self._spans))
+            self._spans.clear()
+
+    def batch(self, event: Mapping[str, Any]) -> Iterator[Wait]:
+        yield from self.ended()
+        _times(event)
+        self._batch, self._epoch = _whole(event["args"]["batch"]), _whole(event["args"]["epoch"])
+
+    def wait(self, event: Mapping[str, Any]) -> Iterator[Wait]:
+        args = event["args"]
+        if args["batch"] != self._batch:
+            raise ValueError("a wait is for another batch than the last one")
+        self._spans.append(Span(Phase(args["phase"]), *_times(event), _text(args["object"])))
+        _bounded(self._spans, _MOST_SPANS, "spans of a batch")
+        return iter(())
+
+    def fetch(self, event: Mapping[str, Any]) -> Iterator[Filled]:
+        (begin, end), key = _times(event), _text(event["name"])
+        spans = tuple(_spans(event["args"]["spans"], begin, key))
+        yield Filled(_whole(event["tid"]) - SLOT_ROWS, key, begin, end, spans)
+
+    def held(self, event: Mapping[str, Any]) -> Iterator[Held]:
+        yield Held(_whole(event["tid"]) - SLOT_ROWS, *_times(event))
+
+    def request(self, event: Mapping[str, Any]) -> Iterator[Answer]:
+        """Yield an answer with its last event; its first byte's, if it has one, comes before it in the same row."""
+        (begin, end), row, args = _times(event), _whole(event["tid"]), event["args"]
+        size_bytes, is_whole = _size(args["bytes"]), bool(args["whole"])
+        match event["name"]:
+            case "first_byte":
+                self._begun[row] = begin, end - begin
+                _bounded(self._begun, _MOST_ROWS, "rows of requests")
+            case "transfer" if row in self._begun:  # else the store did not tell
+                yield Answer(*self._begun.pop(row), end - begin, size_bytes, is_begun=True, is_whole=is_whole)
+            case "no_answer":
+                yield Answer(begin, end - begin, 0.0, size_bytes, is_begun=False, is_whole=False)
 
 
-def _recording(events: Iterator[Mapping[str, Any]]) -> Recording:
-    batches: dict[int, tuple[int, list[Span]]] = {}
-    fetches: list[Held] = []
-    held: list[Held] = []
-    answers: list[Answer] = []
-    begun: dict[int, tuple[float, float]] = {}
-    is_full = False
-    for event in events:
-        is_full |= event["ph"] == "i"
-        if event["ph"] != "X":
-            continue
-        begin, end, args = *_times(event), event["args"]
-        match event["cat"]:
-            case "batch":
-                batches[_whole(args["batch"])] = _whole(args["epoch"]), []
-            case "wait":
-                span = Span(Phase(args["phase"]), begin, end, _text(args["object"]))
-                batches[args["batch"]][1].append(span)
-            case "fetch":
-                slot, key = _whole(event["tid"]) - SLOT_ROWS, _text(event["name"])
-                fetches.append(Held(slot, key, begin, end, tuple(_spans(args["spans"], begin, key))))
-            case "held":
-                held.append(Held(_whole(event["tid"]) - SLOT_ROWS, "", begin, end))
-            case "request":
-                _enter(answers, begun, event, begin, end - begin)
-    waits = (Wait(batch=batch, epoch=epoch, spans=tuple(spans)) for batch, (epoch, spans) in batches.items() if spans)
-    return Recording(
-        waits=tuple(waits), fetches=tuple(fetches), held=tuple(held), answers=tuple(answers), is_full=is_full
-    )
+def _nothing(process: _Process, event: Mapping[str, Any]) -> Iterator[Wait]:
+    return iter(())
 
 
-def _enter(
-    answers: list[Answer], begun: dict[int, tuple[float, float]], event: Mapping[str, Any], at: float, seconds: float
-) -> None:
-    """Enter an answer when its last event comes; its first byte's, if it has one, comes before it in the same row."""
-    row, args = _whole(event["tid"]), event["args"]
-    size_bytes, is_whole = _whole(args["bytes"]), bool(args["whole"])
-    match event["name"]:
-        case "first_byte":
-            begun[row] = at, seconds
-        case "transfer":
-            first_byte = begun.pop(row, None)
-            if first_byte is not None:  # else the store did not tell
-                answers.append(Answer(*first_byte, seconds, size_bytes, is_begun=True, is_whole=is_whole))
-        case "no_answer":
-            answers.append(Answer(at, seconds, 0.0, size_bytes, is_begun=False, is_whole=False))
+_KINDS: Mapping[str, Callable[[_Process, Mapping[str, Any]], Iterator[Wait | Filled | Held | Answer]]] = {
+    "batch": _Process.batch,
+    "wait": _Process.wait,
+    "fetch": _Process.fetch,
+    "held": _Process.held,
+    "request": _Process.request,
+}
 
 
 def _spans(told: Any, begin: float, key: str) -> Iterator[Span]:
@@ -215,7 +271,18 @@ def _whole(value: Any) -> int:
     return value
 
 
+def _size(value: Any) -> int:
+    if not 0 <= _whole(value) < 1 << 62:
+        raise ValueError(f"{value!r:.40} is not a number of bytes")
+    return int(value)
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} is not text")
     return value
+
+
+def _bounded(held: Any, most: int, what: str) -> None:
+    if len(held) > most:
+        raise ValueError(f"it has more than {most:,} {what}")

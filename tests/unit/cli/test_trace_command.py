@@ -13,6 +13,7 @@ from stoker.errors import ConfigError
 from stoker.trace.chrome import ChromeTrace
 from stoker.trace.picture import Section, ring_fill
 from stoker.trace.recording import Recording, read_trace
+from stoker.trace.summary import Summary
 from support.traced import TracedRun
 
 
@@ -112,13 +113,13 @@ def test_without_what_draws_the_extra_is_named(
 
 def test_what_is_no_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_text("{}")
-    assert main(["trace", "view", str(tmp_path / "x")]) == 1
+    assert main(["trace", "view", str(tmp_path / "x")]) == 2
     assert main(["trace", "view", str(tmp_path / "none")]) == 2
     assert "is not a trace" in capsys.readouterr().err
 
 
 def test_the_fill_of_the_ring_is_what_the_ring_had(trace: Path) -> None:
-    moments, filling, ready = ring_fill(read_trace(trace))
+    moments, filling, ready = ring_fill(Recording.of(read_trace(trace)))
     assert (np.diff(moments) >= 0).all()
     assert (filling >= 0).all()
     assert (ready >= 0).all()
@@ -132,15 +133,14 @@ def test_a_long_trace_is_shown_around_its_worst_wait(tmp_path: Path) -> None:
         run = TracedRun(objects=2000, compute_seconds=0.01, sinks=[sink])
         run.store.late = {1500: 5.0}
         run.run()
-    recording = read_trace(path)
-    worst = max(recording.waits, key=lambda wait: wait.seconds)
-    section = Section.of(recording, None, None)
+    summary = Summary.of(read_trace(path))
+    (_, worst), *_ = summary.worst()
+    section = Section.of(summary, None, None)
     assert section.begin_seconds < worst.spans[0].begin_seconds < section.end_seconds
-    shown = [each for each in recording.fetches if section.has(each.begin_seconds, each.end_seconds)]
-    assert 300 < len(shown) < 800
-    assert Section.of(recording, 1.0, 2.0) == Section(1.0, 3.0)
+    assert 300 < len(section.cut(read_trace(path)).fetches) < 800
+    assert Section.of(summary, 1.0, 2.0) == Section(1.0, 3.0)
 
 
 def test_a_section_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing in the trace"):
-        Section.of(Recording(waits=(), fetches=(), held=(), answers=(), is_full=False), None, None)
+        Section.of(Summary(), None, None)

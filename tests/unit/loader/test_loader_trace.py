@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.trace.chrome import ChromeTrace
 from stoker.trace.recorder import Wait
-from stoker.trace.recording import read_trace
+from stoker.trace.recording import Recording, read_trace
 from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
 
@@ -28,7 +28,7 @@ def test_a_trace_has_every_batch_and_the_waits_of_the_statistics(url: str, tmp_p
             numbers(loader)
         next(iter(loader))
         stats = loader.stats()
-    recording = read_trace(path)
+    recording = Recording.of(read_trace(path))
     assert len(recording.waits) == stats.batches == 21
     assert [wait.epoch for wait in recording.waits] == [0] * 10 + [1] * 10 + [2]
     for phase, seconds in recording.by_phase().items():
@@ -43,7 +43,7 @@ def test_times_of_the_training_thread_and_of_the_loop_are_on_one_clock(url: str,
     path = tmp_path / "trace.json"
     with Loader(url, batch_size=500, epochs=1, trace=path) as loader:
         numbers(loader)
-    recording = read_trace(path)
+    recording = Recording.of(read_trace(path))
     (wait,) = recording.waits
     begin, end = wait.spans[0].begin_seconds, wait.spans[-1].end_seconds
     assert all(begin <= fetch.begin_seconds <= fetch.end_seconds <= end for fetch in recording.fetches)
@@ -63,7 +63,7 @@ def test_a_loader_that_goes_on_after_its_end_goes_on_in_its_trace(url: str, tmp_
         numbers(loader)
         loader.close()
         json.loads(path.read_text())
-    assert len(read_trace(path).waits) == 20
+    assert len(Recording.of(read_trace(path)).waits) == 20
 
 
 def test_a_sink_of_the_users_is_told_and_left_open(url: str, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_sink_of_the_users_is_told_and_left_open(url: str, tmp_path: Path) -> 
     with ChromeTrace(path) as trace, Loader(url, batch_size=50, trace=[trace, Sink()]) as loader:
         numbers(loader)
         loader.close()
-        assert len(read_trace(path).waits) == len(told) == 10
+        assert len(Recording.of(read_trace(path)).waits) == len(told) == 10
         assert not path.read_text().endswith("]\n")
     json.loads(path.read_text())
 
@@ -103,4 +103,4 @@ def test_statistics_and_trace_carry_on_over_a_loaded_state(url: str, tmp_path: P
         loader.load_state_dict(loader.state_dict())
         numbers(loader)
         assert sum(loader.stats().waits.values()) == pytest.approx(loader.stats().wait_seconds)
-    assert len(read_trace(path).waits) == 10
+    assert len(Recording.of(read_trace(path)).waits) == 10

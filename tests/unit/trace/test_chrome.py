@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import ConfigError, FormatError
+from stoker.errors import ConfigError
 from stoker.trace.chrome import ChromeTrace
 from stoker.trace.phases import Phase, Span
 from stoker.trace.recorder import Wait
-from stoker.trace.recording import read_trace
+from stoker.trace.recording import Recording, read_trace
 from support.faulty_store import Weather
 from support.traced import TracedRun
 
@@ -74,7 +74,7 @@ def test_events_of_a_row_lie_inside_each_other_or_apart(run: tuple[TracedRun, Pa
 
 
 def test_what_is_read_back_is_what_was_recorded(run: tuple[TracedRun, Path]) -> None:
-    recorder, recording = run[0].recorder, read_trace(run[1])
+    recorder, recording = run[0].recorder, Recording.of(read_trace(run[1]))
     assert len(recording.waits) == len(recording.fetches) == len(recording.held) == 40
     for phase, seconds in recording.by_phase().items():
         assert seconds == pytest.approx(recorder.seconds[phase], abs=1e-6)
@@ -89,7 +89,7 @@ def test_what_is_read_back_is_what_was_recorded(run: tuple[TracedRun, Path]) -> 
 
 
 def test_every_request_is_on_record(run: tuple[TracedRun, Path]) -> None:
-    answers, stats = read_trace(run[1]).answers, run[0].fetcher.stats
+    answers, stats = Recording.of(read_trace(run[1])).answers, run[0].fetcher.stats
     assert len(answers) == stats.requests
     assert sum(answer.is_whole for answer in answers) == 40 + stats.checksum_failures
     assert not any(answer.is_whole and not answer.is_begun for answer in answers)
@@ -101,7 +101,7 @@ def test_a_file_that_ends_in_the_middle_is_read_as_far_as_it_goes(
 ) -> None:
     whole = run[1].read_bytes()
     (tmp_path / "cut.json").write_bytes(whole[:-cut])
-    recording = read_trace(tmp_path / "cut.json")
+    recording = Recording.of(read_trace(tmp_path / "cut.json"))
     assert len(recording.waits) in (39, 40)
 
 
@@ -123,7 +123,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(json.JSONDecodeError):
         json.loads(text)
     json.loads(text + "]")  # all that is missing
-    assert len(read_trace(tmp_path / "trace.json").waits) >= 98  # but for the last second
+    assert len(Recording.of(read_trace(tmp_path / "trace.json")).waits) >= 98  # but for the last second
 
 
 def wait(batch: int) -> Wait:
@@ -136,7 +136,7 @@ def test_a_trace_stays_within_its_limit_and_says_so(tmp_path: Path, caplog: pyte
         for batch in range(10_000):
             trace.waited(wait(batch))
     assert path.stat().st_size <= 32_000
-    recording = read_trace(path)
+    recording = Recording.of(read_trace(path))
     assert recording.is_full
     assert [each.batch for each in recording.waits] == list(range(len(recording.waits)))
     assert "is full" in caplog.text
@@ -151,7 +151,7 @@ def test_what_is_told_behind_the_end_goes_on_behind_it(tmp_path: Path) -> None:
         trace.close()
         trace.close()
         json.loads(path.read_text())
-    assert [each.batch for each in read_trace(path).waits] == [0, 1, 2]
+    assert [each.batch for each in Recording.of(read_trace(path)).waits] == [0, 1, 2]
 
 
 def test_of_two_that_write_to_one_name_each_has_a_file_of_its_own_and_the_later_one_the_name(
@@ -168,7 +168,7 @@ def test_of_two_that_write_to_one_name_each_has_a_file_of_its_own_and_the_later_
     first.close()  # goes on in what is no longer there
     assert "ends here: another file is in its place" in caplog.text
     second.close()
-    assert [each.batch for each in read_trace(path).waits] == [0, 2, 4]
+    assert [each.batch for each in Recording.of(read_trace(path)).waits] == [0, 2, 4]
 
 
 def test_a_file_that_is_gone_when_the_trace_goes_on_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,7 +211,7 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     trace.waited(wait(2))
     trace.close()
-    assert [each.batch for each in read_trace(path).waits] == [0, 2]
+    assert [each.batch for each in Recording.of(read_trace(path)).waits] == [0, 2]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -247,16 +247,16 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
 def test_what_is_not_a_trace_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(FormatError, match=r"x\.json is not a trace"):
-        read_trace(path)
+    with pytest.raises(ConfigError, match=r"x\.json is not"):
+        Recording.of(read_trace(path))
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_trace(tmp_path / "none.json")
+        Recording.of(read_trace(tmp_path / "none.json"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(FormatError, match="not text"):
-        read_trace(tmp_path / "binary")
+    with pytest.raises(ConfigError, match="not text"):
+        Recording.of(read_trace(tmp_path / "binary"))
 
 
 def test_counters_say_how_many_items_are_ready(run: tuple[TracedRun, Path]) -> None:
