@@ -86,13 +86,13 @@ def test_a_consumer_that_releases_twice_is_caught(monkeypatch: pytest.MonkeyPatc
 
 def test_a_slot_freed_before_its_transport_ended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetcher that does not wait for the losers of a race."""
-    lend = RangeReader._lend
+    lend = RangeReader.lend
 
     def not_for_long(reader: RangeReader, size_bytes: int, lent: ExitStack) -> memoryview | None:
         with ExitStack() as at_once:
             return lend(reader, size_bytes, at_once)
 
-    monkeypatch.setattr(RangeReader, "_lend", not_for_long)
+    monkeypatch.setattr(RangeReader, "lend", not_for_long)
     caught = 0
     for seed in range(100):
         try:

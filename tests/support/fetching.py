@@ -29,6 +29,7 @@ class Bench:
         config: FetchConfig | None = None,
         slots: int = 4,
         tiers: Sequence[Tier] = (),
+        warm: Tier | None = None,
         body: bytes = BODY,
         small_hedge_bytes: int = 0,
     ) -> None:
@@ -43,6 +44,7 @@ class Bench:
             rng=random.Random(1),
             config=config,
             tiers=tiers,
+            warm=warm,
             small_hedge_bytes=small_hedge_bytes,
         )
 

@@ -11,6 +11,7 @@ from itertools import count, pairwise
 from stoker.checksum import crc32c
 from stoker.errors import BudgetError, ChecksumError, FetchError, ObjectChangedError, StokerError, StoreError
 from stoker.fetch.config import FetchConfig
+from stoker.fetch.race import Found, Race
 from stoker.fetch.range_reader import Pursuit, RangePart, RangeReader
 from stoker.fetch.statistics import FetchStatistics, FetchTally
 from stoker.ring import Ring, RingStateError
@@ -38,6 +39,7 @@ class Fetcher:
         rng: random.Random,
         config: FetchConfig | None = None,
         tiers: Sequence[Tier] = (),
+        warm: Tier | None = None,
         small_hedge_bytes: int = 0,
         checksum: Callable[[memoryview], int] = crc32c,
     ) -> None:
@@ -49,6 +51,7 @@ class Fetcher:
             rng: for jitter.
             config: deadlines, retries, hedges and concurrency.
             tiers: nearer places to ask for whole objects first, in turn.
+            warm: the last of them, across a network: when it is late with a whole object, the store is asked as well.
             small_hedge_bytes: hedges up to this size share memory of their own, ``config.hedge_burst`` times as much,
                 while there is room; every other one needs a free slot.
             checksum: of a whole object; a model of a bucket, which moves no bytes, brings its own.
@@ -56,12 +59,14 @@ class Fetcher:
         self.config = config or FetchConfig()
         self._store = store
         self._ring = ring
-        self._tiers = tuple(tiers)
+        self._tiers = tuple(tiers) if warm is None else (*tiers, warm)
+        self._nearer = len(tiers)
         self._checksum = checksum
         self._tally = FetchTally()
         self._reader = RangeReader(
             store, ring=ring, rng=rng, config=self.config, tally=self._tally, small_hedge_bytes=small_hedge_bytes
         )
+        self._race = Race(self._read_warm, self._reader, self.config) if warm is not None else None
         self._sends_tags = True
 
     @property
@@ -107,11 +112,19 @@ class Fetcher:
             ObjectChangedError: the object is another than the one pinned.
             StoreError: what the store raised, if trying again cannot help.
         """
-        if await self.read_tiers(ref, into):
+
+        async def read_store(into: memoryview) -> None:
+            parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
+            await self.fetch_ranges(
+                ref, parts, into=into, verify=lambda data: self._verify_whole(ref, data), urgent=urgent
+            )
+
+        if await self._read_places(self._tiers[: self._nearer], ref, into):
             return
-        parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
-        await self.fetch_ranges(ref, parts, into=into, verify=lambda data: self._verify_whole(ref, data), urgent=urgent)
-        for tier in self._tiers:
+        found = Found.NOWHERE if self._race is None else await self._race.read(ref, into, read_store)
+        if found is Found.NOWHERE:
+            await read_store(into)
+        for tier in self._tiers[: self._nearer] if found is Found.TIER else self._tiers:
             tier.offer(ref, into)
 
     async def fetch_ranges(
@@ -198,7 +211,13 @@ class Fetcher:
 
         A place that lacks, spoils or fails costs time and nothing else.
         """
-        for place, tier in enumerate(self._tiers):
+        return await self._read_places(self._tiers, ref, into)
+
+    async def _read_warm(self, ref: ObjectRef, into: memoryview) -> bool:
+        return await self._read_places(self._tiers[self._nearer :], ref, into)
+
+    async def _read_places(self, tiers: Sequence[Tier], ref: ObjectRef, into: memoryview) -> bool:
+        for place, tier in enumerate(tiers):
             try:
                 async with asyncio.timeout(self.config.attempt_limit_seconds(ref.size_bytes)):
                     with strand(ref.key, Phase.TIER):
@@ -212,7 +231,7 @@ class Fetcher:
                 self._tally.checksum_failures += isinstance(error, ChecksumError)
                 continue
             self._tally.tier_hits[tier.name] += 1
-            for nearer in self._tiers[:place]:
+            for nearer in tiers[:place]:
                 nearer.offer(ref, into)
             self._delivered(ref.size_bytes)
             return True

@@ -242,7 +242,8 @@ class RangeReader:
                     left_seconds = self._left_seconds(part.size_bytes, legs) if len(legs) <= HEDGES else None
                     if left_seconds == 0.0:
                         left_seconds = LOOK_SECONDS
-                        if (data := self._lend(part.size_bytes, lent)) is not None:
+                        if (data := self.lend(part.size_bytes, lent)) is not None:
+                            lent.enter_context(self._gate.extra())
                             send(data)
                             continue
                     await asyncio.wait(running, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -263,7 +264,7 @@ class RangeReader:
         self._tally.hedged_bytes += len(losers) * data.nbytes
         if data is not into:
             into[:] = data
-            self._tally.hedge_wins += 1
+            self.won()
         return None
 
     def _left_seconds(self, size_bytes: int, legs: _Legs) -> float:
@@ -284,7 +285,15 @@ class RangeReader:
         # While nothing is expected, others that were sent at the same time may yet teach it.
         return left_seconds if expected_seconds is not None else min(LOOK_SECONDS, left_seconds)
 
-    def _lend(self, size_bytes: int, lent: ExitStack) -> memoryview | None:
+    def earn(self) -> None:
+        """A place that is read beside the store was asked: that allows as much of a hedge as a request does."""
+        self._budget.earn()
+
+    def won(self) -> None:
+        """What memory was lent for came first."""
+        self._tally.hedge_wins += 1
+
+    def lend(self, size_bytes: int, lent: ExitStack) -> memoryview | None:
         """Return memory for a hedge, until ``lent`` is closed; None if the budget allows none or there is no memory.
 
         It comes out of what ``hedge_burst`` small buffers hold, else it is a slot.
@@ -294,7 +303,6 @@ class RangeReader:
         if not (is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
             return None
         self._tally.hedges += 1
-        lent.enter_context(self._gate.extra())
         if is_small:
             self._small_used_bytes += size_bytes
             lent.callback(self._return_small, size_bytes)
