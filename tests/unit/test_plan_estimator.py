@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,49 @@ def test_it_is_met_where_bandwidth_is_exactly_what_the_full_rate_needs(part: flo
 
 def test_there_it_is_a_bound_that_is_missed_where_misses_are_rare_and_come_in_bunches() -> None:
     assert -0.15 < error(share(0.9, KNEE)) < 0.0
+
+
+@pytest.mark.parametrize("supply", [0.8, KNEE, 1.25])
+def test_bunches_cost_what_they_cost_any_reader_that_looks_as_far_ahead(supply: float) -> None:
+    around = Circumstances(super_samples=2000, memory_bytes=512 << 20)
+    dataset_bytes = around.super_samples * (8 << 20)
+    job = Job(name="job", dataset_bytes=dataset_bytes, compute_bytes_per_second=400e6)
+    cache_bytes = round(0.9 * dataset_bytes)
+    given = Share(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * 400e6 * job.missed(cache_bytes))
+    slots_ahead = 512 // 8 - 12  # of which the window and late requests take some
+    assert error(given, around) == pytest.approx(error_of_bunches(0.1, supply, slots_ahead), abs=0.015)
+
+
+def error_of_bunches(missed: float, supply: float, ahead: int, steps: int = 40_000) -> float:
+    """Return what the estimate overlooks: misses at random, on a link without delay that all under way share evenly.
+
+    A step needs one super-sample, which comes into sight ``ahead`` steps before.
+    """
+    rng, arriving = random.Random(1), supply * missed  # super-samples, in the time of a step
+    left: dict[int, float] = {}
+
+    def first_seconds() -> float:
+        return min(left.values(), default=0.0) * len(left) / arriving
+
+    def elapse(seconds: float) -> None:
+        while left and seconds > 0.0:
+            passed = min(seconds, first_seconds())
+            part = passed * arriving / len(left)
+            for key, still in list(left.items()):
+                left[key] = still - part
+                if left[key] < 1e-9:
+                    del left[key]
+            seconds -= passed
+
+    waited_seconds = 0.0
+    for step in range(steps):
+        if rng.random() < missed:
+            left[step] = 1.0
+        while step - ahead in left:
+            waited_seconds += (seconds := first_seconds())
+            elapse(seconds)
+        elapse(1.0)
+    return steps / (steps + waited_seconds) / min(1.0, supply) - 1
 
 
 def test_memory_for_reading_ahead_evens_bunches_out() -> None:

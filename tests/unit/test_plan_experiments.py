@@ -15,7 +15,7 @@ from stoker.plan import experiments
 
 PLOTLY_BYTES = 1 << 20
 ELSEWHERE = {"silod-estimator"}
-"""What takes a minute even when it is quick; ``test_plan_silod`` runs a part of it."""
+"""What takes ten seconds even when it is quick; ``test_plan_silod`` runs a part of it."""
 
 
 @pytest.mark.parametrize("name", [name for name in experiments.NAMES if name not in ELSEWHERE])

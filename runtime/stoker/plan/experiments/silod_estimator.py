@@ -27,10 +27,7 @@ __all__ = ["EXPERIMENTS", "Case", "Circumstances", "cases", "simulated_rate"]
 _SAMPLES = 64
 """Of a super-sample, and of a batch of each node."""
 _SUPER_SAMPLE_BYTES = 8 << 20
-_RATES = (400e6, 100e6, 800e6)
-_CACHED = (0.0, 0.25, 0.5, 0.75, 0.9)
-_SUPPLIES = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0)
-_NEAR = (0.5, 0.8, 1.0, 1.25)
+_RATE = 400e6
 _FIRST_BYTE = LogNormal(0.02, 0.08)
 _GOOD = 0.05
 _UNSEEN = 0.01
@@ -148,21 +145,51 @@ def _key(ref: ObjectRef) -> str:
     return ref.key
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """Which cases are played: full rates, parts that are cached, and supplies."""
+
+    rates: tuple[float, ...] = (_RATE, 100e6, 800e6)
+    cached: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9)
+    supplies: tuple[float, ...] = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0)
+    nodes: tuple[int, ...] = (2, 4)
+    cached_little: tuple[float, ...] = (0.5, 0.9)
+    supplies_little: tuple[float, ...] = (0.5, 0.8, 1.0, 1.25)
+
+
+_QUICK = _Grid(
+    rates=(_RATE,),
+    cached=(0.0, 0.9),
+    supplies=(0.5, 1.0),
+    nodes=(2,),
+    cached_little=(0.9,),
+    supplies_little=(1.0,),
+)
+_QUICK_WARM_EPOCHS = 1
+
+
 def cases(quick: bool = False) -> Iterator[Case]:
     """Yield what is estimated, kind by kind."""
-    cached, supplies = ((0.0, 0.5, 0.9), (0.5, 1.0, 1.25)) if quick else (_CACHED, _SUPPLIES)
-    for rate, part, supply in product(_RATES[:1] if quick else _RATES, cached, supplies):
+    if not quick:
+        yield from _cases(_Grid())
+    else:
+        for case in _cases(_QUICK):
+            yield replace(case, around=replace(case.around, warm_epochs=_QUICK_WARM_EPOCHS))
+
+
+def _cases(grid: _Grid) -> Iterator[Case]:
+    for rate, part, supply in product(grid.rates, grid.cached, grid.supplies):
         yield _case("one node", rate, part, supply)
-    for part, supply in product(cached, supplies):
-        yield _case("one node, slow answers", _RATES[0], part, supply, around=_SLOW)
-    for nodes, part, supply in product((2,) if quick else (2, 4), cached, (0.5, 1.25)):
-        yield _case("several nodes", _RATES[0], part, supply, nodes=nodes, around=_SEVERAL)
-    for policy, part, supply in product(("uniform", "next-use"), (0.5, 0.9), (0.5, 1.0) if quick else _NEAR):
+    for part, supply in product(grid.cached, grid.supplies):
+        yield _case("one node, slow answers", _RATE, part, supply, around=_SLOW)
+    for nodes, part, supply in product(grid.nodes, grid.cached, (0.5, 1.25)):
+        yield _case("several nodes", _RATE, part, supply, nodes=nodes, around=_SEVERAL)
+    for policy, part, supply in product(("uniform", "next-use"), grid.cached_little, grid.supplies_little):
         around = replace(_LITTLE, policy=policy)
-        yield _case(f"one node, little memory, {policy}", _RATES[0], part, supply, around=around)
-    for part, supply in product(cached[1:], supplies):
+        yield _case(f"one node, little memory, {policy}", _RATE, part, supply, around=around)
+    for part, supply in product(grid.cached[1:], grid.supplies):
         kept = Residents[str](Uniform(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
-        for rate in (_RATES[0], _RATES[0] / 3):
+        for rate in (_RATE, _RATE / 3):
             yield replace(_case("two jobs, one data set", rate, part, supply), kept=kept)
 
 
