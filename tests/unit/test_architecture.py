@@ -42,7 +42,8 @@ FLOORS = {
         pack.cutter pack.difference pack.digest pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task
-        trace.phases""",
+        trace.phases
+        warm.code warm.shard warm.shelf""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.plan.erasure import Code, first_arrivals, kept_hours, placed
+from stoker.plan.erasure import first_arrivals, kept_hours, placed
 from stoker.plan.experiments import infinicache
 from stoker.plan.experiments.published import published
 from stoker.plan.reclaim import Reclaim, Upkeep, losses
 from stoker.plan.warm_fleet import Billing, WarmFleet
 from stoker.prices import FunctionPrices
+from stoker.warm.code import Code
 
 HOUR = 3600.0
 NEVER = Upkeep(warm_seconds=60.0, backup_seconds=None)

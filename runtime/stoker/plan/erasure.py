@@ -7,41 +7,16 @@ A Reed-Solomon code of ``data`` + ``parity`` shards, each in a function of its o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
+from stoker.warm.code import Code
 
-__all__ = ["Code", "first_arrivals", "kept_hours", "placed"]
+__all__ = ["first_arrivals", "kept_hours", "placed"]
 
 _HOUR_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """How objects are cut.
-
-    Attributes:
-        data: shards that restore an object.
-        parity: shards besides: as many may be lost.
-    """
-
-    data: int = 10
-    parity: int = 2
-
-    def __post_init__(self) -> None:
-        if self.data < 1 or self.parity < 0:
-            raise ConfigError(f"a code has at least 1 data shard and no negative number of others, not {self}")
-
-    def __str__(self) -> str:
-        return f"{self.data}+{self.parity}"
-
-    @property
-    def shards(self) -> int:
-        """Of an object."""
-        return self.data + self.parity
 
 
 def placed(code: Code, objects: int, functions: int, rng: np.random.Generator) -> NDArray[np.int64]:

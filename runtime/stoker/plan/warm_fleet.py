@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from stoker.errors import ConfigError
-from stoker.plan.erasure import Code
 from stoker.plan.reclaim import Upkeep
 from stoker.prices import FunctionPrices
+from stoker.warm.code import Code
 
 __all__ = ["Bill", "Billing", "WarmFleet"]
 

@@ -16,12 +16,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.plan.erasure import Code, first_arrivals, kept_hours, placed
+from stoker.plan.erasure import first_arrivals, kept_hours, placed
 from stoker.plan.experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker.plan.experiments.published import published
 from stoker.plan.reclaim import Reclaim, Upkeep, losses
 from stoker.plan.warm_fleet import Billing, WarmFleet
 from stoker.prices import Prices
+from stoker.warm.code import Code
 
 __all__ = ["EXPERIMENTS"]
 
