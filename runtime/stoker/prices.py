@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import enum
-import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -21,11 +20,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from stoker.errors import ConfigError
+from stoker.fields import shown
 from stoker.text_file import read_toml
 
 __all__ = ["GB_BYTES", "DiskPrices", "Egress", "FunctionPrices", "MachinePrices", "Operation", "Prices", "StorePrices"]
 
 GB_BYTES = 1 << 30
+_MOST_DOLLARS, _MOST_ACCELERATORS = 1e9, 1 << 16
+"""Of one thing; more is a slip of the pen."""
 _FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
 _DIRECTORY_BUCKET = "--x-s3"
 
@@ -258,10 +260,10 @@ def _entry(table: Mapping[str, T], name: str, what: str) -> T:
 def _parsed(document: Mapping[str, Any]) -> Prices:
     _check_keys(document, {"currency", "date", "stores", "functions"}, "the file", {"machines", "disks"})
     if document["currency"] != "USD":
-        raise ConfigError(f"currency {document['currency']!r} is not USD")
+        raise ConfigError(f"currency {shown(document['currency'])} is not USD")
     date = document["date"]
     if type(date) is not datetime.date:
-        raise ConfigError(f"date {date!r} is not a date like 2026-11-21")
+        raise ConfigError(f"date {shown(date)} is not a date like 2026-11-21")
     _check_keys(_table(document["stores"], "stores"), set(), "stores", _STORES)
     return Prices(date=date, **{name: _records(kind, document.get(name, {}), name) for name, kind in _KINDS.items()})
 
@@ -287,11 +289,11 @@ def _record(kind: type[Any], entry: object, where: str) -> Any:
     for name, value in values.items():
         if name in ("name", "region", "source"):
             if not isinstance(value, str):
-                raise ConfigError(f"{where}.{name} is {value!r}, not text")
+                raise ConfigError(f"{where}.{name} is {shown(value)}, not text")
             checked[name] = value
         elif name == "accelerators":
-            if type(value) is not int or value < 0:
-                raise ConfigError(f"{where}.{name} is {value!r}, not a number of accelerators")
+            if type(value) is not int or not 0 <= value <= _MOST_ACCELERATORS:
+                raise ConfigError(f"{where}.{name} is {shown(value)}, not a number of accelerators")
             checked[name] = value
         elif name in _TABLES:
             table = _table(value, f"{where}.{name}")
@@ -310,13 +312,13 @@ _TABLES: dict[str, tuple[str, ...]] = {
 
 def _table(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where} is {value!r}, not a table")
+        raise ConfigError(f"{where} is {shown(value)}, not a table")
     return value
 
 
 def _price(value: object, where: str) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
-        raise ConfigError(f"{where} is {value!r}, not a price in dollars")
+    if type(value) not in (int, float) or not 0 <= value <= _MOST_DOLLARS:  # type: ignore[operator]
+        raise ConfigError(f"{where} is {shown(value)}, not a price from 0 to {_MOST_DOLLARS:,.0f} dollars")
     return float(value)  # type: ignore[arg-type]
 
 

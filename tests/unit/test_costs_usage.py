@@ -27,6 +27,12 @@ def near(quantity: float, dollars: float) -> Any:
     return pytest.approx((quantity, dollars))
 
 
+@pytest.mark.parametrize(("quantity", "dollars"), [(float("inf"), 1.0), (1.0, float("nan"))])
+def test_a_line_beyond_counting_is_refused(quantity: float, dollars: float) -> None:
+    with pytest.raises(ConfigError, match="disks: .* are beyond counting"):
+        Part("disks", quantity, "GB", dollars)
+
+
 def test_data_at_rest_costs_its_gb_months() -> None:
     assert lines(Stored(size_bytes=10 * GB_BYTES, months=3).parts(S3)) == {"data at rest": near(30, 30 * 0.023)}
 

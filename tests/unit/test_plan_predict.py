@@ -18,6 +18,7 @@ from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
 from stoker.plan.latency import Constant, LogNormal
 from stoker.plan.predict import Cache, Prediction, Workload, predict, settled_hit_rate
+from stoker.plan.scenario import Scenario, simulate
 from stoker.prices import Operation, Prices
 from stoker.schedule import NextBatch
 from stoker.sizes import parse_bytes
@@ -268,3 +269,97 @@ def test_the_warm_tier_stays_off_unless_late_answers_are_the_only_trouble() -> N
     assert "network is full" in full.reason
     fine = advised(workload(nodes=4))[1]["warm tier"]
     assert not fine.is_change
+
+
+# Several ranks on a node
+
+
+def ranked(ranks_per_node: int, nodes: int = 1, **settings: float | Cache | None) -> Workload:
+    return replace(workload(nodes=nodes * ranks_per_node, **settings), ranks_per_node=ranks_per_node)  # type: ignore[arg-type]
+
+
+def test_ranks_of_a_node_share_its_network_and_those_of_several_do_not() -> None:
+    slow = {"rate": 50_000.0, "super_samples": 240}
+    together, apart = (predict(ranked(*each, **slow)) for each in ((4, 1), (1, 4)))
+    assert together.bound.limit == "bandwidth"
+    assert together.bound.seconds == pytest.approx(240 * MIB / 50e6)
+    assert together.bound.seconds == pytest.approx(4 * apart.bound.transfer_seconds)
+    assert together.later.seconds == pytest.approx(together.bound.seconds, rel=0.1)
+    assert apart.later.seconds < 0.5 * together.later.seconds
+    assert together.later.requests == apart.later.requests == 240
+
+
+def test_ranks_of_a_node_compute_side_by_side() -> None:
+    found = predict(ranked(4, super_samples=240, node=500e6))
+    assert found.bound.limit == "compute"
+    assert found.later.seconds == pytest.approx(240 * 100 / 4 / 2000)
+
+
+@pytest.mark.parametrize(("ranks_per_node", "nodes"), [(2, 1), (2, 3), (12, 1)])
+def test_a_prediction_for_ranks_is_what_the_simulator_has_for_all_of_them(ranks_per_node: int, nodes: int) -> None:
+    given = ranked(ranks_per_node, nodes, rate=4000.0, super_samples=240)
+    run = simulate(
+        Scenario(
+            manifest=given.manifest,
+            feed=given.feed,
+            bucket=given.bucket,
+            compute=Constant(given.step_seconds),
+            node_bytes_per_second=given.node_bytes_per_second,
+            ranks_per_node=ranks_per_node,
+            epochs=3,
+        )
+    )
+    found = predict(given)
+    whole = max(each.seconds for each in run.of_epoch(1))
+    assert found.later.seconds == pytest.approx(max(whole, found.bound.seconds), rel=0.02)
+    assert found.later.requests == 240
+
+
+def test_many_nodes_of_many_ranks_stand_for_more() -> None:
+    found = predict(ranked(8, 16, super_samples=12_800, node=1e9))
+    assert found.simulated < 1.0
+    assert found.later.requests == pytest.approx(12_800, rel=0.02)
+    assert found.later.seconds == pytest.approx(12_800 * 100 / 128 / 2000, rel=0.02)
+
+
+def test_ranks_share_a_disk_and_none_shares_another_ones_memory() -> None:
+    size_bytes = 40 * MIB
+    disk = ranked(3, memory=8 * MIB, cache=Cache(size_bytes=size_bytes))
+    assert disk.hit_rate == settled_hit_rate(1 / 3, 1, "next-use")
+    memory = replace(disk, cache=Cache(size_bytes=size_bytes, is_of_rank=True))
+    assert memory.hit_rate == settled_hit_rate(1.0, 3, "next-use") != disk.hit_rate
+    slow = replace(disk, cache=Cache(size_bytes=120 * MIB, bytes_per_second=10e6))
+    assert predict(slow).later.seconds >= 120 * MIB / 10e6 * 0.95
+    own = replace(slow, cache=Cache(size_bytes=120 * MIB, bytes_per_second=10e6, is_of_rank=True))
+    assert predict(own).later.seconds < 0.5 * predict(slow).later.seconds
+
+
+@pytest.mark.parametrize("ranks_per_node", [0, -1, 2])
+def test_ranks_that_fill_no_whole_nodes_are_refused(ranks_per_node: int) -> None:
+    with pytest.raises(ConfigError, match=f"3 ranks fill no nodes of {ranks_per_node}"):
+        replace(workload(nodes=3), ranks_per_node=ranks_per_node)
+
+
+# What cannot be planned
+
+
+def test_a_step_of_more_than_a_day_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a batch of 100 takes 100,000 s at 0\.001 samples a second"):
+        workload(rate=0.001)
+
+
+def test_full_is_refused_and_says_who_plans_it() -> None:
+    given = workload()
+    with pytest.raises(ConfigError, match=r"shuffle 'full' is not planned.*max_dollars_per_epoch"):
+        replace(given, feed=replace(given.feed, order=OrderConfig(shuffle="full")))
+
+
+def test_a_link_that_brings_nothing_in_time_is_an_error_with_its_figures() -> None:
+    with pytest.raises(ConfigError, match=r"a loader cannot have its data.*node_bytes_per_second=1000"):
+        predict(workload(node=1000.0))
+
+
+@pytest.mark.parametrize("there_is", [0, 1, 5000])
+def test_memory_for_no_window_at_all_is_an_error_that_says_how_much_one_takes(there_is: int) -> None:
+    with pytest.raises(BudgetError, match=r"that a rank may have: window 2 with super-samples of .* takes"):
+        advise(workload(super_samples=40, size=40_000), replace(RESOURCES, memory_bytes=there_is))

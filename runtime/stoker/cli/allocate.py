@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from stoker.cli.command import Command
-from stoker.cli.flags import size
-from stoker.cli.output import printable, table
-from stoker.errors import ConfigError
+from stoker.cli.flags import rate_from, size
+from stoker.cli.output import json_text, printable, table
 from stoker.plan.allocation import Allocation, Cluster, Share, allocate
 from stoker.plan.jobs_file import read_jobs
 from stoker.plan.sharing import POLICIES
-from stoker.sizes import parse_rate
 
 __all__ = ["command"]
 
@@ -28,24 +25,17 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("jobs", type=Path, metavar="JOBS.toml", help="of the jobs and the cluster that they share")
     parser.add_argument("--cache", type=size, metavar="SIZE", help="on all nodes together (default: as the file says)")
     rate = "from the bucket, such as 10Gbit (default: as the file says)"
-    parser.add_argument("--bandwidth", type=_rate, metavar="RATE", help=rate)
+    parser.add_argument("--bandwidth", type=rate_from(0.0), metavar="RATE", help=rate)
     policy = "the most in all, the same part of its full rate for every job, or equal parts (default: greedy)"
     parser.add_argument("--policy", choices=_OFFERED, default="greedy", help=policy)
     parser.add_argument("--json", action="store_true", help="write JSON")
-
-
-def _rate(text: str) -> float:
-    try:
-        return parse_rate(text)
-    except ConfigError as error:
-        raise ArgumentTypeError(str(error)) from None
 
 
 def _run(args: Namespace) -> int:
     jobs, cluster = read_jobs(args.jobs, cache_bytes=args.cache, bytes_per_second=args.bandwidth)
     found = allocate(jobs, cluster, POLICIES[args.policy])
     if args.json:
-        print(json.dumps(_as_json(found, cluster, args.policy), indent=2))
+        print(json_text(_as_json(found, cluster, args.policy)))
     else:
         print(_as_text(found, cluster, args.policy))
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from stoker.cli.command import Command
 from stoker.cli.cost_figures import add_figures, figures
 from stoker.cli.flags import add_store_options, add_version, opened
-from stoker.cli.output import printable, table
+from stoker.cli.output import json_text, printable, table
 from stoker.costs.epochs import packing_traffic, training_traffic
 from stoker.costs.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
 from stoker.errors import ConfigError
@@ -156,7 +155,7 @@ class _Bill:
                 for part in self._parts
             ]
             document = {"prices": {"date": str(self._prices.date), "of": list(self._sources)}, "parts": parts}
-            print(json.dumps({**document, "dollars": dollars}, indent=2))
+            print(json_text({**document, "dollars": dollars}))
             return
         rows = [(part.name, _quantity(part.quantity), part.unit, _dollars(part.dollars)) for part in self._parts]
         rows.append(("total", "", "", _dollars(dollars)))

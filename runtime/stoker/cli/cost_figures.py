@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker.cli.flags import positive, size
+from stoker.cli.flags import number_from, positive, size
 from stoker.errors import ConfigError
+from stoker.fields import shown
 from stoker.prices import Egress
 from stoker.text_file import read_toml
 
 __all__ = ["add_figures", "figures"]
 
 
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise ArgumentTypeError(f"{text!r} is not a number from 0")
-    return number
+_number = number_from(0.0, 1e15)
+"""Reads any figure that is no size, no share and no count of what there is one of at least."""
 
 
 def _share(text: str) -> float:
@@ -170,14 +164,14 @@ def _of_file(path: Path) -> dict[str, Any]:
     for name, value in read_toml(path).items():
         figure = _FIGURES.get(name)
         if figure is None:
-            raise ConfigError(f"{path} has {name!r}, which is no figure; there are {', '.join(_FIGURES)}")
+            raise ConfigError(f"{path} has {shown(name)}, which is no figure; there are {', '.join(_FIGURES)}")
         if figure.read is None:
             if not isinstance(value, bool):
-                raise ConfigError(f"{path}: {name} is true or false, not {value!r}")
+                raise ConfigError(f"{path}: {name} is true or false, not {shown(value)}")
             found[name] = value
             continue
         try:
             found[name] = figure.read(str(value))
-        except ArgumentTypeError as error:
+        except (ArgumentTypeError, ValueError) as error:  # ValueError: it is an integer of thousands of digits
             raise ConfigError(f"{path}: {name}: {error}") from None
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 import textwrap
 from argparse import ArgumentParser, Namespace
@@ -12,7 +11,7 @@ from dataclasses import asdict
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, store_options
-from stoker.cli.output import counted, printable
+from stoker.cli.output import counted, json_text, printable
 from stoker.plan.doctor import Examination, examine
 from stoker.plan.findings import Finding, Level
 
@@ -34,7 +33,7 @@ def _run(args: Namespace) -> int:
     found = asyncio.run(_examine(args))
     problems = sum(each.level is Level.PROBLEM for each in found)
     if args.json:
-        print(json.dumps({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in found]}, indent=2))
+        print(json_text({"url": args.url, "ok": not problems, "findings": [asdict(each) for each in found]}))
     else:
         warnings = sum(each.level is Level.WARNING for each in found)
         print(

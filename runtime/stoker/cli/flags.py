@@ -1,14 +1,14 @@
-"""Arguments that several commands share: how to reach a store, which version, how many bytes."""
+"""Arguments that several commands share: how to reach a store, which version, how many bytes, a number in bounds."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import get_args
+from typing import TypeVar, get_args
 
 from stoker.errors import ConfigError
-from stoker.sizes import format_bytes, parse_bytes
+from stoker.sizes import MOST_BYTES, format_bytes, parse_bytes, parse_rate
 from stoker.store import GcsOptions, S3Options, ServedOptions, Store, open_store
 from stoker.store.location import parse_url
 from stoker.store.options import Auth, StoreOptions
@@ -19,14 +19,18 @@ __all__ = [
     "add_store_options",
     "add_version",
     "add_written_dataset",
+    "number_from",
     "opened",
     "positive",
+    "rate_from",
     "size",
+    "size_from",
     "store_options",
     "super_sample_size",
     "writable",
 ]
 
+Number = TypeVar("Number", int, float)
 _MOST_DIGITS = 18
 
 
@@ -96,20 +100,47 @@ async def opened(args: Namespace) -> AsyncIterator[Store]:
         await store.close()
 
 
-def size(text: str) -> int:
-    """Return a number of bytes, for ``add_argument(type=...)``."""
+def size_from(least_bytes: int, most_bytes: int = MOST_BYTES) -> Callable[[str], int]:
+    """Return what reads a number of bytes from ``least_bytes`` to ``most_bytes``, for ``add_argument(type=...)``."""
+    return _bounded(parse_bytes, least_bytes, most_bytes, format_bytes)
+
+
+def rate_from(least: float) -> Callable[[str], float]:
+    """Return what reads at least so many bytes a second, in bytes or in bits, for ``add_argument(type=...)``."""
+    return _bounded(parse_rate, least, float(MOST_BYTES), lambda rate: f"{rate:,.4g} B/s")
+
+
+def number_from(least: float, most: float) -> Callable[[str], float]:
+    """Return what reads a number from ``least`` to ``most``, for ``add_argument(type=...)``."""
+    return _bounded(_number, least, most, lambda number: f"{number:,.15g}")
+
+
+def _number(text: str) -> float:
     try:
-        return parse_bytes(text)
-    except ConfigError as error:
-        raise ArgumentTypeError(str(error)) from None
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r:.40} is not a number") from None
 
 
-def super_sample_size(text: str) -> int:
-    """Return how large a super-sample may be, for ``add_argument(type=...)``."""
-    size_bytes = size(text)
-    if not 1 <= size_bytes <= MAX_SUPER_SAMPLE_BYTES:
-        raise ArgumentTypeError(f"{text!r} is not from 1 byte to {format_bytes(MAX_SUPER_SAMPLE_BYTES)}")
-    return size_bytes
+def _bounded(
+    read: Callable[[str], Number], least: Number, most: Number, show: Callable[[Number], str]
+) -> Callable[[str], Number]:
+    def bounded(text: str) -> Number:
+        try:
+            number = read(text)
+        except ConfigError as error:
+            raise ArgumentTypeError(str(error)) from None
+        if not least <= number <= most:
+            raise ArgumentTypeError(f"{text!r:.40} is not from {show(least)} to {show(most)}")
+        return number
+
+    return bounded
+
+
+size = size_from(0)
+"""Reads any number of bytes, for ``add_argument(type=...)``."""
+super_sample_size = size_from(1, MAX_SUPER_SAMPLE_BYTES)
+"""Reads how large a super-sample may be, for ``add_argument(type=...)``."""
 
 
 def writable(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from stoker.maintenance import BadObject
 from stoker.schema import Array, Bytes, Column, Text
 from stoker.sizes import counted
 
-__all__ = ["bad_object", "counted", "describe", "preview", "printable", "table"]
+__all__ = ["bad_object", "counted", "describe", "json_text", "preview", "printable", "table"]
 
 _TEXT_CHARACTERS = 60
 _SHOWN_BYTES = 16
@@ -22,6 +24,19 @@ _SHOWN_CLASSES = 5
 def printable(text: str) -> str:
     """Return the text with all that is not printable escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def json_text(document: object) -> str:
+    """Return a document as JSON, which has neither infinity nor NaN: such a number is ``null``."""
+    return json.dumps(_finite(document), indent=2, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shortened(text: str) -> str:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import shlex
 import textwrap
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from stoker.cli.command import Command
-from stoker.cli.flags import add_dataset, opened, positive, size
-from stoker.cli.output import counted, printable, table
+from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_from, size, size_from
+from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
-from stoker.manifest import Manifest
-from stoker.order import OrderConfig
+from stoker.order import MAX_LANES, OrderConfig, Shuffle
 from stoker.plan.advice import Advice, Resources, Suggestion, advise
 from stoker.plan.bucket import BucketModel
 from stoker.plan.latency import Constant
 from stoker.plan.machine import look
 from stoker.plan.predict import EpochForecast, Prediction, Workload
-from stoker.plan.probe import Probe, ProbeLimits, probe
+from stoker.plan.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
+from stoker.plan.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
 from stoker.prices import Egress, Prices
 from stoker.schedule import Continuous, NextBatch, Schedule
 from stoker.sizes import format_bytes
@@ -53,90 +52,102 @@ class _Bucket:
 def _configure(parser: ArgumentParser) -> None:
     add_dataset(parser)
     training = parser.add_argument_group("the training")
-    training.add_argument(
-        "--gpu-rate", type=_rate, required=True, metavar="N", help="samples a second that one node's accelerators take"
-    )
+    rate = "samples a second that the accelerator of one rank takes"
+    training.add_argument("--gpu-rate", type=number_from(0.001, 1e12), required=True, metavar="N", help=rate)
     training.add_argument("--nodes", type=positive, default=1, metavar="N", help="that share each epoch (default: 1)")
+    ranks = "of each node, one an accelerator; they share what is a node's (default: 1)"
+    training.add_argument("--ranks-per-node", type=positive, default=1, metavar="N", help=ranks)
     training.add_argument("--epochs", type=positive, default=10, metavar="N", help="of the run (default: 10)")
-    training.add_argument("--price-of-hour", type=_rate, metavar="USD", help="of one node, for what waiting costs")
+    training.add_argument(
+        "--price-of-hour", type=number_from(0.0, 1e9), metavar="USD", help="of one node, for what waiting costs"
+    )
+    first_byte = number_from(0.001, 1000 * LONGEST_FIRST_BYTE_SECONDS)
     node = parser.add_argument_group("a node", "what is left out is this machine's, measured")
-    node.add_argument("--memory", type=size, metavar="SIZE", help="for a loader (default: half of what is free)")
+    node.add_argument("--memory", type=size, metavar="SIZE", help="for its loaders (default: half of what is free)")
     node.add_argument("--disk", type=size, default=0, metavar="SIZE", help="for a cache (default: none)")
     node.add_argument("--disk-folder", default="/mnt/nvme/stoker", metavar="PATH", help="where the disk would be")
-    node.add_argument("--first-byte", type=_rate, metavar="MS", help="milliseconds until the bucket answers")
-    node.add_argument("--bandwidth", type=size, metavar="SIZE", help="bytes a second from the bucket, as 1GB")
-    node.add_argument("--probe", type=size, default=256 << 20, metavar="SIZE", help="to read at most (default: 256MiB)")
+    node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds until the bucket answers")
+    bandwidth = rate_from(LEAST_BYTES_PER_SECOND)
+    node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="from the bucket, as 10Gbit or 1GB/s")
+    node.add_argument(
+        "--probe",
+        type=size_from(LEAST_PROBE_BYTES),
+        default=256 << 20,
+        metavar="SIZE",
+        help="to read at most (default: 256MiB)",
+    )
     node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="where it is from the bucket")
-    now = parser.add_argument_group("the loader as it is", "Loader's own defaults, if left out")
-    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="of a node (default: 256)")
-    now.add_argument("--shuffle", choices=("window", "block", "none"), default="window", help="(default: window)")
+    now = parser.add_argument_group("the loader of each rank as it is", "Loader's own defaults, if left out")
+    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="of a rank (default: 256)")
+    shuffles = get_args(Shuffle)
+    now.add_argument("--shuffle", choices=shuffles, default="window", help="(default: window; full is not planned)")
     now.add_argument("--window", type=positive, default=8, metavar="N", help="in super-samples (default: 8)")
     now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help="(default: 512MB)")
     now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="(default: continuous)")
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def _rate(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
-
-
 def _run(args: Namespace) -> int:
-    manifest, bucket = asyncio.run(_looked(args))
-    if not manifest.samples:
-        raise ConfigError(f"{args.url} holds no samples yet: there is nothing to plan")
+    feed = _feed(args)
+    workload, bucket = asyncio.run(_looked(args, feed))
+    memory_bytes = look().free_bytes // 2 if args.memory is None else args.memory
     resources = Resources(
-        memory_bytes=look().free_bytes // 2 if args.memory is None else args.memory,
+        memory_bytes=memory_bytes // args.ranks_per_node,
         disk_bytes=args.disk,
         disk_folder=args.disk_folder,
         slowest_seconds=bucket.slowest_seconds,
         median_seconds=bucket.median_seconds,
         epochs=args.epochs,
     )
-    workload = _workload(args, manifest, bucket)
     advice = advise(workload, resources)
     money = _Money(args)
     if args.json:
-        print(json.dumps(_as_json(args, workload, bucket, advice, money), indent=2))
+        print(json_text(_as_json(args, workload, bucket, advice, money)))
     else:
         print("\n".join(_as_text(args, workload, bucket, advice, money)))
     return 0
 
 
-def _workload(args: Namespace, manifest: Manifest, bucket: _Bucket) -> Workload:
-    return Workload(
-        manifest=manifest,
-        feed=FeedConfig(
-            order=OrderConfig(shuffle=args.shuffle, window=args.window, lanes=args.nodes),
-            batch_size=args.batch_size,
-            world_size=args.nodes,
-            memory_bytes=args.loader_memory,
-            schedule=_SCHEDULES[args.schedule],
-        ),
-        samples_per_second=args.gpu_rate,
-        bucket=bucket.model,
-        node_bytes_per_second=bucket.node_bytes_per_second,
-        start_seconds=bucket.start_seconds,
+def _feed(args: Namespace) -> FeedConfig:
+    """Return the loader as it is, checked before anything is read."""
+    ranks = args.nodes * args.ranks_per_node
+    if ranks > MAX_LANES:
+        raise ConfigError(
+            f"--nodes {args.nodes} with --ranks-per-node {args.ranks_per_node} are {ranks:,} ranks, more than the "
+            f"{MAX_LANES:,} that can share an epoch"
+        )
+    return FeedConfig(
+        order=OrderConfig(shuffle=args.shuffle, window=args.window, lanes=ranks),
+        batch_size=args.batch_size,
+        world_size=ranks,
+        memory_bytes=args.loader_memory,
+        schedule=_SCHEDULES[args.schedule],
     )
 
 
-async def _looked(args: Namespace) -> tuple[Manifest, _Bucket]:
-    """Read the manifest, and measure what was not given."""
+async def _looked(args: Namespace, feed: FeedConfig) -> tuple[Workload, _Bucket]:
+    """Read the manifest, and measure what was not given; a workload that cannot be planned is not measured for."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with opened(args) as store:
         manifest = await read_manifest(store, args.at)
         read_seconds = loop.time() - begun
+        if not manifest.samples:
+            raise ConfigError(f"{args.url} holds no samples yet: there is nothing to plan")
+        workload = Workload(
+            manifest=manifest, feed=feed, samples_per_second=args.gpu_rate, ranks_per_node=args.ranks_per_node
+        )
         measured = None
-        if not (args.first_byte and args.bandwidth) and len(manifest):
+        if args.first_byte is None or args.bandwidth is None:
             limits = ProbeLimits(size_bytes=args.probe)
             measured = await probe(store, [manifest.ref(row) for row in _spread(len(manifest))], limits)
-    return manifest, _bucket(args, measured, read_seconds)
+    bucket = _bucket(args, measured, read_seconds)
+    return replace(
+        workload,
+        bucket=bucket.model,
+        node_bytes_per_second=bucket.node_bytes_per_second,
+        start_seconds=bucket.start_seconds,
+    ), bucket
 
 
 def _spread(count: int) -> Sequence[int]:
@@ -153,12 +164,12 @@ def _bucket(args: Namespace, measured: Probe | None, read_seconds: float) -> _Bu
     else:
         model, total, median_seconds, slowest_seconds, start_seconds = BucketModel(), math.inf, 0.0, 0.0, read_seconds
     first_byte = model.first_byte
-    if args.first_byte:
+    if args.first_byte is not None:
         median_seconds = slowest_seconds = start_seconds = args.first_byte / 1000
         first_byte = Constant(median_seconds)
     rate = model.connection_bytes_per_second if measured else _CONNECTION_BYTES_PER_SECOND
-    if args.bandwidth:
-        total, rate = float(args.bandwidth), min(rate, args.bandwidth)
+    if args.bandwidth is not None:
+        total, rate = args.bandwidth, min(rate, args.bandwidth)
     return _Bucket(
         model=BucketModel(first_byte=first_byte, connection_bytes_per_second=rate),
         node_bytes_per_second=total,
@@ -203,6 +214,8 @@ def _as_json(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advic
         "samples": workload.manifest.samples,
         "super_samples": len(workload.manifest),
         "size_bytes": workload.manifest.size_bytes,
+        "nodes": workload.nodes,
+        "ranks_per_node": workload.ranks_per_node,
         "probe": None if bucket.probe is None else asdict(bucket.probe),
         "given": prediction(advice.given),
         "refused": advice.refused,
@@ -214,13 +227,16 @@ def _as_json(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advic
 def _as_text(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advice, money: _Money) -> list[str]:
     manifest = workload.manifest
     average = format_bytes(manifest.size_bytes / len(manifest))
-    need = format_bytes(args.gpu_rate * workload.sample_bytes)
+    ranks = args.ranks_per_node
+    need = format_bytes(ranks * args.gpu_rate * workload.sample_bytes)
     packed = f"{counted(len(manifest), 'super-sample')} of {average}"
-    training = f"{counted(args.nodes, 'node')}, each {args.gpu_rate:,.0f} samples/s in batches of {args.batch_size}"
+    who, a_node = (", each", "") if ranks == 1 else (f" of {ranks} ranks, each rank", " a node")
+    rate = f"{args.gpu_rate:,.0f}" if args.gpu_rate >= 10 else f"{args.gpu_rate:.3g}"
+    training = f"{counted(args.nodes, 'node')}{who} {rate} samples/s in batches of {args.batch_size}"
     return [
         f"{printable(args.url)}, version {manifest.version}",
         f"  {counted(manifest.samples, 'sample')} of {format_bytes(workload.sample_bytes)} in {packed}",
-        f"  {training}: {need}/s",
+        *_wrapped(f"{training}: {need}/s{a_node}"),
         *_measured(bucket),
         "",
         *_predicted(advice, money),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.cli.command import Command
-from stoker.cli.output import table
+from stoker.cli.output import json_text, table
 from stoker.errors import ConfigError
 from stoker.plan import experiments
 from stoker.plan.experiments.outcome import Cell, Outcome
@@ -56,7 +55,7 @@ def _run(args: Namespace) -> int:
             experiments.load(name)
     results = (_simulated(name, args.quick) for name in names)
     if args.json:
-        print(json.dumps([_as_json(each) for each in results], indent=2))
+        print(json_text([_as_json(each) for each in results]))
         return 0
     for each in results:
         _show(each)

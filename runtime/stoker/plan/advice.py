@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from stoker.budget import window_slots
-from stoker.errors import StokerError
+from stoker.errors import BudgetError, StokerError
 from stoker.manifest import Manifest
 from stoker.plan.dataset import described
 from stoker.plan.predict import Cache, Prediction, Workload, predict
@@ -19,30 +19,34 @@ __all__ = ["Advice", "Resources", "Suggestion", "advise"]
 _MIB = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = _MIB, 32 * _MIB
 """Of a super-sample. Reading more at a time into fresh memory is three to five times slower."""
+_SMALLEST_BYTES = 64 << 10
+"""Of a super-sample of a data set so small that it has too few in any case."""
 _TRANSFER_PER_FIRST_BYTE = 8
 """A request is well spent if its bytes take about so many times as long as waiting for the first of them."""
 _TOO_SMALL, _TOO_LARGE = 2.5, 4.0
 """Super-samples that are so many times smaller or larger than they should be are worth packing again."""
 _WINDOW, _LEAST_WINDOW = 8, 2
 _WINDOWS_EACH = 4
-"""A node should have at least so many windows of super-samples in an epoch, or there is little to shuffle."""
+"""A rank should have at least so many windows of super-samples in an epoch, or there is little to shuffle."""
 _STALL = 0.01
 """A stall below this is not worth a change; nor is a change that lowers it by less."""
 _SLOTS_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Of a window's slots, tried in this order: the least that is enough is advised."""
 _IN_FLIGHT = 4
-_MEMORY_SHARE = 0.5
-"""Of a machine's free memory, at most: the training has to live too."""
+"""Super-samples on their way, beside a window's, for which there should be room."""
+_MEMORY_BYTES_PER_SECOND = 8e9
+"""Of a copy out of a cache in memory."""
 _LATE = 5.0
 """A bucket has a tail if its slowest first byte is so many times the median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a node can spare, and what a late first byte is like.
+    """What a node and its ranks can spare, and what a late first byte is like.
 
     Attributes:
-        memory_bytes: for a loader, at most.
-        disk_bytes: for a cache; 0 if there is no disk.
+        memory_bytes: for a rank's loader, at most.
+        disk_bytes: of a node, for a cache; 0 if there is no disk.
         disk_folder: where.
         disk_bytes_per_second: of it.
         slowest_seconds: of the first bytes seen.
@@ -163,14 +167,14 @@ def _good_bytes(given: Workload, resources: Resources) -> int:
     rate = min(given.bucket.connection_bytes_per_second, given.node_bytes_per_second)
     wanted = _TRANSFER_PER_FIRST_BYTE * resources.median_seconds * rate
     share = given.manifest.size_bytes / given.feed.world_size / (_WINDOW * _WINDOWS_EACH)
-    most = min(_MOST_BYTES, _slot_bytes(resources), max(share, 64 << 10))
+    most = min(_MOST_BYTES, _slot_bytes(resources), max(share, _SMALLEST_BYTES))
     chosen = min(max(wanted, _LEAST_BYTES), most)
     return max(1 << round(math.log2(chosen)), math.ceil(given.sample_bytes))
 
 
 def _slot_bytes(resources: Resources) -> int:
     """Return how large a super-sample may be for a window and as many again in flight to fit."""
-    return resources.memory_bytes // (2 * (_WINDOW + _IN_FLIGHT))
+    return max(1, resources.memory_bytes // (2 * (_WINDOW + _IN_FLIGHT)))
 
 
 def _alike(manifest: Manifest, size_bytes: int) -> Manifest:
@@ -208,13 +212,23 @@ def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
 
 
 def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Return the workload with the least memory with which it stalls about as little as with all that there is."""
+    """Return the workload with the least memory with which it stalls about as little as with all that there is.
+
+    Raises:
+        BudgetError: there is not even enough for the window.
+    """
     window = given.feed.order.window
 
     def having(size_bytes: int) -> Workload:
         return replace(given, feed=replace(given.feed, memory_bytes=size_bytes))
 
-    most = max(resources.memory_bytes, _least_memory(given, window, 1.0))
+    most, least = resources.memory_bytes, _least_memory(given, window, 1.0)
+    if most < least:
+        raise BudgetError(
+            f"no loader of this data set fits into the {format_bytes(most)} that a rank may have: window {window} with "
+            f"super-samples of {format_bytes(given.manifest.largest_bytes)} takes {format_bytes(least)}; plan with "
+            "more memory (--memory), or with fewer ranks on a node"
+        )
     best = predict(having(most)).later
     chosen = most
     for factor in _SLOTS_FACTORS:
@@ -258,12 +272,12 @@ def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion
     if stall < _STALL:
         reason = f"training waits {stall:.1%} of the time without one"
         return none, Suggestion(name="cache", given=said, advised="none", reason=reason)
-    choices = [("memory", min(spare_bytes, needed_bytes), 8e9)]
+    choices = [("memory", min(spare_bytes, needed_bytes), _MEMORY_BYTES_PER_SECOND)]
     choices += [("disk", min(resources.disk_bytes, needed_bytes), resources.disk_bytes_per_second)]
     for kind, size_bytes, rate in choices:
         if size_bytes < given.manifest.largest_bytes:
             continue
-        cached = replace(given, cache=Cache(size_bytes=size_bytes, bytes_per_second=rate))
+        cached = replace(given, cache=Cache(size_bytes=size_bytes, bytes_per_second=rate, is_of_rank=kind == "memory"))
         found = predict(cached)
         if found.later.stall < stall - _STALL and (kind == "disk" or found.later.stall < stall / 2):
             folder = resources.disk_folder if kind == "disk" else ""
@@ -291,7 +305,7 @@ def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestio
         is_worth, reason = False, "the node's network is full, and its functions would be behind it too"
     elif found.bound.limit == "requests":
         is_worth, reason = False, "requests are too many; larger super-samples cost nothing"
-    elif late and given.feed.world_size > 1:
+    elif late and given.nodes > 1:
         is_worth, reason = True, "the bucket answers late, and several nodes would share what it holds"
     else:
         is_worth, reason = False, "late answers are few enough to be asked for again"

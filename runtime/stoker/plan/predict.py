@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -16,9 +17,9 @@ from stoker.manifest import Manifest, PackRun
 from stoker.plan.bound import Bound, Demand, bound_of
 from stoker.plan.bucket import BucketModel
 from stoker.plan.experiments.caching import hit_rates
-from stoker.plan.latency import Constant
+from stoker.plan.latency import LONGEST_SECONDS, Constant
 from stoker.plan.link import SharedLink
-from stoker.plan.scenario import Run, Scenario, simulate
+from stoker.plan.scenario import Run, Scenario, TierMaker, simulate
 from stoker.prices import Egress, Operation, Prices
 from stoker.tier import ObjectRef
 
@@ -26,11 +27,11 @@ __all__ = ["Cache", "EpochForecast", "Prediction", "Workload", "predict", "settl
 
 _MOST_FETCHES = 400
 _MOST_STEPS = 3_000
-"""Simulated in an epoch, on all nodes together: less than a second. The rest is extrapolated."""
+"""Simulated in an epoch, on all ranks together: less than a second. The rest is extrapolated."""
 _LEAST_WINDOWS = 4
-"""Simulated on each node, however many steps that is."""
-_MOST_NODES = 8
-"""Simulated; where there are more, each has as much to do as before, in a data set that is as much smaller."""
+"""Simulated on each rank, however many steps that is."""
+_MOST_RANKS = 8
+"""Simulated, or one node's; where there are more, each has as much to do as before, in a data set as much smaller."""
 _EPOCHS = 3
 """The second is what every later one is like: begun with a full ring, and with another one to look ahead into."""
 _DRAWS = 501
@@ -39,17 +40,19 @@ _HIT_OBJECTS, _HIT_EPOCHS, _HIT_SETTLED = 300, 12, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """A nearer place on each node.
+    """A nearer place.
 
     Attributes:
         size_bytes: that it may hold.
         bytes_per_second: of its device.
         policy: "fifo", "lru", "uniform" or "next-use".
+        is_of_rank: whether each rank has one of its own, as in its memory; else a node's ranks share one, as a disk.
     """
 
     size_bytes: int
     bytes_per_second: float = 2e9
     policy: str = "next-use"
+    is_of_rank: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +61,23 @@ class Workload:
 
     Attributes:
         manifest: of the data set.
-        feed: batch size and world size, order, memory and schedule; its rank is each node's own.
-        samples_per_second: that the accelerators of one node take.
+        feed: batch size and world size, order, memory and schedule; its rank is each rank's own.
+        samples_per_second: that the accelerator of one rank takes.
+        ranks_per_node: that share a node's network, and its cache if that is a disk.
         bucket: how it answers a node.
         node_bytes_per_second: of a node's network.
         start_seconds: from constructing a loader until its fetching may begin: names, handshakes, the manifest.
-        cache: of each node, if any.
+        cache: of each node or rank, if any.
+
+    Raises:
+        ConfigError: there is nothing to train, a step takes more than a day, the ranks fill no whole nodes, or the
+            shuffle is ``full``.
     """
 
     manifest: Manifest
     feed: FeedConfig
     samples_per_second: float
+    ranks_per_node: int = 1
     bucket: BucketModel = field(default_factory=BucketModel)
     node_bytes_per_second: float = math.inf
     start_seconds: float = 0.0
@@ -77,15 +86,34 @@ class Workload:
     def __post_init__(self) -> None:
         if not self.samples_per_second > 0 or not self.manifest.samples:
             raise ConfigError(f"a prediction needs samples and samples_per_second > 0, not {self.samples_per_second}")
+        if not self.step_seconds <= LONGEST_SECONDS:
+            raise ConfigError(
+                f"a batch of {self.feed.batch_size:,} takes {self.step_seconds:,.0f} s at {self.samples_per_second:g} "
+                f"samples a second, and what takes more than {LONGEST_SECONDS:,.0f} s is not planned: give a smaller "
+                "batch_size or more samples_per_second"
+            )
+        if self.ranks_per_node < 1 or self.feed.world_size % self.ranks_per_node:
+            raise ConfigError(f"{self.feed.world_size} ranks fill no nodes of {self.ranks_per_node}")
+        if self.feed.order.shuffle == "full":
+            raise ConfigError(
+                "shuffle 'full' is not planned: it holds the whole data set, or reads single samples, and no part "
+                "of an epoch tells of the rest; Loader(shuffle='full') itself says how many requests an epoch takes, "
+                "and refuses what costs more than max_dollars_per_epoch"
+            )
+
+    @property
+    def nodes(self) -> int:
+        """Machines that train."""
+        return self.feed.world_size // self.ranks_per_node
 
     @property
     def steps(self) -> int:
-        """Of each node in an epoch."""
+        """Of each rank in an epoch."""
         return self.feed.partition(self.manifest.samples).steps_from(0)
 
     @property
     def step_seconds(self) -> float:
-        """What the accelerators take for a batch."""
+        """What an accelerator takes for a batch."""
         return self.feed.batch_size / self.samples_per_second
 
     @property
@@ -95,22 +123,23 @@ class Workload:
 
     @property
     def hit_rate(self) -> float:
-        """The part of its super-samples, 0 to 1, that a node finds in its cache once that has settled."""
+        """The part of its super-samples, 0 to 1, that a rank finds in its cache once that has settled."""
         if self.cache is None:
             return 0.0
-        share_bytes = self.manifest.size_bytes / self.feed.world_size
-        return settled_hit_rate(self.cache.size_bytes / share_bytes, self.feed.world_size, self.cache.policy)
+        caches = self.feed.world_size if self.cache.is_of_rank else self.nodes
+        share_bytes = self.manifest.size_bytes / caches
+        return settled_hit_rate(self.cache.size_bytes / share_bytes, caches, self.cache.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochForecast:
-    """One epoch, of the slowest node where it is about time, of all nodes where it is about requests.
+    """One epoch, of the slowest rank where it is about time, of all ranks where it is about requests.
 
     Attributes:
         seconds: that it takes.
         wait_seconds: of these, for data.
-        requests: of all nodes.
-        read_bytes: of all nodes.
+        requests: of all ranks.
+        read_bytes: of all ranks.
     """
 
     seconds: float
@@ -164,7 +193,7 @@ class Prediction:
         bound: of a later epoch.
         hit_rate: of the cache in later epochs.
         simulated: the part of an epoch, 0 to 1, that was simulated; the rest is extrapolated.
-        slots: of each node's ring.
+        slots: of each rank's ring.
     """
 
     first_batch_seconds: float
@@ -182,7 +211,8 @@ def predict(workload: Workload, *, seed: int = 0) -> Prediction:
     The same workload gives the same prediction.
 
     Raises:
-        BudgetError: the memory is too small for the order, or ``full`` does not fit; names the figure that fits.
+        BudgetError: the memory is too small for the order; names the figure that fits.
+        ConfigError: the bucket or the network is so slow that a loader could not have its data.
     """
     feed, small, hit_rate = workload.feed, _cut(workload), workload.hit_rate
     slots = plan_slots(
@@ -194,15 +224,15 @@ def predict(workload: Workload, *, seed: int = 0) -> Prediction:
     )
     cold = _simulated(small, 0.0, seed)
     settled = _simulated(small, hit_rate, seed) if hit_rate else cold
-    nodes = feed.world_size / small.feed.world_size
-    growth = workload.manifest.samples / nodes / small.manifest.samples
+    each_for = feed.world_size / small.feed.world_size
+    growth = workload.manifest.samples / each_for / small.manifest.samples
     begun = max(each.first_batch_seconds or 0.0 for each in cold.of_epoch(0))
-    rest = _forecast(cold, 1, nodes).grown(growth - 1.0)
+    rest = _forecast(cold, 1, each_for).grown(growth - 1.0)
     bound = bound_of(_demand(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate))
     return Prediction(
         first_batch_seconds=workload.start_seconds + begun,
-        first=_forecast(cold, 0, nodes).followed_by(rest),
-        later=_forecast(settled, 1, nodes).grown(growth).at_least(bound.seconds),
+        first=_forecast(cold, 0, each_for).followed_by(rest),
+        later=_forecast(settled, 1, each_for).grown(growth).at_least(bound.seconds),
         bound=bound,
         hit_rate=hit_rate,
         simulated=1.0 / growth,
@@ -210,44 +240,49 @@ def predict(workload: Workload, *, seed: int = 0) -> Prediction:
     )
 
 
-def settled_hit_rate(share: float, nodes: int, policy: str) -> float:
-    """Return the hit rate of a node's cache that has room for ``share`` of what the node reads in an epoch.
+def settled_hit_rate(share: float, caches: int, policy: str) -> float:
+    """Return the hit rate of a cache that has room for ``share`` of what its reader reads in an epoch.
 
-    Alone, it reads everything each epoch in another order; one of several reads another part each epoch. Found by the
-    policy itself on epochs of 300 objects.
+    A lone reader reads everything each epoch in another order; one of several reads another part each epoch. Found by
+    the policy itself on epochs of 300 objects.
+
+    Args:
+        share: of an epoch's bytes.
+        caches: each with a reader of its own, among whom each epoch is dealt.
+        policy: who goes.
     """
     capacity = int(share * _HIT_OBJECTS)
-    if not capacity or share >= nodes:
+    if not capacity or share >= caches:
         return float(capacity > 0)
     rng = np.random.default_rng(0)
-    epochs = [rng.permutation(_HIT_OBJECTS * nodes)[:_HIT_OBJECTS] for _ in range(_HIT_EPOCHS)]
+    epochs = [rng.permutation(_HIT_OBJECTS * caches)[:_HIT_OBJECTS] for _ in range(_HIT_EPOCHS)]
     settled = hit_rates(epochs, capacity, policy)[_HIT_SETTLED : _HIT_EPOCHS - 1]  # the last one has no future
     return float(np.mean(settled))
 
 
 def _cut(workload: Workload) -> Workload:
-    """Return as much of a workload as is simulated: fewer nodes, and fewer super-samples for each of them.
+    """Return as much of a workload as is simulated: fewer nodes, and fewer super-samples for each of their ranks.
 
     A short last step, for which some super-samples are read again, comes once in a whole epoch, and is left out of a
     part that stands for more.
     """
     feed, manifest = workload.feed, workload.manifest
-    nodes = min(feed.world_size, _MOST_NODES)
-    share = len(manifest) * nodes / feed.world_size
+    ranks = workload.ranks_per_node * min(workload.nodes, max(1, _MOST_RANKS // workload.ranks_per_node))
+    share = len(manifest) * ranks / feed.world_size
     step_fetches = feed.batch_size * len(manifest) / manifest.samples
-    least = _LEAST_WINDOWS * feed.order.window * feed.order.lanes * nodes // feed.world_size
+    least = _LEAST_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
     kept = max(min(_MOST_FETCHES, int(_MOST_STEPS * step_fetches)), least)
-    if kept >= share and nodes == feed.world_size:
+    if kept >= share and ranks == feed.world_size:
         return workload
     small = _thinned(manifest, max(1, min(kept, round(share))))
-    lanes = max(1, feed.order.lanes * nodes // feed.world_size)
+    lanes = max(1, feed.order.lanes * ranks // feed.world_size)
     held_bytes = feed.held_bytes + manifest.file_bytes - small.file_bytes
     cut = replace(
         feed,
-        world_size=nodes,
+        world_size=ranks,
         held_bytes=held_bytes,
         order=replace(feed.order, lanes=lanes),
-        drop_last=feed.drop_last or small.samples >= 2 * feed.batch_size * nodes,
+        drop_last=feed.drop_last or small.samples >= 2 * feed.batch_size * ranks,
     )
     return replace(workload, manifest=small, feed=cut)
 
@@ -265,7 +300,6 @@ def _thinned(manifest: Manifest, kept: int) -> Manifest:
 
 
 def _simulated(workload: Workload, hit_rate: float, seed: int) -> Run:
-    cache = workload.cache
     return simulate(
         Scenario(
             manifest=workload.manifest,
@@ -273,11 +307,21 @@ def _simulated(workload: Workload, hit_rate: float, seed: int) -> Run:
             bucket=workload.bucket,
             compute=Constant(workload.step_seconds),
             node_bytes_per_second=workload.node_bytes_per_second,
+            ranks_per_node=workload.ranks_per_node,
             epochs=_EPOCHS,
-            tiers=(lambda *_: [_SettledCache(cache.bytes_per_second, hit_rate)]) if cache and hit_rate else None,
+            tiers=_settled(workload.cache, workload.ranks_per_node, hit_rate) if workload.cache and hit_rate else None,
             seed=seed,
         )
     )
+
+
+def _settled(cache: Cache, ranks_per_node: int, hit_rate: float) -> TierMaker:
+    """Return what makes a rank's cache, whose device is its own or its node's."""
+    rate, readers = cache.bytes_per_second, 1 if cache.is_of_rank else ranks_per_node
+    devices = defaultdict[int, SharedLink](
+        lambda: SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
+    )
+    return lambda feed, _: [_SettledCache(devices[feed.rank // readers], hit_rate)]
 
 
 class _SettledCache:
@@ -285,9 +329,8 @@ class _SettledCache:
 
     name = "cache"
 
-    def __init__(self, bytes_per_second: float, hit_rate: float) -> None:
-        self._hit_rate, self._asked = hit_rate, 0
-        self._device = SharedLink(connection_bytes_per_second=bytes_per_second, total_bytes_per_second=bytes_per_second)
+    def __init__(self, device: SharedLink, hit_rate: float) -> None:
+        self._device, self._hit_rate, self._asked = device, hit_rate, 0
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Take the time of a read where the object is here; ``into`` is left as it is."""
@@ -304,8 +347,8 @@ class _SettledCache:
         """Nothing to release."""
 
 
-def _forecast(run: Run, epoch: int, nodes: float) -> EpochForecast:
-    """Return an epoch of a run whose every node stands for ``nodes``.
+def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
+    """Return an epoch of a run whose every rank stands for ``each_for``.
 
     What is fetched ahead is counted in the epoch that uses it. Ranges into which the first super-samples of a run are
     cut are requests of its first epoch; hedges are spread over all.
@@ -321,15 +364,16 @@ def _forecast(run: Run, epoch: int, nodes: float) -> EpochForecast:
     return EpochForecast(
         seconds=slowest.seconds,
         wait_seconds=slowest.wait_seconds,
-        requests=nodes * (reads_of[epoch] * missed * (1.0 + hedges / max(1, reads)) + extra),
-        read_bytes=nodes * run.read_bytes * reads_of[epoch] / sum(reads_of),
+        requests=each_for * (reads_of[epoch] * missed * (1.0 + hedges / max(1, reads)) + extra),
+        read_bytes=each_for * run.read_bytes * reads_of[epoch] / sum(reads_of),
     )
 
 
 def _demand(workload: Workload, ahead: int, hit_rate: float) -> Demand:
-    feed, bucket, nodes = workload.feed, workload.bucket, workload.feed.world_size
+    """Return what an epoch asks of one node, whose every rank has ``ahead`` slots to fetch into."""
+    feed, bucket, nodes = workload.feed, workload.bucket, workload.nodes
     rng = random.Random(0)  # noqa: S311 - a model's
-    concurrency = max(1, min(feed.fetch.concurrency_most, ahead))
+    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.concurrency_most, ahead))
     return Demand(
         compute_seconds=workload.steps * workload.step_seconds,
         size_bytes=workload.manifest.size_bytes / nodes,

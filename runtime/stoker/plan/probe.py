@@ -20,11 +20,11 @@ from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import ObjectRef
 
-__all__ = ["Probe", "ProbeLimits", "probe"]
+__all__ = ["LEAST_PROBE_BYTES", "Probe", "ProbeLimits", "probe"]
 
 _SMALL_BYTES = 1024
 _LARGE_BYTES = 8 << 20
-_LEAST_BYTES = 64 << 10
+LEAST_PROBE_BYTES = 64 << 10
 _READ_SECONDS = 0.5
 """About as long as a measured transfer may take: the slower a connection, the fewer bytes are asked for."""
 _CONNECTIONS = (4, 8, 16, 32)
@@ -60,8 +60,8 @@ class ProbeLimits:
     def __post_init__(self) -> None:
         if not 2 <= self.first_bytes < self.requests - 2:
             raise ConfigError(f"a probe needs 2 small reads and 3 more at least, not {self}")
-        if self.size_bytes < _LEAST_BYTES or not self.seconds > 0:
-            raise ConfigError(f"a probe needs at least {_LEAST_BYTES} bytes and some seconds, not {self}")
+        if self.size_bytes < LEAST_PROBE_BYTES or not self.seconds > 0:
+            raise ConfigError(f"a probe needs at least {LEAST_PROBE_BYTES} bytes and some seconds, not {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class _Prober:
             rough = sum(read.size_bytes for read in batch) / _span(batch)
             connections = min(2 * connections, _CONNECTIONS[-1])
             size_bytes = min(self._share(connections * _READS_STEADY, alone), int(rough / connections / _READS_STEADY))
-            if size_bytes < _LEAST_BYTES:
+            if size_bytes < LEAST_PROBE_BYTES:
                 return rough, True, connections
             return _steady(await self._at_once(connections, _READS_STEADY, size_bytes)) or rough, True, connections
         return found
@@ -220,8 +220,8 @@ class _Prober:
     def _share(self, reads: int, alone: float) -> int:
         """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if few are left."""
         left_bytes = max(0, self._limits.size_bytes - self._asked_bytes) // reads
-        size_bytes = min(left_bytes, _LARGE_BYTES, max(_LEAST_BYTES, int(alone * _READ_SECONDS)))
-        return size_bytes if self._requests + reads <= self._limits.requests and size_bytes >= _LEAST_BYTES else 0
+        size_bytes = min(left_bytes, _LARGE_BYTES, max(LEAST_PROBE_BYTES, int(alone * _READ_SECONDS)))
+        return size_bytes if self._requests + reads <= self._limits.requests and size_bytes >= LEAST_PROBE_BYTES else 0
 
     async def _at_once(self, connections: int, reads: int, size_bytes: int) -> list[list[_Read]]:
         """Return the reads of each of several connections, without those that failed."""
@@ -240,7 +240,7 @@ class _Prober:
         """Return how many bytes to ask for, given how fast those before came."""
         if not before:
             return size_bytes
-        return min(size_bytes, max(_LEAST_BYTES, int(_rate(before[-1], 0.0) * _READ_SECONDS)))
+        return min(size_bytes, max(LEAST_PROBE_BYTES, int(_rate(before[-1], 0.0) * _READ_SECONDS)))
 
     async def _read(self, size_bytes: int) -> _Read | None:
         """Read the beginning of the next object; None if that failed in a way that may pass."""

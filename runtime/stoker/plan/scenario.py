@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from stoker.cache.future import Future
 from stoker.clock import run_virtual
@@ -48,13 +48,14 @@ class Scenario:
 
     Attributes:
         manifest: of the data set, packed or :func:`~stoker.plan.dataset.described`.
-        feed: what each node delivers and with which memory, schedule and fetching; its rank is each node's own.
+        feed: what each rank delivers and with which memory, schedule and fetching; its rank is each one's own.
         bucket: how the bucket answers.
         compute: what a step takes once its batch is there.
         node_bytes_per_second: of each machine's network.
+        ranks_per_node: that share a machine's network; the last machine may have fewer.
         epochs: how many are trained.
         in_step: whether each step waits for the slowest node, as data-parallel training does.
-        caches: of each node, nearest first.
+        caches: of each rank, nearest first.
         tiers: makes what else is nearer than the bucket, and farther than the caches.
         seed: of what is drawn; the order has its own.
     """
@@ -64,6 +65,7 @@ class Scenario:
     bucket: BucketModel = field(default_factory=BucketModel)
     compute: Latency = field(default_factory=lambda: Constant(0.0))
     node_bytes_per_second: float = math.inf
+    ranks_per_node: int = 1
     epochs: int = 1
     in_step: bool = False
     caches: Sequence[TierModel] = ()
@@ -71,8 +73,9 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError(f"epochs {self.epochs} is not at least 1")
+        for name in ("epochs", "ranks_per_node"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is not at least 1")
         if not self.node_bytes_per_second > 0:
             raise ConfigError(f"node_bytes_per_second must be more than 0, not {self.node_bytes_per_second}")
         if not self.feed.dealing(self.manifest.samples).steps_from(0):
@@ -145,9 +148,14 @@ async def _simulated(scenario: Scenario) -> Run:
     memory = Nothing(manifest.largest_bytes)
     order = lru_cache(maxsize=_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
 
+    @cache
+    def machine(number: int) -> tuple[BucketView, random.Random]:
+        rng = random.Random(f"{scenario.seed} bucket {number}")  # noqa: S311 - a model's
+        return BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second), rng
+
     def node(rank: int) -> Node:
         mine = replace(feed, rank=rank)
-        rng = random.Random(f"{scenario.seed} bucket {rank}")  # noqa: S311 - a model's
+        view, rng = machine(rank // scenario.ranks_per_node)
 
         def tiers(future: Future) -> list[Tier]:
             caches: list[Tier] = [each.tier(future, rng) for each in scenario.caches]
@@ -157,7 +165,7 @@ async def _simulated(scenario: Scenario) -> Run:
             NodeParts(
                 manifest=manifest,
                 feed=mine,
-                bucket=BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second),
+                bucket=view,
                 compute=scenario.compute,
                 epochs=scenario.epochs,
                 seed=scenario.seed,

@@ -209,7 +209,7 @@ def test_a_super_sample_is_as_large_as_the_format_allows(
     with pytest.raises(SystemExit) as left:
         cli.main([*command, "out", "--super-sample-bytes", size])
     assert left.value.code == 2
-    assert f"'{size}' is not from 1 byte to 32.0 MiB" in capsys.readouterr().err
+    assert f"'{size}' is not from 1 B to 32.0 MiB" in capsys.readouterr().err
 
 
 def test_where_a_function_serves_nothing_the_address_is_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

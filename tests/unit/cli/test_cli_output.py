@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stoker.cli.output import bad_object, counted, describe, preview, printable, table
+from stoker.cli.output import bad_object, counted, describe, json_text, preview, printable, table
 from stoker.maintenance import BadObject
 from stoker.schema import Array, Bytes, Column, Ragged, Text
 
@@ -65,3 +67,12 @@ def test_a_bad_object_is_named_once() -> None:
 
 def test_one_is_singular_and_a_thousand_has_a_comma() -> None:
     assert [counted(count, "object") for count in (0, 1, 1000)] == ["0 objects", "1 object", "1,000 objects"]
+
+
+def test_json_has_no_number_that_json_has_not() -> None:
+    document = {"a": [math.inf, -math.inf, math.nan, 1.5], "b": (1, "x", None, True), "c": {"d": math.inf}}
+    assert json.loads(json_text(document), parse_constant=pytest.fail) == {
+        "a": [None, None, None, 1.5],
+        "b": [1, "x", None, True],
+        "c": {"d": None},
+    }

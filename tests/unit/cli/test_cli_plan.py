@@ -136,3 +136,80 @@ def test_wrong_usage_is_2(tmp_path: Path, wrong: list[str]) -> None:
 def test_where_there_is_no_data_set_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(tmp_path), "--gpu-rate", "1"]) == 1
     assert "stoker pack" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--gpu-rate", "1e-300", "'1e-300' is not from 0.001 to 1,000,000,000,000"),
+        ("--gpu-rate", "1e300", "'1e300' is not from"),
+        ("--first-byte", "1e308", "'1e308' is not from 0.001 to 10,000"),
+        ("--first-byte", "0", "'0' is not from"),
+        ("--bandwidth", "0", "'0' is not from 1,000 B/s to"),
+        ("--bandwidth", "10Gb", "'10Gb' is not a rate"),
+        ("--price-of-hour", "1e308", "'1e308' is not from 0 to 1,000,000,000"),
+        ("--price-of-hour", "inf", "'inf' is not from"),
+        ("--probe", "1KB", "'1KB' is not from 64.0 KiB to"),
+        ("--disk", "9999999PB", "'9999999PB' is not from 0 B to 1024 PiB"),
+        ("--batch-size", "-1", "'-1' is not a positive whole number"),
+        ("--ranks-per-node", "0", "'0' is not a positive whole number"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_cannot_be_planned_with_is_named_with_its_range(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, said: str
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["plan", "memory://none", "--gpu-rate", "1", f"{flag}={value}"])
+    assert raised.value.code == 2
+    assert f"argument {flag}: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--shuffle", "full"), "shuffle 'full' is not planned"),
+        (("--batch-size", "999999999999"), "a batch of 999,999,999,999 takes 200,000,000,000 s"),
+        (("--nodes", "100000"), "--nodes 100000 with --ranks-per-node 1 are 100,000 ranks, more than the 65,536"),
+        (("--nodes", "9000", "--ranks-per-node", "8"), "72,000 ranks"),
+        (("--bandwidth", "8kbit", "--first-byte", "9000"), "through such a bucket a loader cannot have its data"),
+    ],
+)
+def test_what_cannot_be_planned_is_wrong_usage_and_nothing_is_measured_for_it(
+    bucket: LocalBucket, capsys: pytest.CaptureFixture[str], wrong: tuple[str, ...], said: str
+) -> None:
+    pack("s3://stoker/data", 64 << 10)
+    before = bucket.counts.requests["GetObject"]
+    assert main(["plan", "s3://stoker/data", "--gpu-rate", "5", "--memory", "1GB", *wrong]) == 2
+    assert said in capsys.readouterr().err
+    assert bucket.counts.requests["GetObject"] <= before + 1
+
+
+@pytest.mark.parametrize("memory", ["0", "1", "4KB"])
+def test_too_little_memory_is_an_error_and_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], memory: str
+) -> None:
+    pack(str(tmp_path / "d"), 64 << 10)
+    assert main(["plan", str(tmp_path / "d"), *GIVEN[:-1], memory]) == 1
+    assert "no loader of this data set fits into the" in capsys.readouterr().err
+
+
+def test_ranks_of_a_node_share_its_memory_and_its_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(str(tmp_path / "d"), 64 << 10)
+    slow = (
+        str(tmp_path / "d"),
+        "--gpu-rate",
+        "100000",
+        "--first-byte",
+        "5",
+        "--bandwidth",
+        "8Mbit",
+        "--memory",
+        "64MB",
+    )
+    one = planned(capsys, *slow)
+    four = planned(capsys, *slow, "--ranks-per-node", "4")
+    assert (four["nodes"], four["ranks_per_node"]) == (1, 4)
+    assert four["given"]["bound"]["transfer_seconds"] == one["given"]["bound"]["transfer_seconds"]
+    assert four["given"]["bound"]["limit"] == "bandwidth"
+    assert main(["plan", *slow, "--ranks-per-node", "4"]) == 0
+    assert "1 node of 4 ranks, each rank 100,000 samples/s" in capsys.readouterr().out
