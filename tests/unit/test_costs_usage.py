@@ -29,7 +29,7 @@ def near(quantity: float, dollars: float) -> Any:
 
 @pytest.mark.parametrize(("quantity", "dollars"), [(float("inf"), 1.0), (1.0, float("nan"))])
 def test_a_line_beyond_counting_is_refused(quantity: float, dollars: float) -> None:
-    with pytest.raises(ConfigError, match="disks: .* are beyond counting"):
+    with pytest.raises(ConfigError, match=r"disks: .* are beyond counting"):
         Part("disks", quantity, "GB", dollars)
 
 

@@ -6,6 +6,7 @@ import datetime
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -274,8 +275,8 @@ def test_the_warm_tier_stays_off_unless_late_answers_are_the_only_trouble() -> N
 # Several ranks on a node
 
 
-def ranked(ranks_per_node: int, nodes: int = 1, **settings: float | Cache | None) -> Workload:
-    return replace(workload(nodes=nodes * ranks_per_node, **settings), ranks_per_node=ranks_per_node)  # type: ignore[arg-type]
+def ranked(ranks_per_node: int, nodes: int = 1, **settings: Any) -> Workload:
+    return replace(workload(nodes=nodes * ranks_per_node, **settings), ranks_per_node=ranks_per_node)
 
 
 def test_ranks_of_a_node_share_its_network_and_those_of_several_do_not() -> None:
