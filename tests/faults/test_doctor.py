@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -187,7 +187,8 @@ def test_a_super_sample_that_is_gone_is_a_problem(monkeypatch: pytest.MonkeyPatc
         pack(URL)
         for key in [key for key in running.objects["stoker"] if key.startswith("data/data/")]:
             del running.service.buckets["stoker"].objects[key]
-        assert found()["read"].level is Level.PROBLEM
+        problem = found()["read"]
+        assert (problem.level, problem.command) == (Level.PROBLEM, "stoker verify URL")
 
 
 def test_conditions_that_are_ignored_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +284,7 @@ def test_the_command_ends_with_1_where_there_is_a_problem_and_says_so_as_json(
     assert main(["doctor", str(tmp_path / "none")]) == 1
     said = capsys.readouterr().out
     assert "FAIL  read" in said
-    assert f"stoker pack SOURCE {tmp_path / 'none'}" in said
+    assert "".join(said.split()).count(f"stokerpackSOURCE{tmp_path / 'none'}") == 1
     assert main(["doctor", "ftp://x"]) == 2
 
 
@@ -295,3 +296,20 @@ def test_what_is_shown_fits_80_columns_and_holds_nothing_that_is_not_printable(
     lines = capsys.readouterr().out.splitlines()
     assert all(line.isprintable() for line in lines)
     assert all(len(line) <= 80 for line in lines if "stoker pack" not in line)
+
+
+def test_a_remedy_of_several_findings_is_written_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = "stoker plan URL --gpu-rate N"
+    twice = [Finding(check=check, level=Level.WARNING, text="slow", command=plan) for check in ("latency", "bandwidth")]
+
+    async def examined(what: Examination) -> AsyncGenerator[Finding, None]:
+        for finding in twice:
+            yield finding
+
+    monkeypatch.setattr("stoker.cli.doctor.examine", examined)
+    assert main(["doctor", "x"]) == 0
+    assert capsys.readouterr().out.count("stoker plan x --gpu-rate N") == 1
+    assert main(["doctor", "x", "--json"]) == 0
+    assert [each["command"] for each in json.loads(capsys.readouterr().out)["findings"]] == [plan, plan]

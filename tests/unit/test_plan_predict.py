@@ -280,7 +280,7 @@ def ranked(ranks_per_node: int, nodes: int = 1, **settings: Any) -> Workload:
 
 
 def test_ranks_of_a_node_share_its_network_and_those_of_several_do_not() -> None:
-    slow = {"rate": 50_000.0, "super_samples": 240}
+    slow: dict[str, Any] = {"rate": 50_000.0, "super_samples": 240}
     together, apart = (predict(ranked(*each, **slow)) for each in ((4, 1), (1, 4)))
     assert together.bound.limit == "bandwidth"
     assert together.bound.seconds == pytest.approx(240 * MIB / 50e6)
@@ -337,7 +337,7 @@ def test_ranks_share_a_disk_and_none_shares_another_ones_memory() -> None:
 
 @pytest.mark.parametrize("ranks_per_node", [0, -1, 2])
 def test_ranks_that_fill_no_whole_nodes_are_refused(ranks_per_node: int) -> None:
-    with pytest.raises(ConfigError, match=f"3 ranks fill no nodes of {ranks_per_node}"):
+    with pytest.raises(ConfigError, match=f"3 ranks make no nodes of {ranks_per_node} each"):
         replace(workload(nodes=3), ranks_per_node=ranks_per_node)
 
 

@@ -181,7 +181,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
     text = LEAST.replace("batch_size = 10", "batch_size = 500\ndrop_last = true")
-    with pytest.raises(ConfigError, match="200 samples make no global batch"):
+    with pytest.raises(ConfigError, match="no global batch is whole: drop_last leaves out all 200 samples"):
         read_scenario(written(tmp_path, text))
 
 

@@ -44,21 +44,23 @@ def _run(args: Namespace) -> int:
 
 async def _examine(args: Namespace) -> list[Finding]:
     what = Examination(url=args.url, options=store_options(args, args.url), write=args.write)
-    found = []
+    found, commands = [], set[str]()
     async with aclosing(examine(what)) as findings:
         async for finding in findings:
             found.append(finding)
             if not args.json:
-                print("\n".join(_shown(finding, args.url)), flush=True)
+                print("\n".join(_shown(finding, args.url, commands)), flush=True)
     return found
 
 
-def _shown(finding: Finding, url: str) -> list[str]:
+def _shown(finding: Finding, url: str, commands: set[str]) -> list[str]:
+    """Return a finding as lines; a command that is among those shown is not shown again."""
     margin = " " * (_SIGN_WIDTH + _NAME_WIDTH)
     lines = _wrapped(finding.text, f"{_SIGNS[finding.level]:<{_SIGN_WIDTH}}{finding.check:<{_NAME_WIDTH}}", margin)
     if finding.advice:
         lines += _wrapped(finding.advice, f"{margin}→ ", f"{margin}  ")
-    if finding.command:
+    if finding.command not in {"", *commands}:
+        commands.add(finding.command)
         lines.append(f"{margin}  {finding.command.replace('URL', printable(shlex.quote(url)))}")
     return lines
 

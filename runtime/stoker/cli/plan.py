@@ -230,7 +230,7 @@ def _as_text(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advic
     ranks = args.ranks_per_node
     need = format_bytes(ranks * args.gpu_rate * workload.sample_bytes)
     packed = f"{counted(len(manifest), 'super-sample')} of {average}"
-    who, a_node = (", each", "") if ranks == 1 else (f" of {ranks} ranks, each rank", " a node")
+    who, a_node = (", each", "") if ranks == 1 else (f" of {counted(ranks, 'rank')}, each rank", " a node")
     rate = f"{args.gpu_rate:,.0f}" if args.gpu_rate >= 10 else f"{args.gpu_rate:.3g}"
     training = f"{counted(args.nodes, 'node')}{who} {rate} samples/s in batches of {args.batch_size}"
     return [
@@ -257,7 +257,7 @@ def _measured(bucket: _Bucket) -> list[str]:
     took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
     if found.is_rate_assumed:
         return _wrapped(f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell")
-    return _wrapped(f"measured with {took}: {rates}{more} (with {found.connections} connections)")
+    return _wrapped(f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')})")
 
 
 def _wrapped(text: str) -> list[str]:

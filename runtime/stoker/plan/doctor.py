@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -48,13 +48,11 @@ _WINDOW = 10
 _PROBE = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
 _ATTEMPTS = RetryPolicy(attempts=3, first_seconds=0.2, longest_seconds=2.0)
 
-_REMEDIES: tuple[tuple[type[StokerError], str, str], ...] = (
-    (PermissionDeniedError, "reading takes s3:GetObject, or storage.objects.get", ""),
-    (BucketNotFoundError, "", ""),
-    (NotFoundError, "or check the URL", "stoker pack SOURCE URL"),
-    (ConnectionLostError, "or is there a proxy, or a firewall, in between?", ""),
-)
-"""Advice and command beside what an error says itself; the first row that matches counts."""
+_REMEDIES: Mapping[type[StokerError], str] = {
+    PermissionDeniedError: "reading takes s3:GetObject, or storage.objects.get",
+    ConnectionLostError: "or is there a proxy, or a firewall, in between?",
+}
+"""Advice beside what an error says itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +164,27 @@ class _Doctor:
                 check="read", level=Level.WARNING, text=str(error), advice=advice, command="stoker verify URL"
             )
         except StokerError as error:
-            missing = isinstance(error, NotFoundError) and not isinstance(error, BucketNotFoundError)
-            if missing and self._manifest is None and self._what.write:
-                return Finding(check="read", level=Level.NOTE, text="there is no data set yet")
-            return _problem("read", error)
+            if not isinstance(error, NotFoundError) or isinstance(error, BucketNotFoundError):
+                return _problem("read", error)
+            return self._absent() if self._manifest is None else _lost(error)
         return Finding(check="read", level=Level.OK, text="the manifest and super-samples can be read")
+
+    def _absent(self) -> Finding:
+        """Say that there is no data set; who asks whether he may write is about to make one."""
+        if self._what.write:
+            return Finding(check="read", level=Level.NOTE, text="there is no data set yet")
+        is_served = self._is_served
+        return Finding(
+            check="read",
+            level=Level.PROBLEM,
+            text="there is no data set",
+            advice="check the address, which ends with /v1/NAME" if is_served else "pack one, or check the URL",
+            command="" if is_served else "stoker pack SOURCE URL",
+        )
+
+    @property
+    def _is_served(self) -> bool:
+        return self._what.url.startswith("stoker+")
 
     async def _list(self) -> Finding:
         found = self._reader.list("manifests/")
@@ -192,7 +206,7 @@ class _Doctor:
 
     async def _write(self) -> list[Finding]:
         """Write an object twice, each time on condition that there is none, and delete it."""
-        if not isinstance(self._store, Writable) or self._what.url.startswith("stoker+"):
+        if not isinstance(self._store, Writable) or self._is_served:
             return [Finding(check="write", level=Level.NOTE, text="what a function serves is read-only")]
         key = f"doctor/{secrets.token_hex(8)}"
         try:
@@ -346,9 +360,15 @@ def _region(endpoint: Endpoint, where: Whereabouts) -> Finding:
 
 
 def _problem(check: str, error: StokerError, advice: str = "") -> Finding:
-    said, command = next(((said, run) for kind, said, run in _REMEDIES if isinstance(error, kind)), ("", ""))
+    advice = advice or next((said for kind, said in _REMEDIES.items() if isinstance(error, kind)), "")
     name = "credentials" if isinstance(error, CredentialsError) else check
-    return Finding(check=name, level=Level.PROBLEM, text=str(error), advice=advice or said, command=command)
+    return Finding(check=name, level=Level.PROBLEM, text=str(error), advice=advice)
+
+
+def _lost(error: NotFoundError) -> Finding:
+    """Say that the manifest speaks of what is not there."""
+    advice = "look what else is missing, and pack that again"
+    return Finding(check="read", level=Level.PROBLEM, text=str(error), advice=advice, command="stoker verify URL")
 
 
 def _span(seconds: float) -> str:

@@ -21,6 +21,7 @@ from stoker.plan.latency import LONGEST_SECONDS, Constant
 from stoker.plan.link import SharedLink
 from stoker.plan.scenario import Run, Scenario, TierMaker, simulate
 from stoker.prices import Egress, Operation, Prices
+from stoker.sizes import counted
 from stoker.tier import ObjectRef
 
 __all__ = ["Cache", "EpochForecast", "Prediction", "Workload", "predict", "settled_hit_rate"]
@@ -93,7 +94,7 @@ class Workload:
                 "batch_size or more samples_per_second"
             )
         if self.ranks_per_node < 1 or self.feed.world_size % self.ranks_per_node:
-            raise ConfigError(f"{self.feed.world_size} ranks fill no nodes of {self.ranks_per_node}")
+            raise ConfigError(f"{counted(self.feed.world_size, 'rank')} make no nodes of {self.ranks_per_node} each")
         if self.feed.order.shuffle == "full":
             raise ConfigError(
                 "shuffle 'full' is not planned: it holds the whole data set, or reads single samples, and no part "

@@ -16,6 +16,7 @@ from statistics import median
 from stoker.errors import ConfigError, DeadlineError, TransientError
 from stoker.plan.bucket import BucketModel
 from stoker.plan.latency import Recorded
+from stoker.sizes import counted, format_bytes
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import ObjectRef
@@ -181,7 +182,7 @@ class _Prober:
                 raise
             raise DeadlineError(
                 f"{self._store.url} was not measured within {self._limits.seconds:g} seconds: "
-                f"{self._requests} requests brought {self._read_bytes} bytes"
+                f"{counted(self._requests, 'request')} brought {format_bytes(self._read_bytes)}"
             ) from self._last
 
     async def _alone(self, first_byte_seconds: float) -> float:

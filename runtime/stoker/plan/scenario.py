@@ -23,7 +23,7 @@ from stoker.plan.latency import Constant, Latency
 from stoker.plan.node import EpochResult, Node, NodeParts, Nothing
 from stoker.plan.tier_model import TierModel
 from stoker.prices import Operation, Prices
-from stoker.sizes import format_bytes
+from stoker.sizes import counted, format_bytes
 from stoker.tier import Tier
 
 __all__ = ["LEAST_BYTES_PER_SECOND", "LONGEST_FIRST_BYTE_SECONDS", "Run", "Scenario", "TierMaker", "simulate"]
@@ -79,7 +79,9 @@ class Scenario:
         if not self.node_bytes_per_second > 0:
             raise ConfigError(f"node_bytes_per_second must be more than 0, not {self.node_bytes_per_second}")
         if not self.feed.dealing(self.manifest.samples).steps_from(0):
-            raise ConfigError(f"{self.manifest.samples:,} samples make no global batch, and drop_last leaves them out")
+            raise ConfigError(
+                f"no global batch is whole: drop_last leaves out all {counted(self.manifest.samples, 'sample')}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from stoker.plan.experiments.outcome import Cell, Outcome, Panel, Series, Table
 from stoker.plan.node import EpochResult
 from stoker.plan.scenario import Run, Scenario
 from stoker.prices import Operation, Prices
+from stoker.sizes import counted
 
 __all__ = ["outcome"]
 
@@ -42,11 +43,12 @@ def outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str
     dollars = prices.request_dollars(url, Operation.GET)
     tiers = sorted({tier for each in run.epochs for tier in each.tier_hits})
     epochs = [run.of_epoch(epoch) for epoch in range(scenario.epochs)]
-    rows = [_row(epoch, nodes, tiers, dollars) for epoch, nodes in enumerate(epochs)]
+    rows = [_row(epoch, results, tiers, dollars) for epoch, results in enumerate(epochs)]
     rows.append(_row("all", run.epochs, tiers, dollars, seconds=run.seconds))
     first = max(each.first_batch_seconds for each in run.of_epoch(0) if each.first_batch_seconds is not None)
+    nodes = counted(scenario.feed.world_size, "node")
     remarks = (
-        f"{scenario.feed.world_size:,} nodes, {len(scenario.manifest):,} super-samples; waits are of a node.",
+        f"{nodes}, {counted(len(scenario.manifest), 'super-sample')}; waits are of a node.",
         f"The first batch was there after {first:.3g} s on the last of the nodes.",
         f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are of all nodes together.",
     )
