@@ -30,7 +30,7 @@ __all__ = ["Code", "encode", "require_codec", "restore"]
 _MOST_SHARDS = 256
 """Elements of GF(2^8), each the place of one shard."""
 _TEXT = re.compile(r"([1-9]\d{0,2})\+(0|[1-9]\d{0,2})", re.ASCII)
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 128 << 10
 """Of each shard that zfec is given at once: it returns memory of its own, so this bounds that. Its speed is the same
 from 16 KiB on; fewer pieces take the interpreter lock less often."""
 _ZEROS = bytes(_PIECE_BYTES)
