@@ -1,0 +1,592 @@
+"""One connection of the warm tier: requests and answers of both sides at once, over any asyncio transport.
+
+Bodies are received straight into the memory of whoever asked, and sent from memory where they are, in pieces: nothing
+is joined, nothing waits in a buffer of ours. Memory is bounded whatever the peer does. One that does not read gets
+nothing more, and one that asks faster than it is served is not read until answers have gone out; so only one side of a
+connection should ask in bulk, or both could wait for each other until their deadlines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count
+from typing import cast
+
+from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, ServerError, StokerError, WireError
+from stoker.warm.handshake import Handshake, Peer
+from stoker.warm.outbox import Buffer, Outbox, Outgoing
+from stoker.warm.wire import ANSWERS, MAX_REQUEST, NOTICES, Frame, FrameReader, Head, Kind
+
+__all__ = ["Answer", "Connection", "ConnectionConfig", "ConnectionStatistics", "Notice", "Reply", "Serve"]
+
+_LOG = logging.getLogger(__name__)
+
+Answer = tuple[Kind, Head, Sequence[Buffer]]
+"""Kind, head and body of an answer. The memory of the body stays as it is until it was sent."""
+
+Serve = Callable[[Kind, Head, bytearray], Awaitable[Answer]]
+"""Answers a request of the peer, in a task of its own, which is cancelled if the peer no longer wants the answer or the
+connection ends. The body belongs to it from then on. A StokerError that it raises is told to the peer."""
+
+Notice = Callable[[Kind, Head], None]
+"""Is called with what the peer says unasked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionConfig:
+    """Limits of a connection.
+
+    Attributes:
+        open_requests: how many requests of ours may be without an answer; more wait for their turn.
+        serving_requests: how many of the peer's are served at once before it is not read any more.
+        serving_bytes: how many bytes their bodies may have; one body comes on top.
+        handshake_seconds: how long the peer has to prove who it is.
+        close_seconds: how long the peer has to take what was sent before a ``close``.
+        piece_bytes: how much is sent at a time.
+
+    Raises:
+        ConfigError: one of them is not positive.
+    """
+
+    open_requests: int = 64
+    serving_requests: int = 64
+    serving_bytes: int = 128 << 20
+    handshake_seconds: float = 5.0
+    close_seconds: float = 1.0
+    piece_bytes: int = 256 << 10
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} of a connection is {getattr(self, name)}, and must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the peer answered.
+
+    Attributes:
+        kind: one of ``ANSWERS`` of what was asked; never FAILED, which is raised.
+        head: its head.
+        body_bytes: how many bytes its body had: the first of ``into``, if there was one.
+    """
+
+    kind: Kind
+    head: Head
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatistics:
+    """What a connection does and did.
+
+    Attributes:
+        sent_bytes: given to the transport.
+        received_bytes: taken from it.
+        open_requests: of ours, without an answer; cancelled ones too, until the peer has answered them.
+        serving_requests: of the peer's, until their answers were given to the transport.
+        serving_bytes: of the bodies of those.
+        heard_seconds: when something was last received, in the loop's time.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+    open_requests: int
+    serving_requests: int
+    serving_bytes: int
+    heard_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A request of ours."""
+
+    kind: Kind
+    frame: Outgoing
+    into: memoryview | None
+    outcome: asyncio.Future[Reply | StokerError]
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Served:
+    """A request of the peer's."""
+
+    body_bytes: int
+    task: asyncio.Task[Outgoing] | None = None
+    answer: Outgoing | None = None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One peer. Give it to ``loop.create_connection`` or ``create_server``, and wait until it is ``ready``.
+
+    Args:
+        handshake: this side's; of one connection only.
+        serve: answers the peer's requests.
+        notice: takes what the peer says unasked; without, it is ignored.
+        config: its limits.
+    """
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        serve: Serve,
+        *,
+        notice: Notice | None = None,
+        config: ConnectionConfig | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._handshake = handshake
+        self._serve = serve
+        self._notice = notice
+        self._config = config or ConnectionConfig()
+        self._transport: asyncio.Transport | None = None
+        self._address = "the peer"
+        self._reader = FrameReader(self._begin)
+        self._outbox = Outbox(self._config.piece_bytes)
+        self._permits = asyncio.Semaphore(self._config.open_requests)
+        self._numbers = count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._served: dict[int, _Served] = {}
+        self._serving_bytes = 0
+        self._body = bytearray()
+        self._is_write_paused = False
+        self._is_read_paused = False
+        self._watch: asyncio.TimerHandle | None = None
+        self._failure: StokerError | None = None
+        self._changed = asyncio.Event()
+        self._is_over = False
+        self._sent_bytes = 0
+        self._received_bytes = 0
+        self._heard_seconds = self._loop.time()
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, once that is proven."""
+        return self._handshake.peer
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be made: the peer is known, and the connection not lost."""
+        return self.peer is not None and self._failure is None
+
+    @property
+    def failure(self) -> StokerError | None:
+        """Why the connection has ended or is about to, None while it has not."""
+        return self._failure
+
+    def statistics(self) -> ConnectionStatistics:
+        """Return what it does and did."""
+        return ConnectionStatistics(
+            self._sent_bytes,
+            self._received_bytes,
+            len(self._asked),
+            len(self._served),
+            self._serving_bytes,
+            self._heard_seconds,
+        )
+
+    async def ready(self) -> Peer:
+        """Return who is at the other end, once that is proven.
+
+        Raises:
+            CredentialsError: one side does not know the secret, or the certificate is another than expected.
+            DeadlineError: the handshake took too long.
+            WireError: the peer speaks another protocol.
+            ConnectionLostError: the connection broke.
+        """
+        await self._until(lambda: self.peer is not None or self._failure is not None)
+        if self.peer is None or self._failure is not None:
+            raise self._loss()
+        return self.peer
+
+    async def request(
+        self,
+        kind: Kind,
+        head: Head | None = None,
+        *,
+        body: Sequence[Buffer] = (),
+        into: memoryview | None = None,
+        timeout: float | None = None,
+    ) -> Reply:
+        """Ask the peer, and return its answer. Requests are answered in any order.
+
+        When this returns or raises, cancelled too, nothing reads ``body`` or writes to ``into`` any more.
+
+        Args:
+            kind: a key of ``ANSWERS``.
+            head: what is asked.
+            body: its parts are sent one behind the other.
+            into: where the body of the answer goes, which may be shorter; without, it is thrown away.
+            timeout: how many seconds it may take, its turn and the sending included.
+
+        Raises:
+            ConnectionLostError: the connection is not open, or broke.
+            DeadlineError: there was no answer in time. The connection stays open.
+            ServerError: the peer says that it failed.
+            WireError: what is asked cannot be sent.
+        """
+        try:
+            async with asyncio.timeout(timeout) as deadline:
+                return await self._request(kind, head, body, into)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise DeadlineError(f"{self._address} did not answer {kind.name} within {timeout:g} s") from None
+
+    def notify(self, kind: Kind, head: Head | None = None) -> None:
+        """Tell the peer something unasked: a kind of ``NOTICES``.
+
+        Raises:
+            ConnectionLostError: the connection is not open.
+        """
+        if not self.is_open:
+            raise self._loss()
+        self._send(Outgoing(kind, 0, head))
+
+    async def flush(self) -> None:
+        """Wait until all that was to be sent is with the transport and, but for TLS, with the kernel.
+
+        Raises:
+            ConnectionLostError: the connection broke before.
+        """
+        await self._until(lambda: not (self._outbox or self._is_write_paused) or self._failure is not None)
+        if self._failure is not None:
+            raise self._loss()
+
+    async def close(self) -> None:
+        """End the connection: requests of both sides are given up, what the transport has is sent if the peer takes it.
+
+        Waits until nothing is left of it, for ``close_seconds`` at most.
+        """
+        self._end(ConnectionLostError(f"the connection to {self._address} was closed"), is_gentle=True)
+        patience = self._loop.call_later(self._config.close_seconds, self.abort)
+        try:
+            await self.closed()
+        finally:
+            patience.cancel()
+            self.abort()
+
+    def abort(self, error: StokerError | None = None) -> None:
+        """End the connection at once: nothing more is read, written, or sent. ``closed`` waits for the rest.
+
+        Args:
+            error: why, for ``failure``.
+        """
+        self._end(error or ConnectionLostError(f"the connection to {self._address} was closed"), is_gentle=False)
+
+    async def closed(self) -> None:
+        """Wait until the connection has ended and nothing is left of it. Not to be called by what it serves."""
+        await self._until(lambda: self._is_over and not self._served)
+
+    # Requests of ours.
+
+    async def _request(self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None) -> Reply:
+        if kind not in ANSWERS:
+            raise WireError(f"{kind.name} is no request")
+        await self._permits.acquire()
+        try:
+            if not self.is_open:
+                raise self._loss()
+            number = self._free_number()
+            asked = _Asked(kind, Outgoing(kind, number, head, body), into, self._loop.create_future())
+        except BaseException:
+            self._permits.release()
+            raise
+        self._asked[number] = asked
+        self._send(asked.frame)
+        try:
+            outcome = await asked.outcome
+        except asyncio.CancelledError:
+            self._give_up(number, asked)
+            raise
+        if isinstance(outcome, Reply):
+            return outcome
+        raise outcome
+
+    def _free_number(self) -> int:
+        while True:
+            number = next(self._numbers) & MAX_REQUEST
+            if number and number not in self._asked:
+                return number
+
+    def _give_up(self, number: int, asked: _Asked) -> None:
+        """Let go of the memory of a request. Its number is free again once the peer has answered."""
+        if self._asked.get(number) is not asked:  # answered or lost meanwhile
+            return
+        asked.is_cancelled, asked.into = True, None
+        self._reader.redirect(number)
+        if self._outbox.withdraw(asked.frame):
+            self._retire(number)
+        else:
+            self._send(Outgoing(Kind.CANCEL, number))
+
+    def _retire(self, number: int) -> _Asked:
+        self._permits.release()
+        return self._asked.pop(number)
+
+    def _answered(self, frame: Frame) -> None:
+        asked = self._retire(frame.request)
+        if asked.outcome.done():  # it was cancelled
+            return
+        if frame.kind is Kind.FAILED:
+            why = frame.head.get("error")
+            asked.outcome.set_result(ServerError(f"{self._address} failed at {asked.kind.name}: {str(why)[:500]}"))
+        else:
+            asked.outcome.set_result(Reply(frame.kind, frame.head, frame.body_bytes))
+
+    # Requests of the peer.
+
+    def _take_request(self, frame: Frame) -> None:
+        served = self._served[frame.request] = _Served(frame.body_bytes)
+        self._serving_bytes += frame.body_bytes
+        body, self._body = self._body, bytearray()
+        served.task = self._loop.create_task(self._serving(frame, body), name=f"serve {frame.kind.name}")
+        served.task.add_done_callback(lambda task: self._served_is_done(frame.request, task))
+        self._balance_reading()
+
+    async def _serving(self, frame: Frame, body: bytearray) -> Outgoing:
+        try:
+            kind, head, parts = await self._serve(frame.kind, frame.head, body)
+            if kind not in ANSWERS[frame.kind]:
+                raise WireError(f"{kind.name} is no answer to {frame.kind.name}")
+            return Outgoing(kind, frame.request, head, parts)
+        except StokerError as error:
+            return _failed(frame.request, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a task's boundary: the peer is told, and whoever runs this process
+            _LOG.exception("a %s request of %s failed", frame.kind.name, self._address)
+            return _failed(frame.request, type(error).__name__)
+
+    def _served_is_done(self, number: int, task: asyncio.Task[Outgoing]) -> None:
+        if self._failure is not None:
+            self._forget(number)
+            return
+        served = self._served[number]
+        served.answer = _failed(number, "cancelled") if task.cancelled() else task.result()
+        self._send(served.answer)
+
+    def _forget(self, number: int) -> None:
+        self._serving_bytes -= self._served.pop(number).body_bytes
+        self._balance_reading()
+        self._wake()
+
+    def _cancel(self, number: int) -> None:
+        served = self._served.get(number)
+        if served is None or served.task is None:  # the answer has crossed the cancellation
+            return
+        if served.answer is None:
+            served.task.cancel()
+        elif not served.answer.has_begun and self._outbox.withdraw(served.answer):
+            served.answer = _failed(number, "cancelled")
+            self._send(served.answer)
+
+    # Sending.
+
+    def _send(self, frame: Outgoing) -> None:
+        self._outbox.add(frame)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Give the transport what it takes now."""
+        transport = self._transport
+        while self._outbox and not self._is_write_paused and transport is not None and not transport.is_closing():
+            piece, frame = self._outbox.next_piece()
+            self._sent_bytes += len(piece)
+            # From Python 3.12 on transports keep what the kernel does not take at once, instead of copying it; but a
+            # request may be cancelled, and its memory used for something else.
+            transport.write(bytes(piece) if sys.version_info >= (3, 12) else piece)
+            if frame.is_over and (served := self._served.get(frame.request)) is not None and served.answer is frame:
+                self._forget(frame.request)
+        self._wake()
+
+    def _balance_reading(self) -> None:
+        """Read as long as there are not too many requests to serve."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        config = self._config
+        is_full = len(self._served) >= config.serving_requests or self._serving_bytes >= config.serving_bytes
+        if is_full and not self._is_read_paused:
+            self._transport.pause_reading()
+        elif not is_full and self._is_read_paused:
+            self._transport.resume_reading()
+        self._is_read_paused = is_full
+
+    # Receiving.
+
+    def _begin(self, kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
+        """Say where the body of a frame goes, if the frame may come now."""
+        if self.peer is None:
+            if request or body_bytes or kind not in (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.FAILED):
+                raise WireError(f"a {kind.name} frame came before the handshake was done")
+            return None
+        if kind in ANSWERS:
+            if not request or request in self._served:
+                raise WireError(f"a {kind.name} frame has the number {request}, which is 0 or in use")
+            self._body = bytearray(body_bytes)
+            return memoryview(self._body)
+        if kind is Kind.CANCEL or (not request and kind in NOTICES):
+            return None
+        asked = self._asked.get(request)
+        if asked is None or not asked.frame.is_over or kind not in ANSWERS[asked.kind]:
+            raise WireError(f"a {kind.name} frame is numbered {request}, which was not asked so")
+        if asked.into is None:
+            return None
+        if body_bytes > len(asked.into):
+            raise WireError(f"a {kind.name} frame has {body_bytes} bytes of body, asked was for {len(asked.into)}")
+        return asked.into[:body_bytes]
+
+    def _take(self, frame: Frame) -> None:
+        if self.peer is None:
+            message = self._handshake.received(frame.kind, frame.head)
+            if message is not None:
+                self._send(Outgoing(message[0], 0, message[1]))
+            if self.is_open:
+                self._stop_watch()
+                self._wake()
+        elif frame.kind in ANSWERS:
+            self._take_request(frame)
+        elif frame.kind is Kind.CANCEL:
+            self._cancel(frame.request)
+        elif frame.request:
+            self._answered(frame)
+        elif self._notice is not None:
+            self._notice(frame.kind, frame.head)
+
+    # Ending.
+
+    def _end(self, error: StokerError, *, is_gentle: bool) -> None:
+        """End everything under way; what ends the connection first is told as the reason."""
+        if self._failure is None:
+            self._failure = error
+            self._stop_watch()
+            self._outbox.clear()
+            for number in list(self._asked):
+                asked = self._retire(number)
+                if not asked.outcome.done():
+                    asked.outcome.set_result(self._loss())
+            self._reader.close()
+            for number, served in list(self._served.items()):
+                if served.answer is not None:
+                    self._forget(number)
+                elif served.task is not None:
+                    served.task.cancel()
+        if self._transport is None:
+            self._is_over = True
+        elif is_gentle:
+            self._transport.close()
+        else:
+            self._transport.abort()
+        self._wake()
+
+    def _loss(self) -> StokerError:
+        """Return why there is no connection, for one of those who wanted it."""
+        if self._failure is None:
+            return ConnectionLostError(f"the connection to {self._address} is not ready")
+        if self.peer is None and not isinstance(self._failure, ConnectionLostError):
+            return type(self._failure)(*self._failure.args)
+        if isinstance(self._failure, ConnectionLostError):
+            return ConnectionLostError(str(self._failure))
+        loss = ConnectionLostError(f"the connection to {self._address} was given up: {self._failure}")
+        loss.__cause__ = self._failure
+        return loss
+
+    def _too_late(self) -> None:
+        self.abort(DeadlineError(f"{self._address} did not end the handshake in {self._config.handshake_seconds:g} s"))
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed.clear()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._address = _address_of(transport)
+        tls = transport.get_extra_info("ssl_object")
+        # Any bytes that wait pause writing, so that hardly any do. A TLS transport takes 0 as always too many.
+        self._transport.set_write_buffer_limits(high=0 if tls is None else 1, low=0)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._failure is not None:  # it was given up before
+            self._is_over = False
+            self._transport.abort()
+            return
+        self._watch = self._loop.call_later(self._config.handshake_seconds, self._too_late)
+        try:
+            self._handshake.saw(_fingerprint_of(tls))
+        except StokerError as error:
+            self.abort(error)
+            return
+        if (message := self._handshake.begin()) is not None:
+            self._send(Outgoing(message[0], 0, message[1]))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where to receive to."""
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Deal with the frames that are whole."""
+        self._received_bytes += nbytes
+        self._heard_seconds = self._loop.time()
+        try:
+            for frame in self._reader.received(nbytes):
+                self._take(frame)
+        except StokerError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: StokerError) -> None:
+        if self._failure is None and self.peer is None and not isinstance(error, WireError):
+            self._send(Outgoing(Kind.FAILED, 0))  # so that the peer knows that it is about the secret
+            self._end(error, is_gentle=True)
+            self._watch = self._loop.call_later(self._config.close_seconds, self.abort)
+        else:
+            self.abort(error)
+
+    def pause_writing(self) -> None:
+        """Give the transport no more."""
+        self._is_write_paused = True
+
+    def resume_writing(self) -> None:
+        """Give the transport what waits."""
+        self._is_write_paused = False
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End everything under way."""
+        why = "ended" if exc is None else f"broke ({type(exc).__name__}: {exc})"
+        self._end(ConnectionLostError(f"the connection to {self._address} {why}"), is_gentle=False)
+        self._stop_watch()
+        self._is_over = True
+        self._wake()
+
+
+def _failed(number: int, why: str) -> Outgoing:
+    return Outgoing(Kind.FAILED, number, {"error": why[:500]})
+
+
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "the peer")
+
+
+def _fingerprint_of(tls: ssl.SSLObject | None) -> str:
+    certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+    return sha256(certificate).hexdigest() if certificate else ""

@@ -1,0 +1,338 @@
+"""The wire of the warm tier: frames, and a reader of them that does no I/O.
+
+A frame is a header of 16 bytes, a head and a body. The header is ``b"SW"``, a version, a kind, and as big-endian
+32-bit numbers the request, the head's bytes and the body's. The head is a JSON object in UTF-8, or nothing, which is
+the empty object. The body is opaque.
+
+A request has a number that its sender chose, its one answer has the same; both sides number their own. Number 0 is for
+what is no request: the handshake, and notices.
+
+What arrives comes from anywhere, so every length is checked before anything is allocated. The reader owns no socket
+(see https://sans-io.readthedocs.io): it says where to receive to, is told how much came, and gives out frames. So it is
+tested with bytes alone, and what is received goes straight to where it is wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from math import isfinite
+from typing import Any, NoReturn
+
+from stoker.errors import WireError
+
+__all__ = [
+    "ANSWERS",
+    "HEADER_BYTES",
+    "MAX_BODY_BYTES",
+    "MAX_HEAD_BYTES",
+    "MAX_REQUEST",
+    "MAX_SHARD_BYTES",
+    "NOTICES",
+    "VERSION",
+    "Frame",
+    "FrameReader",
+    "Head",
+    "Kind",
+    "encode_frame",
+]
+
+VERSION = 1
+MAX_REQUEST = (1 << 32) - 1
+MAX_HEAD_BYTES = 64 << 10
+MAX_BODY_BYTES = 64 << 20
+MAX_SHARD_BYTES = 16 << 20
+
+_MAGIC = b"SW"
+_HEADER = struct.Struct(">2sBBIII")
+HEADER_BYTES = _HEADER.size
+_MAX_GREETING_BYTES = 4 << 10
+"""Of a head of the handshake: what is taken from somebody who is not known yet."""
+_MAX_DEPTH = 8
+_SMALL_BYTES = 4 << 10
+"""Received at a time where a header is expected. What of it is body is copied; what does not fit costs a receive."""
+_SCRAP = memoryview(bytearray(256 << 10))
+"""Where bodies go that nobody wants: one for all readers, since nobody reads it."""
+
+Head = Mapping[str, Any]
+"""A JSON object."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    CHALLENGE = 1
+    PROOF = 2
+    WELCOME = 3
+    PING = 16
+    PONG = 17
+    GET = 18
+    FOUND = 19
+    MISSING = 20
+    SET = 21
+    STORED = 22
+    REFUSED = 23
+    DELETE = 24
+    INDEX = 25
+    LISTED = 26
+    CANCEL = 27
+    STOP = 28
+    BYE = 29
+    FAILED = 30
+    READ = 48
+    OFFER = 49
+    STATUS = 50
+    DOWN = 51
+
+
+ANSWERS: Mapping[Kind, frozenset[Kind]] = {
+    request: frozenset({*answers, Kind.FAILED})
+    for request, answers in {
+        Kind.PING: (Kind.PONG,),
+        Kind.GET: (Kind.FOUND, Kind.MISSING),
+        Kind.SET: (Kind.STORED, Kind.REFUSED),
+        Kind.DELETE: (Kind.STORED,),
+        Kind.INDEX: (Kind.LISTED,),
+        Kind.STOP: (Kind.BYE,),
+        Kind.READ: (Kind.FOUND, Kind.MISSING),
+        Kind.OFFER: (Kind.STORED, Kind.REFUSED),
+        Kind.STATUS: (Kind.LISTED,),
+        Kind.DOWN: (Kind.BYE,),
+    }.items()
+}
+"""How each request may be answered; a kind that is not here is no request."""
+
+NOTICES = frozenset({Kind.PONG, Kind.BYE})
+"""What is also sent unasked, as request 0."""
+
+_KINDS = {int(kind): kind for kind in Kind}
+_HEAD_LIMITS = dict.fromkeys((Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME), _MAX_GREETING_BYTES)
+_BODY_LIMITS = {
+    Kind.SET: MAX_SHARD_BYTES,
+    Kind.FOUND: MAX_BODY_BYTES,
+    Kind.OFFER: MAX_BODY_BYTES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that has arrived whole.
+
+    Attributes:
+        kind: what it is.
+        request: the number of the request that it is, or answers.
+        head: its JSON object.
+        body_bytes: how long its body is, wherever that went.
+    """
+
+    kind: Kind
+    request: int
+    head: Head
+    body_bytes: int
+
+
+Begin = Callable[[Kind, int, Head, int], memoryview | None]
+"""Is called with kind, request, head and ``body_bytes`` once a head has arrived. Returns memory of exactly
+``body_bytes`` bytes for the body, or None if nobody wants it. May raise WireError."""
+
+
+def encode_frame(kind: Kind, request: int, head: Head | None = None, body_bytes: int = 0) -> bytes:
+    """Return header and head of a frame; its body is to be sent behind them.
+
+    Raises:
+        WireError: a part of it is larger than its kind allows, or the head is no JSON object.
+    """
+    try:
+        text = _dumps(head).encode() if head else b""
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"the head of a {kind.name} frame cannot be sent as JSON: {error}") from None
+    _check_lengths(kind, len(text), body_bytes)
+    return _HEADER.pack(_MAGIC, VERSION, kind, request, len(text), body_bytes) + text
+
+
+class FrameReader:
+    """Makes frames of what is received.
+
+    ``get_buffer`` says where to receive to, ``received`` is told how much came. Several small frames may come at once;
+    a body is received where ``begin`` says, but for its first bytes, which came with its head and are copied.
+
+    Args:
+        begin: is asked where a body is to go; see ``Begin``.
+    """
+
+    def __init__(self, begin: Begin, *, small_bytes: int = _SMALL_BYTES) -> None:
+        self._begin = begin
+        self._small = memoryview(bytearray(small_bytes))
+        self._start = 0  # of what has not been read yet in the memory where headers and heads are received
+        self._end = 0
+        self._memory = self._small  # or memory for one head that is larger
+        self._frame: Frame | None = None  # whose body is under way
+        self._body: memoryview | None = None
+        self._left_bytes = 0
+        self._is_closed = False
+        self._error = ""
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether nothing of a frame has arrived: where a connection may end."""
+        return self._frame is None and self._start == self._end
+
+    def get_buffer(self) -> memoryview:
+        """Return memory to receive into, never empty; valid until the next call of any method."""
+        if self._is_closed:
+            return _SCRAP
+        if self._frame is None:
+            return self._memory[self._end :]
+        if self._body is None:
+            return _SCRAP[: self._left_bytes]
+        return self._body[-self._left_bytes :]
+
+    def received(self, count_bytes: int) -> Iterator[Frame]:
+        """Yield the frames that are whole now that so many bytes were received into the buffer.
+
+        Each must be dealt with before the next is asked for, whose ``begin`` may depend on it. All must be asked for.
+
+        Raises:
+            WireError: this is not the protocol. Nothing more is read then, and all that follows is thrown away.
+        """
+        if self._error:
+            raise WireError(self._error)
+        if self._frame is not None:
+            self._left_bytes -= count_bytes
+        else:
+            self._end += count_bytes
+        try:
+            while not self._is_closed and (frame := self._next()) is not None:
+                yield frame
+        except WireError as error:
+            self._error = str(error)
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Read nothing more: what is received from here on is thrown away, and no memory of a body is written to."""
+        self._is_closed = True
+        self._frame = self._body = None
+
+    def redirect(self, request: int) -> None:
+        """Throw away the rest of a body, if the one under way is that of an answer to ``request``."""
+        frame = self._frame
+        if frame is not None and frame.request == request and frame.kind not in ANSWERS:
+            self._body = None
+
+    def _next(self) -> Frame | None:
+        """Return the next frame if it is whole, else make room for what is missing."""
+        if self._frame is None:
+            self._frame = self._opened()
+            if self._frame is None:
+                return None
+            self._take_from_memory()
+        if self._left_bytes:
+            return None
+        frame, self._frame, self._body = self._frame, None, None
+        return frame
+
+    def _opened(self) -> Frame | None:
+        """Return the frame whose header and head have arrived, with its body still to come."""
+        there = self._memory[self._start : self._end]
+        if len(there) < HEADER_BYTES:
+            self._make_room(HEADER_BYTES)
+            return None
+        kind, request, head_bytes, body_bytes = _parsed_header(there)
+        whole = HEADER_BYTES + head_bytes
+        if len(there) < whole:
+            self._make_room(whole)
+            return None
+        head = _parsed_head(bytes(there[HEADER_BYTES:whole])) if head_bytes else {}
+        self._start += whole
+        self._body = self._begin(kind, request, head, body_bytes)
+        self._left_bytes = body_bytes
+        return Frame(kind, request, head, body_bytes)
+
+    def _take_from_memory(self) -> None:
+        """Take what of the body came with the head."""
+        there = self._memory[self._start : self._end][: self._left_bytes]
+        if self._body is not None:
+            self._body[: len(there)] = there
+        self._left_bytes -= len(there)
+        self._start += len(there)
+        if self._start == self._end:  # so that the next header has all the room, and a large head's memory goes
+            self._memory, self._start, self._end = self._small, 0, 0
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Move what is there to the beginning of memory that has room for so much."""
+        there = self._memory[self._start : self._end]
+        memory = self._small if needed_bytes <= len(self._small) else self._memory
+        if needed_bytes > len(memory):
+            memory = memoryview(bytearray(needed_bytes))
+        if self._start or memory is not self._memory:
+            memory[: len(there)] = bytes(there)
+        self._memory, self._start, self._end = memory, 0, len(there)
+
+
+def _parsed_header(there: memoryview) -> tuple[Kind, int, int, int]:
+    magic, version, number, request, head_bytes, body_bytes = _HEADER.unpack_from(there)
+    if magic != _MAGIC:
+        raise WireError(f"a frame begins with {magic!r}, not {_MAGIC!r}: the peer speaks another protocol")
+    if version != VERSION:
+        raise WireError(f"a frame of protocol version {version} arrived, this is {VERSION}: deploy both sides alike")
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise WireError(f"a frame is of kind {number}, which is none")
+    _check_lengths(kind, head_bytes, body_bytes)
+    return kind, request, head_bytes, body_bytes
+
+
+def _check_lengths(kind: Kind, head_bytes: int, body_bytes: int) -> None:
+    for what, size_bytes, most in (
+        ("head", head_bytes, _HEAD_LIMITS.get(kind, MAX_HEAD_BYTES)),
+        ("body", body_bytes, _BODY_LIMITS.get(kind, 0)),
+    ):
+        if size_bytes > most:
+            raise WireError(f"the {what} of a {kind.name} frame has {size_bytes} bytes; at most {most} are allowed")
+
+
+def _parsed_head(data: bytes) -> Head:
+    try:
+        head = _LOADS(data.decode())
+        if b"\\u" in data:  # half a surrogate pair would fail wherever it is encoded again
+            _dumps(head).encode()
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a head of {len(data)} bytes is no JSON that is taken: {error}") from None
+    if not isinstance(head, dict):
+        raise WireError(f"a head is a JSON {type(head).__name__}, not an object")
+    _check_depth(head, _MAX_DEPTH)
+    return head
+
+
+def _check_depth(value: Any, most: int) -> None:
+    if not most:
+        raise WireError(f"a head has JSON that is nested deeper than {_MAX_DEPTH} levels")
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, dict | list):
+            _check_depth(each, most - 1)
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return made
+
+
+_LOADS = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant).decode
+_dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

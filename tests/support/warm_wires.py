@@ -1,0 +1,302 @@
+"""Pairs of asyncio transports in memory, on any event loop: a network in virtual time, with every fault at will.
+
+``Link`` joins two protocols as a TCP connection would: bytes arrive in order, late by a latency, no faster than a
+bandwidth, in segments whose borders mean nothing. What was sent and not read yet fits a window, as in the kernel's two
+socket buffers; what does not fit waits in the sender's transport, which then pauses its protocol. A link can be cut at
+any byte, split in silence, and each of its ends frozen as a stopped process is.
+
+``Network`` hands out links by address, as ``loop.create_server`` and ``loop.create_connection`` do with sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["End", "Link", "LinkConfig", "Network"]
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkConfig:
+    """How a link carries bytes, the same both ways.
+
+    Attributes:
+        latency_seconds: from one end to the other.
+        bytes_per_second: of each direction; None is no limit.
+        window_bytes: how much may be under way or unread in each direction.
+        segment_bytes: how much arrives at once at most.
+    """
+
+    latency_seconds: float = 0.0005
+    bytes_per_second: float | None = None
+    window_bytes: int = 256 << 10
+    segment_bytes: int = 64 << 10
+
+
+class End(asyncio.Transport):
+    """The transport of one end of a link.
+
+    Attributes:
+        sent_bytes: that left this end.
+        read_bytes: that its protocol was given.
+    """
+
+    def __init__(self, link: Link, name: str) -> None:
+        super().__init__({"peername": (name, 0)})
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._other: End = self
+        self._waiting = bytearray()  # written, and not sent yet
+        self._unread: deque[bytes] = deque()
+        self._flight_bytes = 0  # sent by this end, and not read by the other
+        self._free_seconds = 0.0  # when the direction has carried all that was sent
+        self._high, self._low = 64 << 10, 16 << 10
+        self._is_paused = False  # reading
+        self._is_frozen = False
+        self._is_full = False  # told to the protocol
+        self._is_closing = False
+        self._is_lost = False
+        self._ends_here = False  # the other end has closed, and said all
+        self._cut_at: int | None = None
+        self.sent_bytes = 0
+        self.read_bytes = 0
+
+    # Faults.
+
+    def freeze(self) -> None:
+        """Stop the process at this end: it reads and sends nothing, and its socket stays open."""
+        self._is_frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._is_frozen = False
+        self._soon(self._read)
+        self._soon(self._send)
+
+    def cut_after(self, sent_bytes: int) -> None:
+        """Cut the link when this end has sent so many bytes in all, and the other has been given all of them."""
+        self._cut_at = sent_bytes
+        self._soon(self._send)
+        self._soon(self._cut_if_due)
+
+    # What a protocol calls.
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send, or keep a copy until there is room."""
+        if self._is_closing or self._is_lost:
+            return
+        self._waiting += data
+        self._send()
+        if len(self._waiting) > self._high and not self._is_full:
+            self._is_full = True
+            self._writer.pause_writing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Say how much may wait before the protocol is paused, and how little before it may go on."""
+        self._high = 64 << 10 if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_size(self) -> int:
+        """Return how much was written and not sent."""
+        return len(self._waiting)
+
+    def pause_reading(self) -> None:
+        """Give the protocol nothing."""
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        """Give the protocol what came meanwhile, and what comes."""
+        self._is_paused = False
+        self._soon(self._read)
+
+    def is_reading(self) -> bool:
+        """Return whether the protocol is given what comes."""
+        return not (self._is_paused or self._is_closing)
+
+    def is_closing(self) -> bool:
+        """Return whether it is closing or closed."""
+        return self._is_closing
+
+    def close(self) -> None:
+        """Send what waits, then say that this is the end; read nothing more."""
+        if not self._is_closing:
+            self._is_closing = True
+            self._send()
+
+    def abort(self) -> None:
+        """Close at once; the other end is reset."""
+        if self._link.is_split:
+            self._lose(None)
+        else:
+            self._link.reset(self)
+
+    # How it works.
+
+    @property
+    def _writer(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def _start(self, other: End, protocol: asyncio.BaseProtocol) -> None:
+        self._other, self._protocol = other, protocol
+
+    def _soon(self, call: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon(call, *args)
+
+    def _send(self) -> None:
+        """Let go of as much as the window and a cut allow."""
+        config = self._link.config
+        while self._waiting and not self._is_frozen and not self._is_lost:
+            room = min(config.segment_bytes, config.window_bytes - self._flight_bytes)
+            if self._cut_at is not None:
+                room = min(room, self._cut_at - self.sent_bytes)
+            if room <= 0:
+                break
+            segment = bytes(self._waiting[:room])
+            del self._waiting[:room]
+            self._flight_bytes += len(segment)
+            self.sent_bytes += len(segment)
+            self._carry(segment)
+        if self._is_full and len(self._waiting) <= self._low and not self._is_lost:
+            self._is_full = False
+            self._writer.resume_writing()
+        if self._is_closing and not self._waiting and not self._is_lost:
+            self._carry(b"")
+            self._lose(None)
+
+    def _carry(self, segment: bytes) -> None:
+        config = self._link.config
+        start = max(self._loop.time(), self._free_seconds)
+        self._free_seconds = start + (len(segment) / config.bytes_per_second if config.bytes_per_second else 0.0)
+        self._loop.call_at(self._free_seconds + config.latency_seconds, self._other._arrived, segment)
+
+    def _arrived(self, segment: bytes) -> None:
+        if self._link.is_split or self._is_lost:
+            return
+        if segment:
+            self._unread.append(segment)
+        else:
+            self._ends_here = True
+        self._read()
+
+    def _read(self) -> None:
+        """Give the protocol what has arrived, a receive at a time."""
+        while self._unread and self.is_reading() and not self._is_frozen and not self._is_lost:
+            segment = self._unread.popleft()
+            taken = len(segment)
+            if isinstance(self._protocol, asyncio.BufferedProtocol):
+                buffer = memoryview(self._protocol.get_buffer(-1))
+                taken = min(len(buffer), len(segment))
+                assert taken, "a protocol gave an empty buffer"
+                buffer[:taken] = segment[:taken]
+                if taken < len(segment):
+                    self._unread.appendleft(segment[taken:])
+                self.read_bytes += taken
+                self._protocol.buffer_updated(taken)
+            else:
+                assert isinstance(self._protocol, asyncio.Protocol)
+                self.read_bytes += taken
+                self._protocol.data_received(segment)
+            self._other._flight_bytes -= taken
+            self._other._soon(self._other._send)
+            self._other._cut_if_due()
+        if self._ends_here and not self._unread and not self._is_frozen and not self._is_lost:
+            self._is_closing = True
+            self._lose(None)
+
+    def _cut_if_due(self) -> None:
+        if self._cut_at is not None and self._other.read_bytes >= self._cut_at:
+            self._link.cut()
+
+    def _lose(self, error: Exception | None) -> None:
+        if not self._is_lost:
+            self._is_lost = self._is_closing = True
+            self._waiting.clear()
+            self._soon(self._writer.connection_lost, error)
+
+    def _is_reset(self) -> None:
+        """Learn that the other end is gone; a frozen process does when it goes on."""
+        if self._is_frozen:
+            self._loop.call_later(1.0, self._is_reset)
+        else:
+            self._lose(ConnectionResetError("the link was cut"))
+
+
+class Link:
+    """Two protocols, joined. Make it in a running event loop, then ``join`` them.
+
+    Attributes:
+        config: how it carries bytes.
+        ends: the two transports, of the first and of the second protocol.
+        is_split: bytes vanish, and no end hears of the other's.
+    """
+
+    def __init__(self, config: LinkConfig | None = None, *, names: tuple[str, str] = ("first", "second")) -> None:
+        self.config = config or LinkConfig()
+        self.ends = (End(self, names[1]), End(self, names[0]))  # each is named as its protocol sees it: the other
+        self.is_split = False
+
+    def join(self, first: asyncio.BaseProtocol, second: asyncio.BaseProtocol) -> None:
+        """Connect two protocols."""
+        for end, other, protocol in zip(self.ends, reversed(self.ends), (first, second), strict=True):
+            end._start(other, protocol)
+        for end, protocol in zip(self.ends, (first, second), strict=True):
+            protocol.connection_made(end)
+
+    def cut(self) -> None:
+        """Break it: both ends learn at once that it is gone, a frozen one when it is thawed."""
+        for end in self.ends:
+            end._is_reset()
+
+    def reset(self, end: End) -> None:
+        """Break it from one end, which learns at once; the other does after the latency."""
+        other = end._other
+        end._lose(None)
+        end._loop.call_later(self.config.latency_seconds, other._is_reset)
+
+    def split(self) -> None:
+        """Lose everything in silence from here on, as when a machine is switched off."""
+        self.is_split = True
+
+
+class Network:
+    """Links by address.
+
+    Attributes:
+        config: of the links that are made.
+        links: that were made, in order.
+    """
+
+    def __init__(self, config: LinkConfig | None = None) -> None:
+        self.config = config or LinkConfig()
+        self.links: list[Link] = []
+        self._listening: dict[str, Callable[[], asyncio.BaseProtocol]] = {}
+
+    def listen(self, address: str, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Answer at an address with a protocol for each link."""
+        self._listening[address] = protocol
+
+    def stop(self, address: str) -> None:
+        """Answer no more; the links stay."""
+        del self._listening[address]
+
+    async def dial(self, address: str, protocol: Callable[[], P], *, name: str = "dialler") -> tuple[End, P]:
+        """Connect to an address after a round trip.
+
+        Raises:
+            ConnectionRefusedError: nobody listens there.
+        """
+        await asyncio.sleep(2 * self.config.latency_seconds)
+        made = self._listening.get(address)
+        if made is None:
+            raise ConnectionRefusedError(f"nobody listens at {address}")
+        link, mine = Link(self.config, names=(name, address)), protocol()
+        self.links.append(link)
+        link.join(mine, made())
+        return link.ends[0], mine
