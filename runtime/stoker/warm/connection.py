@@ -9,31 +9,22 @@ connection should ask in bulk, or both could wait for each other until their dea
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import count
 from typing import cast
 
-from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, ServerError, StokerError, WireError
+from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
+from stoker.warm.asking import Asking, Reply
 from stoker.warm.handshake import Handshake, Peer
 from stoker.warm.outbox import Buffer, Outbox, Outgoing
-from stoker.warm.wire import ANSWERS, MAX_REQUEST, NOTICES, Frame, FrameReader, Head, Kind
+from stoker.warm.serving import Answer, Serve, Serving
+from stoker.warm.wire import ANSWERS, NOTICES, Frame, FrameReader, Head, Kind
 
 __all__ = ["Answer", "Connection", "ConnectionConfig", "ConnectionStatistics", "Notice", "Reply", "Serve"]
-
-_LOG = logging.getLogger(__name__)
-
-Answer = tuple[Kind, Head, Sequence[Buffer]]
-"""Kind, head and body of an answer. The memory of the body stays as it is until it was sent."""
-
-Serve = Callable[[Kind, Head, bytearray], Awaitable[Answer]]
-"""Answers a request of the peer, in a task of its own, which is cancelled if the peer no longer wants the answer or the
-connection ends. The body belongs to it from then on. A StokerError that it raises is told to the peer."""
 
 Notice = Callable[[Kind, Head], None]
 """Is called with what the peer says unasked."""
@@ -60,27 +51,12 @@ class ConnectionConfig:
     serving_bytes: int = 128 << 20
     handshake_seconds: float = 5.0
     close_seconds: float = 1.0
-    piece_bytes: int = 256 << 10
+    piece_bytes: int = 1 << 20
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} of a connection is {getattr(self, name)}, and must be more than 0")
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the peer answered.
-
-    Attributes:
-        kind: one of ``ANSWERS`` of what was asked; never FAILED, which is raised.
-        head: its head.
-        body_bytes: how many bytes its body had: the first of ``into``, if there was one.
-    """
-
-    kind: Kind
-    head: Head
-    body_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +80,6 @@ class ConnectionStatistics:
     heard_seconds: float
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """A request of ours."""
-
-    kind: Kind
-    frame: Outgoing
-    into: memoryview | None
-    outcome: asyncio.Future[Reply | StokerError]
-    is_cancelled: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Served:
-    """A request of the peer's."""
-
-    body_bytes: int
-    task: asyncio.Task[Outgoing] | None = None
-    answer: Outgoing | None = None
-
-
 class Connection(asyncio.BufferedProtocol):
     """One peer. Give it to ``loop.create_connection`` or ``create_server``, and wait until it is ``ready``.
 
@@ -144,18 +100,20 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._handshake = handshake
-        self._serve = serve
         self._notice = notice
         self._config = config or ConnectionConfig()
         self._transport: asyncio.Transport | None = None
         self._address = "the peer"
         self._reader = FrameReader(self._begin)
         self._outbox = Outbox(self._config.piece_bytes)
-        self._permits = asyncio.Semaphore(self._config.open_requests)
-        self._numbers = count(1)
-        self._asked: dict[int, _Asked] = {}
-        self._served: dict[int, _Served] = {}
-        self._serving_bytes = 0
+        self._asking = Asking(
+            self._config.open_requests,
+            self._outbox,
+            pump=self._pump,
+            redirect=self._reader.redirect,
+            loss=lambda: None if self.is_open else self._loss(),
+        )
+        self._serving = Serving(serve, self._outbox, pump=self._pump, changed=self._balance_reading)
         self._body = bytearray()
         self._is_write_paused = False
         self._is_read_paused = False
@@ -187,9 +145,9 @@ class Connection(asyncio.BufferedProtocol):
         return ConnectionStatistics(
             self._sent_bytes,
             self._received_bytes,
-            len(self._asked),
-            len(self._served),
-            self._serving_bytes,
+            len(self._asking),
+            len(self._serving),
+            self._serving.body_bytes,
             self._heard_seconds,
         )
 
@@ -235,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         try:
             async with asyncio.timeout(timeout) as deadline:
-                return await self._request(kind, head, body, into)
+                return await self._asking.ask(kind, head, body, into)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -284,108 +242,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def closed(self) -> None:
         """Wait until the connection has ended and nothing is left of it. Not to be called by what it serves."""
-        await self._until(lambda: self._is_over and not self._served)
-
-    # Requests of ours.
-
-    async def _request(self, kind: Kind, head: Head | None, body: Sequence[Buffer], into: memoryview | None) -> Reply:
-        if kind not in ANSWERS:
-            raise WireError(f"{kind.name} is no request")
-        await self._permits.acquire()
-        try:
-            if not self.is_open:
-                raise self._loss()
-            number = self._free_number()
-            asked = _Asked(kind, Outgoing(kind, number, head, body), into, self._loop.create_future())
-        except BaseException:
-            self._permits.release()
-            raise
-        self._asked[number] = asked
-        self._send(asked.frame)
-        try:
-            outcome = await asked.outcome
-        except asyncio.CancelledError:
-            self._give_up(number, asked)
-            raise
-        if isinstance(outcome, Reply):
-            return outcome
-        raise outcome
-
-    def _free_number(self) -> int:
-        while True:
-            number = next(self._numbers) & MAX_REQUEST
-            if number and number not in self._asked:
-                return number
-
-    def _give_up(self, number: int, asked: _Asked) -> None:
-        """Let go of the memory of a request. Its number is free again once the peer has answered."""
-        if self._asked.get(number) is not asked:  # answered or lost meanwhile
-            return
-        asked.is_cancelled, asked.into = True, None
-        self._reader.redirect(number)
-        if self._outbox.withdraw(asked.frame):
-            self._retire(number)
-        else:
-            self._send(Outgoing(Kind.CANCEL, number))
-
-    def _retire(self, number: int) -> _Asked:
-        self._permits.release()
-        return self._asked.pop(number)
-
-    def _answered(self, frame: Frame) -> None:
-        asked = self._retire(frame.request)
-        if asked.outcome.done():  # it was cancelled
-            return
-        if frame.kind is Kind.FAILED:
-            why = frame.head.get("error")
-            asked.outcome.set_result(ServerError(f"{self._address} failed at {asked.kind.name}: {str(why)[:500]}"))
-        else:
-            asked.outcome.set_result(Reply(frame.kind, frame.head, frame.body_bytes))
-
-    # Requests of the peer.
-
-    def _take_request(self, frame: Frame) -> None:
-        served = self._served[frame.request] = _Served(frame.body_bytes)
-        self._serving_bytes += frame.body_bytes
-        body, self._body = self._body, bytearray()
-        served.task = self._loop.create_task(self._serving(frame, body), name=f"serve {frame.kind.name}")
-        served.task.add_done_callback(lambda task: self._served_is_done(frame.request, task))
-        self._balance_reading()
-
-    async def _serving(self, frame: Frame, body: bytearray) -> Outgoing:
-        try:
-            kind, head, parts = await self._serve(frame.kind, frame.head, body)
-            if kind not in ANSWERS[frame.kind]:
-                raise WireError(f"{kind.name} is no answer to {frame.kind.name}")
-            return Outgoing(kind, frame.request, head, parts)
-        except StokerError as error:
-            return _failed(frame.request, f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - a task's boundary: the peer is told, and whoever runs this process
-            _LOG.exception("a %s request of %s failed", frame.kind.name, self._address)
-            return _failed(frame.request, type(error).__name__)
-
-    def _served_is_done(self, number: int, task: asyncio.Task[Outgoing]) -> None:
-        if self._failure is not None:
-            self._forget(number)
-            return
-        served = self._served[number]
-        served.answer = _failed(number, "cancelled") if task.cancelled() else task.result()
-        self._send(served.answer)
-
-    def _forget(self, number: int) -> None:
-        self._serving_bytes -= self._served.pop(number).body_bytes
-        self._balance_reading()
-        self._wake()
-
-    def _cancel(self, number: int) -> None:
-        served = self._served.get(number)
-        if served is None or served.task is None:  # the answer has crossed the cancellation
-            return
-        if served.answer is None:
-            served.task.cancel()
-        elif not served.answer.has_begun and self._outbox.withdraw(served.answer):
-            served.answer = _failed(number, "cancelled")
-            self._send(served.answer)
+        await self._until(lambda: self._is_over and not self._serving)
 
     # Sending.
 
@@ -402,16 +259,17 @@ class Connection(asyncio.BufferedProtocol):
             # From Python 3.12 on transports keep what the kernel does not take at once, instead of copying it; but a
             # request may be cancelled, and its memory used for something else.
             transport.write(bytes(piece) if sys.version_info >= (3, 12) else piece)
-            if frame.is_over and (served := self._served.get(frame.request)) is not None and served.answer is frame:
-                self._forget(frame.request)
+            if frame.is_over:
+                self._serving.sent(frame)
         self._wake()
 
     def _balance_reading(self) -> None:
         """Read as long as there are not too many requests to serve."""
+        self._wake()
         if self._transport is None or self._transport.is_closing():
             return
-        config = self._config
-        is_full = len(self._served) >= config.serving_requests or self._serving_bytes >= config.serving_bytes
+        config, serving = self._config, self._serving
+        is_full = len(serving) >= config.serving_requests or serving.body_bytes >= config.serving_bytes
         if is_full and not self._is_read_paused:
             self._transport.pause_reading()
         elif not is_full and self._is_read_paused:
@@ -427,20 +285,13 @@ class Connection(asyncio.BufferedProtocol):
                 raise WireError(f"a {kind.name} frame came before the handshake was done")
             return None
         if kind in ANSWERS:
-            if not request or request in self._served:
+            if not request or request in self._serving:
                 raise WireError(f"a {kind.name} frame has the number {request}, which is 0 or in use")
             self._body = bytearray(body_bytes)
             return memoryview(self._body)
         if kind is Kind.CANCEL or (not request and kind in NOTICES):
             return None
-        asked = self._asked.get(request)
-        if asked is None or not asked.frame.is_over or kind not in ANSWERS[asked.kind]:
-            raise WireError(f"a {kind.name} frame is numbered {request}, which was not asked so")
-        if asked.into is None:
-            return None
-        if body_bytes > len(asked.into):
-            raise WireError(f"a {kind.name} frame has {body_bytes} bytes of body, asked was for {len(asked.into)}")
-        return asked.into[:body_bytes]
+        return self._asking.destination(kind, request, body_bytes)
 
     def _take(self, frame: Frame) -> None:
         if self.peer is None:
@@ -451,11 +302,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._stop_watch()
                 self._wake()
         elif frame.kind in ANSWERS:
-            self._take_request(frame)
+            body, self._body = self._body, bytearray()
+            self._serving.take(frame, body)
         elif frame.kind is Kind.CANCEL:
-            self._cancel(frame.request)
+            self._serving.cancel(frame.request)
         elif frame.request:
-            self._answered(frame)
+            self._asking.answered(frame, self._address)
         elif self._notice is not None:
             self._notice(frame.kind, frame.head)
 
@@ -467,16 +319,9 @@ class Connection(asyncio.BufferedProtocol):
             self._failure = error
             self._stop_watch()
             self._outbox.clear()
-            for number in list(self._asked):
-                asked = self._retire(number)
-                if not asked.outcome.done():
-                    asked.outcome.set_result(self._loss())
             self._reader.close()
-            for number, served in list(self._served.items()):
-                if served.answer is not None:
-                    self._forget(number)
-                elif served.task is not None:
-                    served.task.cancel()
+            self._asking.end()
+            self._serving.end()
         if self._transport is None:
             self._is_over = True
         elif is_gentle:
@@ -576,10 +421,6 @@ class Connection(asyncio.BufferedProtocol):
         self._stop_watch()
         self._is_over = True
         self._wake()
-
-
-def _failed(number: int, why: str) -> Outgoing:
-    return Outgoing(Kind.FAILED, number, {"error": why[:500]})
 
 
 def _address_of(transport: asyncio.BaseTransport) -> str:

@@ -1,0 +1,187 @@
+"""What the warm tier's connection costs beside a plain TCP copy of the same bytes: `python -m benchmarks.warm_wire`.
+
+Two processes each, over loopback, in one run. The plain copy is one connection, blocking: a request of 16 bytes, then
+`sendall` and `recv_into` of 8 MiB into memory that is used again. The wire does it as one body of 8 MiB, and as eleven
+connections of a tenth of it each, as a read of 10+1 shards does. Rounds take turns, so that whatever else the machine
+does strikes all alike; medians are told: GB/s, processor seconds per GB of both processes together, and both relative
+to the plain copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import resource
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection as Pipe
+from statistics import median
+
+from stoker.warm.connection import Connection, ConnectionConfig
+from stoker.warm.handshake import PeerSide, ProxySide, Secret
+from stoker.warm.wire import Head, Kind
+
+OBJECT_BYTES = 8 << 20
+SECRET = Secret(bytes(32))
+WORKS = ("plain", "1 x 8 MiB", "11 x 0.8 MiB")
+SHARDS = {"1 x 8 MiB": (1, OBJECT_BYTES), "11 x 0.8 MiB": (11, OBJECT_BYTES // 10)}
+
+
+def processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+# The side that has the bytes.
+
+
+def give_plain(server: socket.socket) -> None:
+    data = memoryview(bytearray(b"\xa5" * OBJECT_BYTES))
+    with server.accept()[0] as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while peer.recv(16, socket.MSG_WAITALL):
+            peer.sendall(data)
+
+
+async def give(port: int, shards: int, shard_bytes: int, config: ConnectionConfig) -> None:
+    data = memoryview(bytearray(b"\xa5" * shard_bytes))
+
+    async def serve(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[memoryview]]:
+        return Kind.FOUND, {"crc32c": 0}, (data,)
+
+    loop = asyncio.get_running_loop()
+    dialled = [
+        await loop.create_connection(
+            lambda: Connection(PeerSide(SECRET, "node", "warm-0", "0" * 16), serve, config=config), "127.0.0.1", port
+        )
+        for _ in range(shards)
+    ]
+    for _, connection in dialled:
+        await connection.closed()
+
+
+def giver(work: str, port: int, server: socket.socket | None, config: ConnectionConfig, told: Pipe) -> None:
+    used = processor_seconds()
+    if server is not None:
+        give_plain(server)
+    else:
+        asyncio.run(give(port, *SHARDS[work], config))
+    told.send(processor_seconds() - used)
+
+
+# The side that wants them.
+
+
+@contextmanager
+def giving(work: str, port: int, server: socket.socket | None, config: ConnectionConfig) -> Iterator[Pipe]:
+    asked, told = multiprocessing.get_context("fork").Pipe()
+    process = multiprocessing.get_context("fork").Process(target=giver, args=(work, port, server, config, told))
+    process.start()
+    try:
+        yield asked
+    finally:
+        process.join(10)
+        process.kill()
+
+
+def plain(reads: int) -> tuple[float, float]:
+    into = memoryview(bytearray(OBJECT_BYTES))
+    with socket.create_server(("127.0.0.1", 0)) as server, giving("plain", 0, server, ConnectionConfig()) as asked:
+        with socket.create_connection(server.getsockname()) as peer:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+            def read() -> None:
+                peer.sendall(bytes(16))
+                done = 0
+                while done < OBJECT_BYTES:
+                    done += peer.recv_into(into[done:])
+
+            read()
+            started, used = time.perf_counter(), processor_seconds()
+            for _ in range(reads):
+                read()
+            seconds, used = time.perf_counter() - started, processor_seconds() - used
+        return seconds, used + asked.recv()
+
+
+async def wired(work: str, reads: int, config: ConnectionConfig) -> tuple[float, float]:
+    shards, shard_bytes = SHARDS[work]
+    into = [memoryview(bytearray(shard_bytes)) for _ in range(shards)]
+    made: list[Connection] = []
+    all_made = asyncio.Event()
+
+    async def serve(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[()]]:
+        return Kind.FAILED, {}, ()
+
+    def accept() -> Connection:
+        made.append(Connection(ProxySide(SECRET), serve, config=config))
+        if len(made) == shards:
+            all_made.set()
+        return made[-1]
+
+    async def read() -> None:
+        wanted: list[Awaitable[object]] = [
+            connection.request(Kind.GET, {"shard": "0"}, into=memory, timeout=10)
+            for connection, memory in zip(made, into, strict=True)
+        ]
+        await asyncio.gather(*wanted)
+
+    server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+    async with server:
+        with giving(work, server.sockets[0].getsockname()[1], None, config) as asked:
+            await all_made.wait()
+            for connection in made:
+                await connection.ready()
+            await read()
+            started, used = time.perf_counter(), processor_seconds()
+            for _ in range(reads):
+                await read()
+            seconds, used = time.perf_counter() - started, processor_seconds() - used
+            assert all(bytes(memory[-3:]) == b"\xa5" * 3 for memory in into)
+            for connection in made:
+                await connection.close()
+            return seconds, used + asked.recv()
+
+
+def measured(rounds: int, reads: int, config: ConnectionConfig) -> dict[str, tuple[float, float]]:
+    """Return of each work GB/s and processor seconds per GB, medians over rounds."""
+    doing: dict[str, Callable[[], tuple[float, float]]] = {
+        "plain": lambda: plain(reads),
+        **{work: lambda work=work: asyncio.run(wired(work, reads, config)) for work in SHARDS},  # type: ignore[misc]
+    }
+    found: dict[str, list[tuple[float, float]]] = {work: [] for work in WORKS}
+    for _ in range(rounds):
+        for work, perform in doing.items():
+            seconds, used = perform()
+            count = reads * (1 if work == "plain" else SHARDS[work][0] * SHARDS[work][1] / OBJECT_BYTES)
+            gigabytes = count * OBJECT_BYTES / 1e9
+            found[work].append((gigabytes / seconds, used / gigabytes))
+    return {work: (median(rate for rate, _ in each), median(used for _, used in each)) for work, each in found.items()}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--reads", type=int, default=60, help="of 8 MiB, in each round")
+    parser.add_argument("--piece-kib", type=int, nargs="*", default=[], help="sizes of pieces to compare")
+    options = parser.parse_args(arguments)
+    pieces = [ConnectionConfig(piece_bytes=size << 10) for size in options.piece_kib] or [ConnectionConfig()]
+    print("| piece KiB | work | GB/s | of plain | CPU s/GB | of plain |\n|---|---|---|---|---|---|")
+    for config in pieces:
+        figures = measured(options.rounds, options.reads, replace(config))
+        rate, used = figures["plain"]
+        for work, (its_rate, its_used) in figures.items():
+            print(
+                f"| {config.piece_bytes >> 10} | {work} | {its_rate:.2f} | {its_rate / rate:.2f} "
+                f"| {its_used:.3f} | {its_used / used:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
