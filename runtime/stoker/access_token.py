@@ -16,11 +16,12 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
 from stoker.errors import ConfigError, CredentialsError
 
-__all__ = ["DATASET_NAME", "Grant", "TokenKeys", "key_text"]
+__all__ = ["DATASET_NAME", "Grant", "TokenKeys", "end_of", "key_text"]
 
 DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 """What a served data set can be called: nothing that a URL would have to escape."""
@@ -138,8 +139,17 @@ def key_text(name: str, secret: bytes) -> str:
     return f"{name}:{_encoded(secret)}"
 
 
+def end_of(token: str) -> datetime | None:
+    """Return when a token says that it ends, which is not verified: that takes a key. None if it is none of ours."""
+    match = _TOKEN.fullmatch(token)
+    try:
+        return datetime.fromtimestamp(_grant(match[3]).expires_seconds, UTC) if match else None
+    except (CredentialsError, OverflowError, ValueError, OSError):  # the last three: it is of no year that there is
+        return None
+
+
 def _grant(payload: str) -> Grant:
-    """Read a payload that one of our keys has signed; a later program may have signed what this one does not know."""
+    """Read a payload; a later program may have signed what this one does not know."""
     try:
         said = json.loads(_decoded(payload) or b"")
         return Grant(

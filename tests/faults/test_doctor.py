@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker.access_token import Grant, TokenKeys
 from stoker.cli import main
 from stoker.plan.doctor import Examination, examine
 from stoker.plan.findings import Finding, Level
 from stoker.plan.machine import Machine
 from stoker.plan.probe import ProbeLimits
 from stoker.plan.whereabouts import Whereabouts
-from stoker.store import S3Options
+from stoker.store import S3Options, ServedOptions
 from stoker_local import (
     BucketConfig,
     BucketSpec,
@@ -34,6 +35,7 @@ from stoker_local import (
     running_gcs,
 )
 from stoker_local.s3.errors import S3Error
+from support.serving_host import running_service
 
 GOOD = Machine(memory_bytes=8 << 30, free_bytes=4 << 30, limited_by="", cores=4, open_files=4096, most_open_files=4096)
 QUICK = ProbeLimits(requests=40, size_bytes=2 << 20, seconds=10.0, first_bytes=4)
@@ -313,3 +315,69 @@ def test_a_remedy_of_several_findings_is_written_once(
     assert capsys.readouterr().out.count("stoker plan x --gpu-rate N") == 1
     assert main(["doctor", "x", "--json"]) == 0
     assert [each["command"] for each in json.loads(capsys.readouterr().out)["findings"]] == [plan, plan]
+
+
+# What a function serves
+
+TOKEN_KEYS = TokenKeys({"MARKER-id": b"MARKER".ljust(32, b"x")})
+
+
+def token(hours: float, *, keys: TokenKeys = TOKEN_KEYS) -> ServedOptions:
+    now = int(time.time())
+    begins = min(now, now + int(3600 * hours)) - 3600
+    grant = Grant(datasets=("train",), not_before_seconds=begins, expires_seconds=now + int(3600 * hours))
+    return ServedOptions(token=keys.sign(grant))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    pack(str(tmp_path / "d"), samples=20)
+    with running_service({"train": str(tmp_path / "d")}, with_token=True, token_keys=TOKEN_KEYS) as hosted:
+        yield hosted.dataset("train")
+
+
+def test_a_function_that_serves_is_looked_at_as_a_bucket_is(served: str) -> None:
+    async def look() -> dict[str, Finding]:
+        what = Examination(
+            url=served, options=token(5), limits=QUICK, machine=lambda: GOOD, whereabouts=Whereabouts, write=True
+        )
+        return {finding.check: finding async for finding in examine(what)}
+
+    findings = asyncio.run(look())
+    assert "MARKER" not in repr(findings)
+    assert findings["endpoint"].text == f"{served.removeprefix('stoker+')} answers"
+    assert findings["clock"].text == "right"
+    assert findings["credentials"].text in {"a token of stoker's, for 4 hours", "a token of stoker's, for 5 hours"}
+    assert {check: str(each.level) for check, each in findings.items() if each.level is not Level.OK} == {
+        "write": "note",
+        "bandwidth": "note",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (token(0.5), {"credentials": "warning"}),
+        (token(-3), {"credentials": "problem"}),
+        (token(5, keys=TokenKeys({"k": b"y" * 32})), {"credentials": "problem"}),
+        (ServedOptions(anonymous=True), {"credentials": "problem"}),
+    ],
+)
+def test_a_token_that_ends_soon_or_is_refused_is_found_out(
+    served: str, options: ServedOptions, expected: dict[str, str]
+) -> None:
+    assert levels(found(served, options=options)) == expected
+
+
+def test_the_clock_beside_a_functions_is_told(served: str) -> None:
+    skewed = found(served, options=token(5), clock=lambda: time.time() - 1000)
+    assert levels(skewed) == {"clock": "problem"}
+
+
+def test_a_function_that_is_not_there_is_one_problem() -> None:
+    assert levels(found("stoker+http://127.0.0.1:9/v1/train", options=token(5))) == {"endpoint": "problem"}
+
+
+def test_a_data_set_that_is_not_served_is_not_to_be_packed_there(served: str) -> None:
+    problem = found(f"{served}x", options=ServedOptions(token=token(5).token))["read"]
+    assert (problem.level, problem.command) == (Level.PROBLEM, "")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from base64 import urlsafe_b64encode
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.access_token import DATASET_NAME, SKEW_SECONDS, Grant, TokenKeys, key_text
+from stoker.access_token import DATASET_NAME, SKEW_SECONDS, Grant, TokenKeys, end_of, key_text
 from stoker.errors import ConfigError, CredentialsError
 
 OLD, NEW = b"o" * 32, b"n" * 48
@@ -174,3 +175,14 @@ def test_keys_that_are_none_are_refused_without_repeating_them(text: str) -> Non
 def test_a_grant_of_nothing_or_for_ever_is_refused(datasets: tuple[str, ...], start: int, end: int) -> None:
     with pytest.raises(ConfigError):
         Grant(datasets=datasets, not_before_seconds=start, expires_seconds=end)
+
+
+def test_the_end_of_a_token_is_read_by_who_cannot_check_it() -> None:
+    grant = Grant(datasets=("train",), not_before_seconds=0, expires_seconds=86400)
+    token = TokenKeys({"k": b"s" * 32}).sign(grant)
+    assert end_of(token) == datetime(1970, 1, 2, tzinfo=UTC)
+    head, payload, signature = token.rsplit(".", 2)
+    assert end_of(f"{head}.{payload}.{'A' * 43}") == end_of(token)
+    assert [end_of(text) for text in ("", "stoker1", f"{head}.{payload}", f"{head}.!.{signature}")] == [None] * 4
+    late = Grant(datasets=("train",), not_before_seconds=1 << 60, expires_seconds=(1 << 60) + 1)
+    assert end_of(TokenKeys({"k": b"s" * 32}).sign(late)) is None

@@ -148,7 +148,9 @@ class _Doctor:
             return Finding(check="credentials", level=Level.OK, text=f"{text}, then renewed")
         if left > _SOON_SECONDS:
             return Finding(check="credentials", level=Level.OK, text=text)
-        advice = "a longer run needs credentials that are renewed: a role, or a profile"
+        advice = "a longer run needs credentials that are renewed (a role, a profile), or a token that holds longer"
+        if left <= 0:  # by this clock; whether they are taken will be seen
+            text, advice = f"{found.kind}, which ended {_span(-left)} ago", "get others"
         return Finding(check="credentials", level=Level.WARNING, text=text, advice=advice)
 
     async def _read(self) -> Finding:

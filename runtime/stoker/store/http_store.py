@@ -32,6 +32,7 @@ from stoker.store.location import Location, check_conditions, check_empty_range,
 from stoker.store.options import ServedOptions
 from stoker.store.per_loop import PerLoop
 from stoker.store.protocol import Buffer, ObjectInfo
+from stoker.store.standing import Endpoint, Identity
 
 __all__ = ["HttpStore"]
 
@@ -114,6 +115,14 @@ class HttpStore:
     async def delete(self, key: str) -> None:
         """Refuse to delete."""
         raise self._read_only(key)
+
+    async def identity(self) -> Identity:
+        """Return who calls the function, by what."""
+        return await self._access.get()[0].identity()
+
+    async def endpoint(self) -> Endpoint:
+        """Return what the function's address answers to whoever asks."""
+        return await self._access.get()[0].endpoint()
 
     async def close(self) -> None:
         """Close the running loop's connections."""

@@ -13,10 +13,11 @@ from stoker.errors import ConfigError, ServerError, StoreError
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.http import Call, Destination, HttpReader, Reply
 from stoker.store.http_session import open_reader, open_session
-from stoker.store.http_store_auth import Caller
+from stoker.store.http_store_auth import LAMBDA_URL, Caller
 from stoker.store.network import check_endpoint, is_this_machine
 from stoker.store.options import HttpOptions
 from stoker.store.renewal import with_renewal
+from stoker.store.standing import Endpoint, Identity, parse_date
 
 __all__ = ["ServedAccess", "said_of"]
 
@@ -73,6 +74,18 @@ class ServedAccess:
         if reply.status in (400, 401, 403):
             raise error_of(Failure(address=address, status=reply.status), {str(reply.status): _STALE})
         return reply
+
+    async def identity(self) -> Identity:
+        """Return who calls."""
+        return await self._caller.identity()
+
+    async def endpoint(self) -> Endpoint:
+        """Ask for a byte of the manifest without saying who asks: even a refusal says what time it is."""
+        call = Call(method="GET", url=f"{self._url}/manifest", headers={"Range": "bytes=0-0"}, address=self._url)
+        reply = await self._carried(call, None)
+        match = LAMBDA_URL.fullmatch(urlsplit(self._url).hostname or "")
+        region, date = match[1] if match else "", parse_date(reply.headers.get("Date"))
+        return Endpoint(address=self._url, region=region, date=date)
 
     def _shut_out(self, address: str, reply: Reply) -> StoreError:
         """Return the error for a refusal of the platform's: the function has not seen the request."""

@@ -13,10 +13,12 @@ from importlib import import_module
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from stoker.access_token import end_of
 from stoker.errors import ConfigError, CredentialsError, MissingExtraError, PermissionDeniedError
 from stoker.store.failures import Rule
 from stoker.store.options import Auth, ServedOptions
 from stoker.store.renewal import Renewable
+from stoker.store.standing import Identity
 
 __all__ = ["LAMBDA_URL", "OTHERWISE", "Bearer", "Caller", "auth_of", "callers_of"]
 
@@ -46,6 +48,14 @@ class Caller(Renewable[_P], Protocol[_P]):
 
     def rule(self, status: int, code: str) -> Rule:
         """Return what it means that the platform refuses: by its status, 401 or 403, and its own code or none."""
+        ...
+
+    async def identity(self) -> Identity:
+        """Return whose credentials these are.
+
+        Raises:
+            CredentialsError: there are none.
+        """
         ...
 
 
@@ -117,6 +127,13 @@ class Bearer:
     def headers(self, _url: str, headers: Mapping[str, str], proof: str | None) -> Mapping[str, str]:
         """Return the headers with the token."""
         return headers if proof is None else {**headers, "Authorization": f"Bearer {proof}"}
+
+    async def identity(self) -> Identity:
+        """Return what kind of token it is, and when it ends if it is one of ours."""
+        if self._token is None:
+            return Identity(kind="none")
+        expires = end_of(self._token)
+        return Identity(kind="a ready token" if expires is None else "a token of stoker's", expires=expires)
 
     def rule(self, status: int, _code: str) -> Rule:
         """Say which identities there are."""

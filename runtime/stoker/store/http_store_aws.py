@@ -15,6 +15,7 @@ from stoker.store.failures import Rule
 from stoker.store.http_store_auth import LAMBDA_URL, OTHERWISE
 from stoker.store.options import ServedOptions
 from stoker.store.renewal import ExpiredCredentialsError
+from stoker.store.standing import Identity
 
 if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
@@ -58,6 +59,10 @@ class AwsCaller:
     def headers(self, url: str, headers: Mapping[str, str], proof: ReadOnlyCredentials) -> Mapping[str, str]:
         """Return the headers with a signature over them."""
         return signed(url, headers, proof, service="lambda", region=self._region)
+
+    async def identity(self) -> Identity:
+        """Return whose credentials sign."""
+        return await self._credentials.identity()
 
     def rule(self, _status: int, code: str) -> Rule:
         """Say what is missing. AWS does not always tell expired credentials from others, so new ones are tried."""

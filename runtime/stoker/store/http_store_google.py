@@ -13,6 +13,7 @@ from stoker.store.google_identity import IdentityTokens
 from stoker.store.http_store_auth import OTHERWISE
 from stoker.store.options import ServedOptions
 from stoker.store.renewal import ExpiredCredentialsError
+from stoker.store.standing import Identity
 
 __all__ = ["GoogleCaller"]
 
@@ -40,6 +41,11 @@ class GoogleCaller:
     def headers(self, _url: str, headers: Mapping[str, str], proof: str) -> Mapping[str, str]:
         """Return the headers with the token."""
         return {**headers, "Authorization": f"Bearer {proof}"}
+
+    async def identity(self) -> Identity:
+        """Get a token, to know that one can be had; others follow it."""
+        await self.current()
+        return Identity(kind="identity tokens of Google's", is_renewed=True)
 
     def rule(self, status: int, _code: str) -> Rule:
         """Say what is missing."""

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from stoker.access_token import Grant, TokenKeys
 from stoker.errors import ConnectionLostError
-from stoker.store import GcsOptions, S3Options, StoreOptions, open_store
+from stoker.store import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
+from stoker.store.http import Call, Reply
+from stoker.store.http_store_access import ServedAccess
 from stoker.store.standing import Endpoint, Identity, Introduced, parse_date
 
 KEYS: dict[str, Any] = {"access_key_id": "MARKER", "secret_access_key": "MARKER"}
@@ -36,6 +39,8 @@ def introduced(url: str, options: StoreOptions, *, endpoint: bool = False) -> Id
         ("gs://b/x", GcsOptions(token="MARKER"), "a ready token"),
         ("gs://b/x", GcsOptions(anonymous=True), "none"),
         ("gs://b/x", GcsOptions(endpoint_url="http://127.0.0.1:9"), "none: an emulator"),
+        ("stoker+https://b/v1/x", ServedOptions(token="MARKER"), "a ready token"),
+        ("stoker+https://b/v1/x", ServedOptions(anonymous=True), "none"),
     ],
 )
 def test_the_kind_of_credentials_is_told_and_nothing_else(url: str, options: StoreOptions, kind: str) -> None:
@@ -47,12 +52,32 @@ def test_the_kind_of_credentials_is_told_and_nothing_else(url: str, options: Sto
     [
         ("s3://b/x", S3Options(endpoint_url="http://127.0.0.1:9", **KEYS)),
         ("gs://b/x", GcsOptions(endpoint_url="http://127.0.0.1:9")),
+        ("stoker+http://127.0.0.1:9/v1/x", ServedOptions(token="MARKER")),
     ],
 )
 def test_an_endpoint_that_is_not_there_is_a_lost_connection(url: str, options: StoreOptions) -> None:
     with pytest.raises(ConnectionLostError) as raised:
         introduced(url, options, endpoint=True)
     assert "MARKER" not in str(raised.value)
+
+
+def test_a_token_of_ours_tells_its_end_and_no_more() -> None:
+    grant = Grant(datasets=("MARKER",), not_before_seconds=1_000_000_000, expires_seconds=1_000_003_600)
+    token = TokenKeys({"MARKER": b"MARKER" * 6}).sign(grant)
+    found = introduced("stoker+https://b/v1/x", ServedOptions(token=token))
+    assert found == Identity(kind="a token of stoker's", expires=datetime(2001, 9, 9, 2, 46, 40, tzinfo=UTC))
+
+
+def test_the_region_of_a_lambda_function_is_in_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(self: ServedAccess, call: Call, destination: object) -> Reply:
+        assert "Authorization" not in call.headers
+        return Reply(status=403, headers={"Date": "Sat, 21 Nov 2026 21:10:32 GMT"})
+
+    monkeypatch.setattr(ServedAccess, "_carried", answer)
+    options = ServedOptions(token="MARKER")
+    url = "https://abc.lambda-url.eu-west-3.on.aws/v1/x"
+    date = datetime(2026, 11, 21, 21, 10, 32, tzinfo=UTC)
+    assert introduced(f"stoker+{url}", options, endpoint=True) == Endpoint(address=url, region="eu-west-3", date=date)
 
 
 def test_a_date_header_is_read_and_nonsense_is_none() -> None:
