@@ -9,39 +9,156 @@ how long it is held; the requests, as many rows as were under way at once.
 
 from __future__ import annotations
 
-import errno
-import json
-import logging
 import os
-import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
-from typing import BinaryIO
 
-from stoker.errors import ConfigError
-from stoker.sizes import format_bytes, parse_bytes
+from stoker.trace.event_file import EventFile
 from stoker.trace.fetches import Fetch, Request
-from stoker.trace.recorder import Wait
+from stoker.trace.recorder import Sink, Wait
 
-__all__ = ["LOOP_ROW", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace"]
+__all__ = ["LOOP_ROW", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "NodesTrace", "ProcessTrace"]
 
 LOOP_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 1_000, 1_000_000
 """The row of the training loop, and the first of slots and requests."""
-
-_log = logging.getLogger("stoker")
-_BUFFER_BYTES = 64 << 10
-_FLUSH_SECONDS = 1.0
-_END = b"\n]\n"
-_FULL_BYTES = 4096
-"""Kept for the last words of a trace that has reached its limit."""
+_MOST_NODES = 16
 
 
-class ChromeTrace:
-    """A :class:`~stoker.trace.recorder.Sink` that is a file; thread-safe, and silent in a forked child.
+class ProcessTrace:
+    """A :class:`~stoker.trace.recorder.Sink` that writes the rows of one process into a file, which it leaves open.
+
+    Thread-safe, and silent in a forked child.
+
+    Args:
+        file: where events go.
+        process: its number in the timeline.
+        name: of the process in the timeline.
+        origin_seconds: the moment from which times are told, on the clock of waits.
+    """
+
+    def __init__(self, file: EventFile, process: int, name: str, origin_seconds: float) -> None:
+        self._file, self._process, self._origin = file, process, origin_seconds
+        self._rows: set[int] = set()
+        self._lanes: list[float] = []
+        self._ready = 0
+        begun = f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}"
+        with file.lock:
+            file.add(self._described(0, "process_name", "name", quoted(name)))
+            file.add(self._described(0, "process_labels", "labels", quoted(begun)))
+
+    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
+        """Write an item's fetch, and the requests for it."""
+        if not self._file.is_ours:
+            return
+        with self._file.lock:
+            shift, issued, path = offset_seconds - self._origin, fetch.issued_seconds, fetch.path()
+            spans = ",".join(
+                [f'["{phase}",{(begin - issued) * 1e3:.4f},{(end - begin) * 1e3:.4f}]' for phase, begin, end, _ in path]
+            )
+            args = f'"item":{fetch.item},"step":{fetch.step},"idle_ms":{fetch.idle_seconds * 1e3:.4f},"spans":[{spans}]'
+            events: list[str] = []
+            row, begin, end = self._slot_row(fetch, events), issued + shift, fetch.ready_seconds + shift
+            events.append(self._lasting(row, "fetch", quoted(fetch.object), begin, end, args))
+            for request in fetch.requests:
+                self._request(request, shift, events)
+            self._ready += 1
+            events.append(self._counted(end))
+            self._file.add(",\n".join(events))
+
+    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
+        """Write how long an item was held."""
+        if not self._file.is_ours:
+            return
+        with self._file.lock:
+            shift, events = offset_seconds - self._origin, list[str]()
+            row, begin, end = self._slot_row(fetch, events), fetch.ready_seconds + shift, now_seconds + shift
+            events.append(self._lasting(row, "held", '"held"', begin, end, f'"item":{fetch.item}'))
+            self._ready = max(0, self._ready - 1)
+            events.append(self._counted(end))
+            self._file.add(",\n".join(events))
+
+    def waited(self, wait: Wait) -> None:
+        """Write what was waited for a batch."""
+        if not self._file.is_ours:
+            return
+        with self._file.lock:
+            origin, events = self._origin, list[str]()
+            row = self._row(LOOP_ROW, "training loop", events)
+            begin, end = wait.spans[0].begin_seconds - origin, wait.spans[-1].end_seconds - origin
+            batch = f'"batch":{wait.batch}'
+            events.append(
+                self._lasting(row, "batch", f'"batch {wait.batch}"', begin, end, f'{batch},"epoch":{wait.epoch}')
+            )
+            for phase, begin, end, key in wait.spans:
+                args = f'{batch},"phase":"{phase}","object":{quoted(key)}'
+                events.append(self._lasting(row, "wait", f'"waits for {phase}"', begin - origin, end - origin, args))
+            self._file.add(",\n".join(events))
+
+    def flush(self) -> None:
+        """Write what is in memory."""
+        self._file.flush()
+
+    # Events. They are formatted by hand, which takes a fifth of the time that a dictionary and its encoder do, and
+    # written together.
+
+    def _request(self, request: Request, shift: float, events: list[str]) -> None:
+        sent, ended = request.sent_seconds + shift, request.ended_seconds + shift
+        for place, free in enumerate(self._lanes):
+            if free <= sent:
+                self._lanes[place] = ended
+                break
+        else:
+            place = len(self._lanes)
+            self._lanes.append(ended)
+        row = self._row(REQUEST_ROWS + place, f"request {place + 1}", events)
+        whole = "true" if request.is_whole else "false"
+        args = f'"object":{quoted(request.object)},"bytes":{request.size_bytes},"whole":{whole}'
+        if request.begun_seconds is None:
+            name = '"transfer"' if request.is_whole else '"no_answer"'
+            events.append(self._lasting(row, "request", name, sent, ended, args))
+        else:
+            begun = request.begun_seconds + shift
+            events.append(self._lasting(row, "request", '"first_byte"', sent, begun, args))
+            events.append(self._lasting(row, "request", '"transfer"', begun, ended, args))
+
+    def _slot_row(self, fetch: Fetch, events: list[str]) -> int:
+        assert fetch.slot is not None  # noqa: S101 - sinks are told of what is in the ring
+        return self._row(SLOT_ROWS + fetch.slot, f"slot {fetch.slot}", events)
+
+    def _row(self, row: int, name: str, events: list[str]) -> int:
+        """Name a row of the timeline, the first time."""
+        if row not in self._rows:
+            self._rows.add(row)
+            events.append(self._described(row, "thread_name", "name", quoted(name)))
+            events.append(self._described(row, "thread_sort_index", "sort_index", str(row)))
+        return row
+
+    def _described(self, row: int, what: str, key: str, value: str) -> str:
+        return f'{{"name":"{what}","ph":"M","pid":{self._process},"tid":{row},"args":{{"{key}":{value}}}}}'
+
+    def _counted(self, at_seconds: float) -> str:
+        """Return how many items are ready."""
+        return (
+            f'{{"name":"ready","cat":"ring","ph":"C","pid":{self._process},"tid":0,"ts":{at_seconds * 1e6:.3f},'
+            f'"args":{{"items":{self._ready}}}}}'
+        )
+
+    def _lasting(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> str:
+        """Return something that took time; ``name`` and what is between the braces of ``args`` are JSON."""
+        # Moments are rounded, not durations: so what ends with what it lies in ends with it here, too.
+        begin_ns, end_ns = round(begin * 1e9), round(end * 1e9)
+        return (
+            f'{{"name":{name},"cat":"{category}","ph":"X","pid":{self._process},"tid":{row},'
+            f'"ts":{begin_ns / 1e3:.3f},"dur":{max(0, end_ns - begin_ns) / 1e3:.3f},"args":{{{args}}}}}'
+        )
+
+
+class ChromeTrace(ProcessTrace):
+    """The trace of this process: a file and the rows in it.
 
     At most a second's events are in memory. A file that cannot be written to any more ends the trace, with a warning,
     and nothing else.
@@ -65,79 +182,18 @@ class ChromeTrace:
         name: str = "stoker",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.path = Path(path)
-        limit_bytes = parse_bytes(limit)
-        if limit_bytes < 4 * _FULL_BYTES:
-            raise ConfigError(f"a trace needs limit={4 * _FULL_BYTES} bytes at least, not {limit_bytes}")
-        try:
-            file = _opened_anew(self.path)
-        except OSError as error:
-            raise ConfigError(f"the trace {self.path} cannot be written to: {error.strerror}; name another") from None
-        self._lines = _Lines(self.path, file, limit_bytes)
-        self._finalizer = weakref.finalize(self, self._lines.close)
-        self._clock, self._origin = clock, clock()
-        self._lock, self._pid = threading.Lock(), os.getpid()
-        self._rows: set[int] = set()
-        self._lanes: list[float] = []
-        self._ready = 0
-        self._describe(0, "process_name", "name", name)
-        self._describe(0, "process_labels", "labels", f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}")
+        file = EventFile(path, limit=limit, clock=clock)
+        self._finalizer = weakref.finalize(self, file.close)
+        super().__init__(file, os.getpid(), name, clock())
 
-    # What the recorder tells.
-
-    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
-        """Write an item's fetch, and the requests for it."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            row = self._slot_row(fetch)
-            issued = fetch.issued_seconds
-            spans = ",".join(
-                f'["{span.phase}",{(span.begin_seconds - issued) * 1e3:.4f},{span.seconds * 1e3:.4f}]'
-                for span in fetch.path()
-            )
-            args = f'"item":{fetch.item},"step":{fetch.step},"idle_ms":{fetch.idle_seconds * 1e3:.4f},"spans":[{spans}]'
-            begin, end = issued + offset_seconds, fetch.ready_seconds + offset_seconds
-            self._complete(row, "fetch", json.dumps(fetch.object), begin, end, args)
-            for request in fetch.requests:
-                self._request(request, offset_seconds)
-            self._ready += 1
-            self._count_ready(end)
-
-    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """Write how long an item was held."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            begin, end = fetch.ready_seconds + offset_seconds, now_seconds + offset_seconds
-            self._complete(self._slot_row(fetch), "held", '"held"', begin, end, f'"item":{fetch.item}')
-            self._ready -= 1
-            self._count_ready(end)
-
-    def waited(self, wait: Wait) -> None:
-        """Write what was waited for a batch."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            row = self._row(LOOP_ROW, "training loop")
-            begin, end = wait.spans[0].begin_seconds, wait.spans[-1].end_seconds
-            batch = f'"batch":{wait.batch}'
-            self._complete(row, "batch", f'"batch {wait.batch}"', begin, end, f'{batch},"epoch":{wait.epoch}')
-            for phase, begin, end, key in wait.spans:
-                args = f'{batch},"phase":"{phase}","object":{json.dumps(key)}'
-                self._complete(row, "wait", f'"waits for {phase}"', begin, end, args)
-
-    def flush(self) -> None:
-        """Write what is in memory."""
-        if os.getpid() == self._pid:
-            with self._lock:
-                self._lines.flush()
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self._file.path
 
     def close(self) -> None:
         """Write what is in memory, and end the list. Idempotent; what is told later goes on behind it."""
-        if os.getpid() == self._pid:
-            with self._lock:
-                self._lines.close()
+        self._file.close()
 
     def __enter__(self) -> ChromeTrace:
         return self
@@ -145,144 +201,32 @@ class ChromeTrace:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # Events. They are formatted by hand, which takes a fifth of the time that a dictionary and its encoder do.
 
-    def _request(self, request: Request, offset: float) -> None:
-        sent, ended = request.sent_seconds + offset, request.ended_seconds + offset
-        place = next((place for place, free in enumerate(self._lanes) if free <= sent), len(self._lanes))
-        self._lanes[place : place + 1] = [ended]
-        row = self._row(REQUEST_ROWS + place, f"request {place + 1}")
-        whole = "true" if request.is_whole else "false"
-        args = f'"object":{json.dumps(request.object)},"bytes":{request.size_bytes},"whole":{whole}'
-        if request.begun_seconds is None:
-            name = '"transfer"' if request.is_whole else '"no_answer"'
-            self._complete(row, "request", name, sent, ended, args)
-        else:
-            begun = request.begun_seconds + offset
-            self._complete(row, "request", '"first_byte"', sent, begun, args)
-            self._complete(row, "request", '"transfer"', begun, ended, args)
+class NodesTrace:
+    """The trace of nodes that are simulated, in one file: of the first sixteen, in virtual time, each as a process.
 
-    def _slot_row(self, fetch: Fetch) -> int:
-        assert fetch.slot is not None  # noqa: S101 - sinks are told of what is in the ring
-        return self._row(SLOT_ROWS + fetch.slot, f"slot {fetch.slot}")
+    Args:
+        path: of the file, which is written anew.
+        limit: the most that is written, bytes or ``"64MB"``; what comes behind is left out, and the trace says so.
 
-    def _row(self, row: int, name: str) -> int:
-        """Name a row of the timeline, the first time."""
-        if row not in self._rows:
-            self._rows.add(row)
-            self._describe(row, "thread_name", "name", name)
-            self._describe(row, "thread_sort_index", "sort_index", row)
-        return row
+    Raises:
+        ConfigError: the file cannot be written to, or the limit is too small.
+    """
 
-    def _describe(self, row: int, what: str, key: str, value: str | int) -> None:
-        self._write(
-            f'{{"name":"{what}","ph":"M","pid":{self._pid},"tid":{row},"args":{{"{key}":{json.dumps(value)}}}}}'
-        )
+    def __init__(self, path: str | os.PathLike[str], *, limit: int | str = "64MB") -> None:
+        self._file = EventFile(path, limit=limit)
+        self._finalizer = weakref.finalize(self, self._file.close)
 
-    def _count_ready(self, at_seconds: float) -> None:
-        at = (at_seconds - self._origin) * 1e6
-        self._write(
-            f'{{"name":"ready","cat":"ring","ph":"C","pid":{self._pid},"tid":0,"ts":{at:.3f},'
-            f'"args":{{"items":{max(0, self._ready)}}}}}'
-        )
-
-    def _complete(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> None:
-        """Write something that took time; ``name`` and what is between the braces of ``args`` are JSON."""
-        # Moments are rounded, not durations: so what ends with what it lies in ends with it here, too.
-        begin_ns, end_ns = round((begin - self._origin) * 1e9), round((end - self._origin) * 1e9)
-        self._write(
-            f'{{"name":{name},"cat":"{category}","ph":"X","pid":{self._pid},"tid":{row},'
-            f'"ts":{begin_ns / 1e3:.3f},"dur":{max(0, end_ns - begin_ns) / 1e3:.3f},"args":{{{args}}}}}'
-        )
-
-    def _write(self, event: str) -> None:
-        self._lines.add(event, self._clock())
-
-
-class _Lines:
-    """A JSON list in a file, a line an element: begun, gone on with, ended, and never more than so many bytes."""
-
-    def __init__(self, path: Path, file: BinaryIO, limit_bytes: int) -> None:
-        self._path, self._file, self._limit_bytes = path, file, limit_bytes
-        self._pid = os.getpid()
-        self._waiting: list[str] = []
-        self._waiting_bytes = self._size_bytes = self._whole_bytes = 0
-        self._flushed_seconds = 0.0
-        self._is_over = False
-
-    def add(self, line: str, now_seconds: float) -> None:
-        if self._is_over:
-            return
-        if self._size_bytes + len(line) + 2 > self._limit_bytes - _FULL_BYTES:
-            size = format_bytes(self._limit_bytes)
-            _log.warning("the trace %s is full: what comes behind its %s is left out", self._path, size)
-            self._put(f'{{"name":"the trace is full: {size}","ph":"i","s":"g","ts":0,"pid":0,"tid":0}}')
-            self._is_over = True
-            self.flush()
-            return
-        self._put(line)
-        if self._waiting_bytes >= _BUFFER_BYTES or now_seconds - self._flushed_seconds >= _FLUSH_SECONDS:
-            self._flushed_seconds = now_seconds
-            self.flush()
-
-    def _put(self, line: str) -> None:
-        whole = (",\n" if self._size_bytes else "[\n") + line  # ASCII, so that characters are bytes
-        self._size_bytes += len(whole)
-        self._waiting_bytes += len(whole)
-        self._waiting.append(whole)
-
-    def flush(self) -> None:
-        if not self._waiting:
-            return
-        waiting, self._waiting, self._waiting_bytes = "".join(self._waiting).encode("ascii"), [], 0
-        try:
-            if self._file.closed:
-                self._open_again()
-            self._write(waiting)
-        except OSError as error:
-            self._give_up(error)
-        else:
-            self._whole_bytes += len(waiting)
-
-    def _open_again(self) -> None:
-        file = self._path.open("r+b", buffering=0)
-        if file.seek(0, os.SEEK_END) != self._whole_bytes + len(_END):
-            file.close()
-            raise FileExistsError(errno.EEXIST, "another file is in its place")
-        self._file = file
-        self._file.seek(self._whole_bytes)
+    def sinks(self, rank: int) -> Sequence[Sink]:
+        """Return what is to be told of a node: nothing of those that have no place."""
+        return [ProcessTrace(self._file, rank + 1, f"node {rank}", 0.0)] if rank < _MOST_NODES else []
 
     def close(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        self.flush()
-        if not self._file.closed:
-            try:
-                self._write(_END)
-            except OSError as error:
-                self._give_up(error)
-            self._file.close()
+        """Write what is in memory, and end the list. Idempotent."""
+        self._file.close()
 
-    def _write(self, data: bytes) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[self._file.write(left) :]
+    def __enter__(self) -> NodesTrace:
+        return self
 
-    def _give_up(self, error: OSError) -> None:
-        """Leave whole lines behind, if that much is possible yet."""
-        self._is_over = True
-        _log.warning("the trace %s ends here: %s", self._path, error.strerror)
-        if not self._file.closed:
-            with suppress(OSError):
-                self._file.truncate(self._whole_bytes)
-
-
-def _opened_anew(path: Path) -> BinaryIO:
-    """Open a new file, so that two who write under one name, whom nobody told their ranks, do not mix their lines."""
-    for _ in range(3):  # others may do the same at this moment
-        if path.is_file() and not path.is_symlink():
-            with suppress(OSError):
-                path.unlink()
-        with suppress(FileExistsError):
-            return path.open("xb", buffering=0)
-    return path.open("wb", buffering=0)
+    def __exit__(self, *exception: object) -> None:
+        self.close()

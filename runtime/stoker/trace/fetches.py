@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -67,8 +66,9 @@ class Fetch:
     ready_seconds: float = 0.0
     slot: int | None = None
     strands: list[Strand] = field(default_factory=list)
-    past: list[Span] = field(default_factory=list)
-    requests: deque[Request] = field(default_factory=lambda: deque(maxlen=_MOST_REQUESTS))
+    past: Sequence[Span] = ()
+    requests: list[Request] = field(default_factory=list)
+    _path: Sequence[Span] | None = None
 
     @property
     def object(self) -> str:
@@ -83,15 +83,17 @@ class Fetch:
             path = _path(ended, self.past, self.issued_seconds, ended[-1].end_seconds)
             self.past = _summed(path, _MOST_STRANDS)
 
-    def path(self) -> list[Span]:
-        """Return the critical path: what the time from issue to readiness was spent on, in order and without a gap.
+    def path(self) -> Sequence[Span]:
+        """Return the critical path of one that is ready: what its time was spent on, in order and without a gap.
 
         It goes back from the end, along whatever ended last: each thing began when the one before it ended, and
         nothing else would have made the whole shorter (J. Kelley, M. Walker, "Critical-Path Planning and Scheduling",
         1959). A strand that stands in line waits for others to end: as long as strands of the same fetch do, these are
         told.
         """
-        return merged(_path(self.strands, self.past, self.issued_seconds, self.ready_seconds))
+        if self._path is None:
+            self._path = merged(_path(self.strands, self.past, self.issued_seconds, self.ready_seconds))
+        return self._path
 
 
 FOLLOWED: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=None)
@@ -106,42 +108,43 @@ class Strand:
         object: the key.
         phase: the first.
         now_seconds: in loop time.
+
+    Attributes:
+        marks: phases and when they began.
+        end_seconds: when the last one ended.
     """
 
-    __slots__ = ("_fetch", "_marks", "end_seconds", "object")
+    __slots__ = ("_fetch", "end_seconds", "marks", "object")
 
     def __init__(self, fetch: Fetch, object: str, phase: Phase, now_seconds: float) -> None:  # noqa: A002 - its name
         self._fetch = fetch
         self.object = object
-        self._marks = [(phase, now_seconds)]
+        self.marks = [(phase, now_seconds)]
         self.end_seconds = now_seconds
 
     def enter(self, phase: Phase, now_seconds: float) -> None:
         """Note that another phase begins."""
-        self._marks.append((phase, now_seconds))
+        self.marks.append((phase, now_seconds))
 
     def attempted(self, requests: Sequence[Request]) -> None:
         """Note an attempt that has ended: a request and its hedges, in the order they were sent.
 
         One that failed is part of a retry, and what follows until the next one is, too.
         """
-        self._fetch.requests.extend(requests)
-        self._marks += _attempt_marks(requests)
+        sent = self._fetch.requests
+        sent += requests
+        if len(sent) > _MOST_REQUESTS:
+            del sent[: -_MOST_REQUESTS // 2]
+        self.marks += _attempt_marks(requests)
 
     def spoil(self) -> None:
         """Note that all of it was in vain."""
-        self._marks = [(Phase.RETRY, self.begin_seconds)]
+        self.marks = [(Phase.RETRY, self.begin_seconds)]
 
     @property
     def begin_seconds(self) -> float:
         """When it began."""
-        return self._marks[0][1]
-
-    @property
-    def spans(self) -> list[Span]:
-        """The phases, from the begin to the end without a gap."""
-        ends = [*(begin for _, begin in self._marks[1:]), self.end_seconds]
-        return [Span(phase, begin, end, self.object) for (phase, begin), end in zip(self._marks, ends, strict=True)]
+        return self.marks[0][1]
 
     def __enter__(self) -> Strand:
         return self
@@ -150,7 +153,9 @@ class Strand:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end_seconds = asyncio.get_running_loop().time()
-        self._fetch.add(self)
+        fetch = self._fetch
+        del self._fetch  # a circle would keep every fetch until it is looked for, which costs more than the record
+        fetch.add(self)
 
 
 class _Unrecorded(Strand):
@@ -220,11 +225,13 @@ def _path(strands: Sequence[Strand], past: Sequence[Span], issued: float, ready:
             continue
         if each.end_seconds < cursor:
             path += _gap(each.end_seconds, cursor, queued, key)
-        spans, key = each.spans, each.object
-        at_work = [span for span in spans if span.phase is not Phase.QUEUE]
-        path += reversed(at_work)
-        cursor = at_work[0].begin_seconds if at_work else each.end_seconds
-        queued = each.begin_seconds if spans[0].phase is Phase.QUEUE else math.inf
+        key, cursor, end = each.object, each.end_seconds, each.end_seconds
+        for phase, begin in reversed(each.marks):
+            if phase is not Phase.QUEUE:
+                path.append(Span(phase, begin, end, key))
+                cursor = begin
+            end = begin
+        queued = each.begin_seconds if each.marks[0][0] is Phase.QUEUE else math.inf
     before = [span.clipped(issued, cursor) for span in past if span.begin_seconds < cursor]
     begin = before[-1].end_seconds if before else issued
     if begin < cursor:

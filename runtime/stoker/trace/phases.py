@@ -74,11 +74,11 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     """Return spans in their order without empty ones; those that touch and are alike become one."""
     whole: list[Span] = []
     for span in spans:
-        if span.end_seconds <= span.begin_seconds:
+        phase, begin, end, key = span
+        if end <= begin:
             continue
-        last = whole[-1] if whole else None
-        if last and (last.phase, last.end_seconds, last.object) == (span.phase, span.begin_seconds, span.object):
-            whole[-1] = last._replace(end_seconds=span.end_seconds)
+        if whole and (last := whole[-1]).end_seconds == begin and last.phase is phase and last.object == key:
+            whole[-1] = Span(phase, last.begin_seconds, end, key)
         else:
             whole.append(span)
     return whole

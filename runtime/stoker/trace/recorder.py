@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 from stoker.trace.attribution import explained
@@ -17,6 +18,7 @@ from stoker.trace.phases import Phase, Span, merged
 __all__ = ["Recorder", "Sink", "Wait"]
 
 WORST_WAITS = 10
+_BY_BEGIN = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +107,7 @@ class Recorder:
         self._offset_seconds = offset_seconds
         self._fetches.clear()
 
-    @contextmanager
-    def following(self, item: int, step: int, idle_seconds: float = 0.0) -> Iterator[Fetch]:
+    def following(self, item: int, step: int, idle_seconds: float = 0.0) -> AbstractContextManager[Fetch]:
         """Keep the record of the fetch that the current task performs here, if it sets the slot in the end.
 
         Args:
@@ -114,18 +115,13 @@ class Recorder:
             step: that first uses it.
             idle_seconds: how long it had stood in line while nothing was under way.
         """
-        loop = asyncio.get_running_loop()
-        fetch = Fetch(item, step, loop.time(), idle_seconds)
-        token = FOLLOWED.set(fetch)
-        try:
-            yield fetch
-        finally:
-            FOLLOWED.reset(token)
-            fetch.ready_seconds = loop.time()
-            if fetch.slot is not None:
-                self._fetches[item] = fetch
-                for sink in self._sinks:
-                    sink.fetched(fetch, self._offset_seconds)
+        return _Following(self, Fetch(item, step, asyncio.get_running_loop().time(), idle_seconds))
+
+    def fetched(self, fetch: Fetch) -> None:
+        """Keep a fetch that has ended in a slot."""
+        self._fetches[fetch.item] = fetch
+        for sink in self._sinks:
+            sink.fetched(fetch, self._offset_seconds)
 
     def released(self, item: int) -> None:
         """Forget an item: the consumer is done with it."""
@@ -138,9 +134,9 @@ class Recorder:
 
     def waited_for(self, item: int, begin_seconds: float, end_seconds: float) -> None:
         """Note a wait for an item, before it is released."""
-        offset = self._offset_seconds
-        spans = explained(self._fetches.get(item), begin_seconds - offset, end_seconds - offset)
-        self._pending += [span.later(offset) for span in spans]
+        if end_seconds <= begin_seconds:
+            return
+        self._pending += explained(self._fetches.get(item), begin_seconds, end_seconds, self._offset_seconds)
 
     def waited(self, phase: Phase, begin_seconds: float, end_seconds: float) -> None:
         """Note a wait for something else."""
@@ -152,37 +148,39 @@ class Recorder:
 
     def yielded(self, epoch: int, asked_seconds: float, now_seconds: float) -> None:
         """Note a batch that was asked for and is yielded; what nobody has told of in between was gathering."""
-        waited = self._settled(asked_seconds, now_seconds, Phase.GATHER)
-        spans = [*self._begun, *(waited or [Span(Phase.GATHER, asked_seconds, now_seconds)])]
+        spans = [*self._begun, *self._settled(asked_seconds, now_seconds, Phase.GATHER)]
         self._begun.clear()
-        wait = Wait(batch=self._batches, epoch=epoch, spans=tuple(spans))
+        if not spans:
+            spans.append(Span(Phase.GATHER, asked_seconds, now_seconds))
+        wait_seconds = 0.0
+        for phase, begin, end, _ in spans:
+            self.seconds[phase] += end - begin
+            wait_seconds += end - begin
+        number = self._batches
         self._batches += 1
-        for span in spans:
-            self.seconds[span.phase] += span.seconds
-        self._compare(wait)
+        is_bad = len(self._worst) < WORST_WAITS or wait_seconds > self._worst[0][0]
+        if not is_bad and not self._sinks:
+            return
+        wait = Wait(batch=number, epoch=epoch, spans=tuple(spans))
+        if is_bad:
+            heapq.heappush(self._worst, (wait_seconds, -number, wait))
+            if len(self._worst) > WORST_WAITS:
+                heapq.heappop(self._worst)
         for sink in self._sinks:
             sink.waited(wait)
 
     def _settled(self, begin_seconds: float, end_seconds: float, rest: Phase) -> list[Span]:
         """Return what an interval was spent on. What was waited for elsewhere, or at other times, does not count."""
-        if not self._pending:
-            return merged([Span(rest, begin_seconds, end_seconds)])
-        told, self._pending = self._pending, []
         spans: list[Span] = []
         cursor = begin_seconds
-        for span in sorted(told, key=lambda span: span.begin_seconds):
-            inside = span.clipped(cursor, end_seconds)
-            if inside.seconds > 0:
-                spans += (Span(rest, cursor, inside.begin_seconds), inside)
-                cursor = inside.end_seconds
-        return merged([*spans, Span(rest, cursor, end_seconds)])
-
-    def _compare(self, wait: Wait) -> None:
-        seconds = wait.seconds
-        if len(self._worst) < WORST_WAITS:
-            heapq.heappush(self._worst, (seconds, -wait.batch, wait))
-        elif seconds > self._worst[0][0]:
-            heapq.heapreplace(self._worst, (seconds, -wait.batch, wait))
+        for phase, told, until, key in sorted(self._pending, key=_BY_BEGIN):
+            begin, end = max(told, cursor), min(until, end_seconds)
+            if begin < end:
+                spans += (Span(rest, cursor, begin), Span(phase, begin, end, key))
+                cursor = end
+        self._pending.clear()
+        spans.append(Span(rest, cursor, end_seconds))
+        return merged(spans)
 
     # What is asked.
 
@@ -198,3 +196,23 @@ class Recorder:
         """Have the sinks write what they have."""
         for sink in self._sinks:
             sink.flush()
+
+
+class _Following:
+    """Has the current task work for a fetch. A generator would take three times as long."""
+
+    __slots__ = ("_fetch", "_recorder", "_token")
+
+    def __init__(self, recorder: Recorder, fetch: Fetch) -> None:
+        self._recorder, self._fetch = recorder, fetch
+
+    def __enter__(self) -> Fetch:
+        self._token = FOLLOWED.set(self._fetch)
+        return self._fetch
+
+    def __exit__(self, *exception: object) -> None:
+        FOLLOWED.reset(self._token)
+        fetch = self._fetch
+        fetch.ready_seconds = asyncio.get_running_loop().time()
+        if fetch.slot is not None:
+            self._recorder.fetched(fetch)

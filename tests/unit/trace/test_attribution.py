@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 from itertools import pairwise
 
 import pytest
 
-from stoker.clock import VirtualClockLoop
+from stoker.clock import VirtualClockLoop, run_virtual
 from stoker.errors import StoreError, TransientError
 from stoker.fetch.fetcher import FetchConfig
 from stoker.schedule import FetchSize
 from stoker.tier import ObjectRef
 from stoker.trace.attribution import explained
-from stoker.trace.fetches import Fetch, Request, Strand
+from stoker.trace.fetches import Fetch, Request, Strand, strand
 from stoker.trace.phases import Phase, Span
+from stoker.trace.recorder import Recorder
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun
 
@@ -232,11 +234,13 @@ TWICE = ["first_byte", "transfer", "hedge", "transfer"]
 )  # fmt: skip
 def test_phases_of_an_attempt(requests: list[Request], phases: list[str]) -> None:
     fetch = Fetch(0, 0, 0.0)
-    strand = Strand(fetch, "a", Phase.QUEUE, 0.0)
-    strand.attempted(requests)
-    strand.end_seconds = 2.0
-    assert [span.phase for span in strand.spans if span.seconds] == phases
-    assert strand.spans[-1].end_seconds - strand.spans[0].begin_seconds == 2.0
+    told = Strand(fetch, "a", Phase.QUEUE, 0.0)
+    told.attempted(requests)
+    told.end_seconds = 2.0
+    fetch.add(told)
+    fetch.ready_seconds = 2.0
+    assert [span.phase for span in fetch.path()] == phases
+    assert sum(span.seconds for span in fetch.path()) == 2.0
 
 
 @pytest.mark.parametrize("at_once", [1, 7])
@@ -252,3 +256,40 @@ def test_the_path_of_thousands_of_strands_takes_little_memory_and_leaves_out_no_
     assert all(before.end_seconds == after.begin_seconds for before, after in pairwise(path))
     assert path[-1] == Span(Phase.TRANSFER, end - 0.25, end, "4999")
     assert {span.phase for span in path} == {Phase.FIRST_BYTE, Phase.TRANSFER}
+
+
+def test_a_fetch_that_nobody_holds_is_gone_without_a_search_for_circles() -> None:
+    """Looking for them walks over all that the program has."""
+
+    async def fetched() -> None:
+        recorder = Recorder()
+        for item in range(20):
+            with recorder.following(item, 0) as fetch:
+                with strand("a", Phase.QUEUE) as told:
+                    told.attempted([Request(0.0, 1.0, 2.0, 1, WHOLE)])
+                with strand("a", Phase.VERIFY):
+                    pass
+                fetch.slot = 0
+            recorder.released(item)
+
+    gc.collect()
+    gc.disable()
+    try:
+        run_virtual(fetched())
+        assert sum(type(each) is Fetch for each in gc.get_objects()) <= 1
+    finally:
+        gc.enable()
+
+
+def test_of_very_many_requests_the_last_are_kept() -> None:
+    fetch = Fetch(0, 0, 0.0)
+    told = Strand(fetch, "a", Phase.QUEUE, 0.0)
+    for number in range(10_000):
+        told.attempted([Request(number, None, number + 1.0, 1, WHOLE)])
+    assert 2000 < len(fetch.requests) <= 4096
+    assert fetch.requests[-1].sent_seconds == 9_999
+
+
+def test_a_path_that_was_asked_for_is_reckoned_once() -> None:
+    fetch = fetch_of(("a", [(Phase.TRANSFER, 0.0)], 1.0), ready=1.0)
+    assert fetch.path() is fetch.path()
