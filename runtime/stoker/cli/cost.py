@@ -161,7 +161,8 @@ class _Bill:
         rows.append(("total", "", "", _dollars(dollars)))
         widths = [max(len(row[column]) for row in rows) for column in (1, 3)]
         print(table([(row[0], row[1].rjust(widths[0]), row[2], row[3].rjust(widths[1])) for row in rows], indent=""))
-        print(f"list prices of {self._prices.date}: {printable('; '.join(self._sources))}")
+        if self._sources:
+            print(f"list prices of {self._prices.date}: {printable('; '.join(self._sources))}")
 
 
 def _quantity(quantity: float) -> str:

@@ -91,7 +91,9 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
         _Figure("warm_memory", size, "SIZE", "of each (default: 1536MiB)"),
         _Figure("served", size, "SIZE", "that they serve, at 75 MB/s each"),
         _Figure("serve_calls", _number, "N", "calls that serve it"),
-        _Figure("back_up_every", _number, "S", "seconds between back-ups of each (default: none are made)"),
+        _Figure(
+            "back_up_every", number_from(0.001, 1e15), "S", "seconds between back-ups of each (default: none are made)"
+        ),
         _Figure("back_up_seconds", _number, "S", "that a back-up takes"),
     ),
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.errors import ConfigError
+from stoker.order import MAX_LANES
 from stoker.plan.allocation import Cluster, Job
 from stoker.plan.section import Section, read_section
-from stoker.sizes import parse_rate
+from stoker.sizes import MOST_BYTES, parse_rate
 
 __all__ = ["read_jobs"]
+
+_MOST_SAMPLES_PER_SECOND = 1e12
 
 
 def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | None) -> tuple[list[Job], Cluster]:
@@ -44,7 +47,7 @@ def _job(section: Section) -> Job:
     try:
         dataset_bytes = section.size("dataset_bytes")
         dataset = section.text("dataset") if "dataset" in section else None
-        nodes, rate = section.integer("nodes", 1), _compute_rate(section)
+        nodes, rate = section.integer("nodes", 1, most=MAX_LANES), _compute_rate(section)
         return section.checked(
             Job,
             name=name,
@@ -62,13 +65,15 @@ def _compute_rate(section: Section) -> float:
     if "samples_per_second" in section:
         if "compute" in section:
             raise section.wrong("compute", section.text("compute"), "left out, as it must be beside samples_per_second")
-        return section.number("samples_per_second") * section.size("sample_bytes")
+        return section.number("samples_per_second", most=_MOST_SAMPLES_PER_SECOND) * section.size("sample_bytes")
     return _rate(section, "compute")
 
 
 def _rate(section: Section, name: str) -> float:
     text = section.text(name)
     try:
-        return parse_rate(text)
+        if (rate := parse_rate(text)) <= MOST_BYTES:
+            return rate
     except ConfigError:
         raise section.wrong(name, text, 'a rate such as "10Gbit" or "400MB/s"') from None
+    raise section.wrong(name, text, f"a rate of at most {MOST_BYTES} bytes a second")

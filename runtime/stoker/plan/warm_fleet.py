@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from stoker.costs.usage import Calls, total_dollars
 from stoker.errors import ConfigError
 from stoker.plan.reclaim import Upkeep
 from stoker.prices import FunctionPrices
@@ -57,7 +58,10 @@ class Bill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmFleet:
-    """Functions that hold objects.
+    """Functions that hold erasure-coded objects.
+
+    :class:`~stoker.costs.usage.WarmTier` reckons with calls that somebody has counted; here they follow from the code
+    and the upkeep, and are billed by the tick.
 
     Attributes:
         functions: how many.
@@ -77,8 +81,8 @@ class WarmFleet:
         """Return what so many hours cost."""
 
         def dollars(calls: float, seconds: float) -> float:
-            billed_seconds = billing.billed_seconds(seconds)
-            return calls * prices.invocation_dollars(seconds=billed_seconds, memory_bytes=self.memory_bytes, vcpus=0)
+            used = Calls(calls=calls, seconds=billing.billed_seconds(seconds), memory_bytes=self.memory_bytes)
+            return total_dollars(used.parts(prices))
 
         def calls(every_seconds: float | None) -> float:
             return self.functions * hours * 3600.0 / every_seconds if every_seconds else 0.0

@@ -167,6 +167,8 @@ def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str], argu
     [
         ["--gets", "-1"],
         ["--gets", "1e16"],
+        ["--back-up-every", "0"],
+        ["--back-up-every", "1e-300"],
         ["--stall", "1"],
         ["--nodes", "0"],
         ["--egress", "moon"],
@@ -191,6 +193,10 @@ def test_people_get_a_table_that_adds_up_and_says_whose_prices_it_has(capsys: py
     assert len({len(row) for row in (*rows, total)}) == 1
     assert total.split() == ["total", "$804.82"]
     assert prices == "list prices of 2026-11-21: Amazon S3 Standard (us-east-1); AWS g6.xlarge, 1 L4 (us-east-1)"
+
+
+def test_what_uses_nothing_costs_nothing_by_nobodys_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "--gets", 0) == "total      $0.000000\n"
 
 
 def test_another_price_file_may_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
