@@ -43,8 +43,8 @@ FLOORS = {
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task
         trace.phases
-        warm.bill warm.code warm.directory warm.handshake warm.life warm.outbox warm.shard warm.shelf warm.upkeep
-        warm.wire""",
+        warm.bill warm.code warm.directory warm.handshake warm.life warm.outbox warm.parity warm.shard warm.shelf
+        warm.upkeep warm.wire""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget

@@ -1,9 +1,9 @@
 """An erasure code over byte buffers: an object is cut into ``data`` shards, and ``parity`` more restore lost ones.
 
 The code is systematic: data shards are the object's own bytes, views of its memory, and only parity is computed. With
-one parity shard that is the XOR of the data shards; with more it is Reed-Solomon over GF(2^8) by zfec, whose generator
-is a Vandermonde matrix made systematic (L. Rizzo, "Effective Erasure Codes for Reliable Computer Communication
-Protocols", ACM CCR 27(2), 1997, sections 2 and 3). Any ``data`` of the shards restore the object.
+one or two parity shards that is done in NumPy (:mod:`stoker.warm.parity`); with more it is Reed-Solomon by zfec, whose
+generator is a Vandermonde matrix made systematic (L. Rizzo, "Effective Erasure Codes for Reliable Computer
+Communication Protocols", ACM CCR 27(2), 1997, sections 2 and 3). Any ``data`` of the shards restore the object.
 
 Shards are as long as the first; the last ones of an object whose size does not divide are shorter or empty. They count
 as ended by zeros, which are in no copy of the object: nothing is padded in memory or on the wire. An empty shard is
@@ -15,7 +15,7 @@ NumPy and zfec release the interpreter lock while they compute.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import ConfigError, LostShardsError, MissingExtraError
+from stoker.warm.parity import Bytes, write_lost, write_p, write_p_and_q
 
 __all__ = ["Code", "encode", "require_codec", "restore"]
 
@@ -95,9 +96,9 @@ def require_codec(code: Code) -> None:
     """Load what computes a code's parity, so that what is not installed is known before the first object.
 
     Raises:
-        MissingExtraError: the code has more than one parity shard, and zfec is not installed.
+        MissingExtraError: the code has more than two parity shards, and zfec is not installed.
     """
-    if code.parity > 1:
+    if code.parity > 2:
         _zfec(code, "Encoder")
 
 
@@ -118,8 +119,10 @@ def encode(data: memoryview, code: Code, out: Sequence[memoryview]) -> None:
         raise ConfigError(f"{code} of {len(data)} bytes has {code.parity} parity shards of {shard_bytes} bytes")
     shards = [data[start:end] for start, end in code.cuts(len(data))]
     if code.parity == 1:
-        _write_xor(shards, out[0])
-    elif code.parity > 1:
+        write_p(_arrays(shards), *_arrays(out))
+    elif code.parity == 2:
+        write_p_and_q(_arrays(shards), *_arrays(out))
+    elif code.parity:
         encoder, wanted = _zfec(code, "Encoder"), tuple(range(code.data, code.shards))
         for start, end in _pieces(shards):
             computed = encoder.encode(tuple(_piece(shard, start, end) for shard in shards), wanted)
@@ -152,12 +155,11 @@ def restore(
             f"{len(lost)} data shards of {size_bytes} bytes in {code} are missing, and {len(parity)} parity shards are"
             " there; read the object from the bucket"
         )
-    if code.parity == 1:
-        for position in lost:
-            others = shards[:position] + shards[position + 1 :]
-            _write_xor([*parity.values(), *others], shards[position])
-    elif lost:
+    if code.parity > 2:
         _decode(code, shards, sorted(parity.items()), lost)
+    elif lost:
+        by_number = {position - code.data: np.frombuffer(shard, np.uint8) for position, shard in parity.items()}
+        write_lost(_arrays(shards), lost, by_number)
 
 
 def _check(
@@ -174,22 +176,8 @@ def _check(
         raise ConfigError(f"parity shards have {shard_bytes} bytes in {code} of {size_bytes}, not {wrong}")
 
 
-def _write_xor(shards: Sequence[memoryview], out: memoryview) -> None:
-    """Write the XOR of shards; the first is at least as long as what is written, none of the others longer than it."""
-    arrays = [np.frombuffer(shard[: len(out)], np.uint8) for shard in shards if len(shard)]
-    if not len(out):
-        return
-    written = np.frombuffer(out, np.uint8)
-    first, *others = arrays
-    if not others:
-        written[:] = first
-        return
-    shared = len(others[0])
-    np.bitwise_xor(first[:shared], others[0], out=written[:shared])
-    written[shared:] = first[shared:]
-    for other in others[1:]:
-        part = written[: len(other)]
-        np.bitwise_xor(part, other, out=part)
+def _arrays(shards: Iterable[memoryview]) -> list[Bytes]:
+    return [np.frombuffer(shard, np.uint8) for shard in shards]
 
 
 def _decode(
@@ -230,6 +218,6 @@ def _zfec(code: Code, kind: str) -> Any:
         import zfec
     except ImportError:
         raise MissingExtraError(
-            f"the code {code} needs zfec; pip install 'stoker[warm]', or use one parity shard"
+            f"the code {code} needs zfec; pip install 'stoker[warm]', or use two parity shards at most"
         ) from None
     return getattr(zfec, kind)(code.data, code.shards)
