@@ -17,6 +17,7 @@ NAMES = (
     "shuffle_quality",
     "throughput",
     "materialized",
+    "erasure",
     "functions",
     "compare",
     "targets",

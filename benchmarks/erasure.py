@@ -1,0 +1,71 @@
+"""What cutting objects into shards costs, beside a copy of the same bytes: `python -m benchmarks.erasure`.
+
+Objects of 1, 8 and 32 MiB of random bytes. Encoding writes all parity shards; restoring writes one lost data shard, as
+most reads do that take the first shards to come, or as many as there is parity. 10+3 is zfec's, the others are NumPy's.
+Beside them, in turn in each round: memcpy of the object, and its CRC-32C. One thread, warm memory; medians of the
+rounds, in GB of the object a second, and as how often a copy of the object would have fitted into the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from stoker.checksum import crc32c
+from stoker.warm.code import Code, encode, restore
+
+SIZES_MIB = (1, 8, 32)
+CODES = ("4+2", "10+1", "10+2", "10+3")
+ROUNDS = 41
+
+
+def works(size_bytes: int) -> dict[str, Callable[[], object]]:
+    """Return what is timed, by name; each leaves the object as it was."""
+    data = memoryview(bytearray(np.random.default_rng(0).bytes(size_bytes)))
+    copy = memoryview(bytearray(size_bytes))
+    source, target = np.frombuffer(data, np.uint8), np.frombuffer(copy, np.uint8)
+    found: dict[str, Callable[[], object]] = {
+        "memcpy": lambda: np.copyto(target, source),
+        "crc32c": lambda: crc32c(data),
+    }
+    for code in map(Code.parse, CODES):
+        parity = [memoryview(bytearray(code.shard_bytes(size_bytes))) for _ in range(code.parity)]
+        encode(data, code, parity)
+        found[f"{code} encode"] = partial(encode, data, code, parity)
+        by_position = dict(enumerate(parity, code.data))
+        for lost in sorted({1, code.parity}):
+            found[f"{code} restore {lost}"] = partial(restore, code, size_bytes, data, by_position, range(lost))
+    return found
+
+
+def measure(size_bytes: int) -> dict[str, float]:
+    """Return seconds of each work, the median of rounds in which each has its turn."""
+    timed = works(size_bytes)
+    seconds: dict[str, list[float]] = {name: [] for name in timed}
+    for _ in range(ROUNDS):
+        for name, work in timed.items():
+            begun = time.perf_counter()
+            work()
+            seconds[name].append(time.perf_counter() - begun)
+    return {name: median(each[1:]) for name, each in seconds.items()}
+
+
+def main() -> None:
+    measured = {mib: measure(mib << 20) for mib in SIZES_MIB}
+    print(f"medians of {ROUNDS - 1} rounds; GB/s, and time in copies of the object\n")
+    print("| what | " + " | ".join(f"{mib} MiB | copies" for mib in SIZES_MIB) + " |")
+    print("| --- |" + " ---: | ---: |" * len(SIZES_MIB))
+    for name in next(iter(measured.values())):
+        cells = [
+            f"{(mib << 20) / seconds[name] / 1e9:.1f} | {seconds[name] / seconds['memcpy']:.1f}"
+            for mib, seconds in measured.items()
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
