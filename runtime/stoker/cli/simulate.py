@@ -13,10 +13,11 @@ from stoker.errors import ConfigError
 from stoker.plan import experiments
 from stoker.plan.experiments.outcome import Cell, Outcome
 from stoker.plan.figures import write_html, write_png
-from stoker.plan.scenario import simulate
+from stoker.plan.scenario import Run, Scenario, simulate
 from stoker.plan.scenario_file import read_scenario
 from stoker.plan.scenario_outcome import outcome
 from stoker.prices import Prices
+from stoker.trace.chrome import MOST_RANKS, RanksTrace
 
 __all__ = ["command"]
 
@@ -43,6 +44,10 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer points")
     parser.add_argument("--no-html", action="store_true", help="no pages, which are 5 MB each")
     parser.add_argument("--json", action="store_true", help="write JSON, and no files")
+    trace = (
+        f"write waits and fetches of a SCENARIO.toml's first {MOST_RANKS} ranks, for 'stoker trace' and Perfetto"
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=trace)
 
 
 def _run(args: Namespace) -> int:
@@ -53,7 +58,9 @@ def _run(args: Namespace) -> int:
     for name in names:  # before any of them is run
         if not name.endswith(_SCENARIO):
             experiments.load(name)
-    results = (_simulated(name, args.quick) for name in names)
+    if args.trace is not None and (len(names) > 1 or not names[0].endswith(_SCENARIO)):
+        raise ConfigError("--trace is for one SCENARIO.toml: name that alone")
+    results = (_simulated(name, args.quick, args.trace) for name in names)
     if args.json:
         print(json_text([_as_json(each) for each in results]))
         return 0
@@ -63,7 +70,7 @@ def _run(args: Namespace) -> int:
     return 0
 
 
-def _simulated(name: str, quick: bool) -> _Found:
+def _simulated(name: str, quick: bool, trace: Path | None) -> _Found:
     begun = time.perf_counter()
     if not name.endswith(_SCENARIO):
         experiment = experiments.load(name)
@@ -72,8 +79,15 @@ def _simulated(name: str, quick: bool) -> _Found:
         file, prices = read_scenario(Path(name)), Prices.load()
         title, source, stem = file.title, name, Path(name).stem
         prices.store(file.url)  # before it is run
-        result = outcome(stem, file.scenario, simulate(file.scenario), prices=prices, url=file.url)
+        result = outcome(stem, file.scenario, _traced(file.scenario, trace), prices=prices, url=file.url)
     return _Found(name=stem, title=title, source=source, outcome=result, seconds=time.perf_counter() - begun)
+
+
+def _traced(scenario: Scenario, trace: Path | None) -> Run:
+    if trace is None:
+        return simulate(scenario)
+    with RanksTrace(trace) as ranks:
+        return simulate(scenario, ranks.sinks)
 
 
 def _as_json(found: _Found) -> dict[str, object]:

@@ -32,8 +32,8 @@ def _configure(parser: ArgumentParser) -> None:
     begin = "first second of the trace to show (default: its beginning, or around the worst wait of a long one)"
     picture.add_argument("--begin", type=float, metavar="SECOND", help=begin)
     picture.add_argument("--seconds", type=float, metavar="N", help="how many (default: all, or some 500 fetches)")
-    node = "which one of a simulated run's, from 0 (default: the one with the worst wait)"
-    picture.add_argument("--node", type=int, metavar="N", help=node)
+    rank = "which one of a simulated run's, from 0 (default: the one with the worst wait)"
+    picture.add_argument("--rank", type=int, metavar="N", help=rank)
 
 
 def _run(args: Namespace) -> int:
@@ -58,9 +58,9 @@ def _told(summary: Summary) -> str:
     whole = summary.seconds * max(1, len(summary.names))
     share = summary.waited_seconds / whole if whole else 0.0
     batches = f"{summary.batches:,} {'batch' if summary.batches == 1 else 'batches'}"
-    nodes = f" on {len(summary.names)} nodes" if len(summary.names) > 1 else ""
+    ranks = f" on {len(summary.names)} ranks" if len(summary.names) > 1 else ""
     waited = f"{summary.waited_seconds:.3f} s ({share:.1%})"
-    return f"{batches}{nodes} in {summary.seconds:.3f} s, of which {waited} were waited"
+    return f"{batches}{ranks} in {summary.seconds:.3f} s, of which {waited} were waited"
 
 
 def _phases(summary: Summary) -> list[tuple[str, ...]]:
@@ -72,13 +72,13 @@ def _phases(summary: Summary) -> list[tuple[str, ...]]:
 
 
 def _worst(summary: Summary) -> list[tuple[str, ...]]:
-    has_nodes = len(summary.names) > 1
-    rows: list[tuple[str, ...]] = [("at", "batch", "waited", "most of it", "", "object", "node"[: 4 * has_nodes])]
+    has_ranks = len(summary.names) > 1
+    rows: list[tuple[str, ...]] = [("at", "batch", "waited", "most of it", "", "object", "rank"[: 4 * has_ranks])]
     for process, wait in summary.worst():
         (phase, key), seconds = next(iter(wait.by_cause().items()))
         at, batch = f"{wait.spans[0].begin_seconds:.3f} s", f"{wait.epoch}/{wait.batch}"
-        share, node = f"{seconds / wait.seconds:.0%}", printable(summary.names.get(process, "")) if has_nodes else ""
-        rows.append((at, batch, f"{wait.seconds:.4f} s", str(phase), share, printable(key), node))
+        share, rank = f"{seconds / wait.seconds:.0%}", printable(summary.names.get(process, "")) if has_ranks else ""
+        rows.append((at, batch, f"{wait.seconds:.4f} s", str(phase), share, printable(key), rank))
     return rows
 
 
@@ -97,8 +97,8 @@ def _picture(args: Namespace) -> int:
     if not args.trace.is_file():
         raise ConfigError(f"the trace {args.trace} is not a file, which is read twice for a picture")
     summary, process, name = Summary.of(read_trace(args.trace)), None, printable(args.trace.name)
-    if len(summary.names) > 1 or args.node is not None:
-        process = _process(summary, args.node)
+    if len(summary.names) > 1 or args.rank is not None:
+        process = _process(summary, args.rank)
         name += f", {printable(summary.names[process])}"
         summary = Summary.of(_of(args.trace, process))
     section = Section.of(summary, args.begin, args.seconds)
@@ -108,15 +108,15 @@ def _picture(args: Namespace) -> int:
     return 0
 
 
-def _process(summary: Summary, node: int | None) -> int:
-    """Return the process of a node, by default the one that had the worst wait."""
-    if node is None:
+def _process(summary: Summary, rank: int | None) -> int:
+    """Return the process of a rank, by default the one that had the worst wait."""
+    if rank is None:
         worst = summary.worst()
         return worst[0][0] if worst else next(iter(summary.names))
     for process, name in summary.names.items():
-        if name == f"node {node}":
+        if name == f"rank {rank}":
             return process
-    raise ConfigError(f"the trace has no node {node}, but {', '.join(map(printable, summary.names.values()))}")
+    raise ConfigError(f"the trace has no rank {rank}, but {', '.join(map(printable, summary.names.values()))}")
 
 
 def _of(path: Path, process: int | None) -> Iterator[Told]:

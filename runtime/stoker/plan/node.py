@@ -21,6 +21,7 @@ from stoker.steps import OrderSource, PlannedStep, Steps, Stretch
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group
 from stoker.tier import Tier
+from stoker.trace.recorder import Recorder
 
 __all__ = ["EpochResult", "Node", "NodeParts", "Nothing"]
 
@@ -75,6 +76,7 @@ class NodeParts:
         memory: stands for the ring's.
         order: gives the order of an epoch.
         meet: waited for after each step, where nodes go in step.
+        recorder: follows fetches, and is told of waits.
     """
 
     manifest: Manifest
@@ -87,6 +89,7 @@ class NodeParts:
     memory: Nothing
     order: OrderSource
     meet: asyncio.Barrier | None = None
+    recorder: Recorder | None = None
 
 
 class Nothing:
@@ -152,7 +155,12 @@ class Node:
         steps = Steps(parts.manifest.rows.samples, self._stretch, parts.order)
         queue = StepQueue(steps, None if self._future is None else self._future.take)
         prefetcher = Prefetcher(
-            self, self._ring, parts.feed.schedule, queue.next_item, hedge_slots=self.slots.hedge_slots
+            self,
+            self._ring,
+            parts.feed.schedule,
+            queue.next_item,
+            hedge_slots=self.slots.hedge_slots,
+            recorder=parts.recorder,
         )
         async with task_group() as group:
             group.create_task(prefetcher.run())
@@ -170,7 +178,10 @@ class Node:
             now.look_ups += len(step.first_uses)
             now.steps += 1
             prefetcher.reached(step.number, used)
+            asked_seconds = loop.time()
             await self._take(step, prefetcher, now)
+            if self._parts.recorder is not None:
+                self._parts.recorder.yielded(step.epoch, asked_seconds, loop.time())
             if step.number == 0:
                 now.first_batch_seconds = loop.time() - started_seconds
             seconds = self._parts.compute.draw(self._rng)
@@ -195,6 +206,8 @@ class Node:
                     await prefetcher.wait(item)
                     now.misses += 1
                     now.wait_seconds += loop.time() - asked_seconds
+                    if self._parts.recorder is not None:
+                        self._parts.recorder.waited_for(item, asked_seconds, loop.time())
             for item in segment.done:
                 prefetcher.release(item)
 

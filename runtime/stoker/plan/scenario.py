@@ -25,6 +25,7 @@ from stoker.plan.tier_model import TierModel
 from stoker.prices import Operation, Prices
 from stoker.sizes import counted, format_bytes
 from stoker.tier import Tier
+from stoker.trace.recorder import Recorder, Sink
 
 __all__ = ["LEAST_BYTES_PER_SECOND", "LONGEST_FIRST_BYTE_SECONDS", "Run", "Scenario", "TierMaker", "simulate"]
 
@@ -125,8 +126,13 @@ class Run:
         return self.requests * prices.request_dollars(url, Operation.GET)
 
 
-def simulate(scenario: Scenario) -> Run:
+def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink]] = lambda rank: ()) -> Run:
     """Run a scenario on a virtual clock; the same scenario gives the same run.
+
+    Args:
+        scenario: to run.
+        sinks_of: returns what is told of a rank's fetches and waits
+            (:meth:`~stoker.trace.chrome.RanksTrace.sinks` for example). No record is kept of ranks that have none.
 
     Raises:
         BudgetError: the memory is too small for the order; or ``full`` would be read in groups, which takes bytes.
@@ -134,7 +140,7 @@ def simulate(scenario: Scenario) -> Run:
     """
     try:
         with _rare_collections():
-            return run_virtual(_simulated(scenario))
+            return run_virtual(_simulated(scenario, sinks_of))
     except StoreError as error:
         size, network = format_bytes(scenario.manifest.largest_bytes), f"{scenario.node_bytes_per_second:g}"
         raise ConfigError(
@@ -143,7 +149,7 @@ def simulate(scenario: Scenario) -> Run:
         ) from error
 
 
-async def _simulated(scenario: Scenario) -> Run:
+async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink]]) -> Run:
     manifest, feed = bodiless(scenario.manifest), scenario.feed
     bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
@@ -158,6 +164,7 @@ async def _simulated(scenario: Scenario) -> Run:
     def node(rank: int) -> Node:
         mine = replace(feed, rank=rank)
         view, rng = machine(rank // scenario.ranks_per_node)
+        sinks = sinks_of(rank)
 
         def tiers(future: Future) -> list[Tier]:
             caches: list[Tier] = [each.tier(future, rng) for each in scenario.caches]
@@ -175,6 +182,7 @@ async def _simulated(scenario: Scenario) -> Run:
                 memory=memory,
                 order=lambda samples, config, epoch: order(epoch),
                 meet=meet,
+                recorder=Recorder(sinks) if sinks else None,
             )
         )
 

@@ -21,11 +21,12 @@ from stoker.trace.event_file import EventFile
 from stoker.trace.fetches import Fetch, Request
 from stoker.trace.recorder import Sink, Wait
 
-__all__ = ["LOOP_ROW", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "NodesTrace", "ProcessTrace"]
+__all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "RanksTrace", "ProcessTrace"]
 
 LOOP_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 1_000, 1_000_000
 """The row of the training loop, and the first of slots and requests."""
-_MOST_NODES = 16
+MOST_RANKS = 16
+"""Of a simulation that are traced: more than a person looks at, and a file would be full of their first seconds."""
 
 
 class ProcessTrace:
@@ -202,8 +203,10 @@ class ChromeTrace(ProcessTrace):
         self.close()
 
 
-class NodesTrace:
-    """The trace of nodes that are simulated, in one file: of the first sixteen, in virtual time, each as a process.
+class RanksTrace:
+    """The trace of ranks that are simulated: in one file, of the first :data:`MOST_RANKS`, each as a process.
+
+    Times are virtual, from the run's begin.
 
     Args:
         path: of the file, which is written anew.
@@ -218,14 +221,14 @@ class NodesTrace:
         self._finalizer = weakref.finalize(self, self._file.close)
 
     def sinks(self, rank: int) -> Sequence[Sink]:
-        """Return what is to be told of a node: nothing of those that have no place."""
-        return [ProcessTrace(self._file, rank + 1, f"node {rank}", 0.0)] if rank < _MOST_NODES else []
+        """Return what is to be told of a rank: nothing of those that have no place."""
+        return [ProcessTrace(self._file, rank + 1, f"rank {rank}", 0.0)] if rank < MOST_RANKS else []
 
     def close(self) -> None:
         """Write what is in memory, and end the list. Idempotent."""
         self._file.close()
 
-    def __enter__(self) -> NodesTrace:
+    def __enter__(self) -> RanksTrace:
         return self
 
     def __exit__(self, *exception: object) -> None:

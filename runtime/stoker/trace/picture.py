@@ -151,7 +151,7 @@ def _waits(recording: Recording) -> list[Span]:
 
 def _phases(recording: Recording) -> list[Phase]:
     """Return the phases that are to be seen, in the order of the colours."""
-    there = {span.phase for span in _waits(recording)}
+    there = {span.phase for span in _waits(recording) if span.seconds}
     there |= {span.phase for each in recording.fetches for span in each.spans}
     return [phase for phase in COLOURS if phase in there]
 

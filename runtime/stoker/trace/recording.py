@@ -92,7 +92,7 @@ class Told(NamedTuple):
     """Something that a trace tells.
 
     Attributes:
-        process: that did it: a loader's file has one, that of a simulation one a node.
+        process: that did it: a loader's file has one, that of a simulation one a rank.
         what: it is. A wait comes when its batch is complete; that of a file that is cut off may lack some of its spans.
     """
 

@@ -92,7 +92,7 @@ class Summary:
         seconds = wait.seconds
         self.batches += 1
         self.waited_seconds += seconds
-        for phase in {span.phase for span in wait.spans}:
+        for phase in {span.phase for span in wait.spans if span.seconds}:
             before, batches = self.phases.get(phase, (0.0, 0))
             mine = sum(span.seconds for span in wait.spans if span.phase is phase)
             self.phases[phase] = before + mine, batches + 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,9 @@ import pytest
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker.trace.chrome import ChromeTrace
+from stoker.trace.phases import Phase, Span
 from stoker.trace.picture import Section, ring_fill
+from stoker.trace.recorder import Wait
 from stoker.trace.recording import Recording, read_trace
 from stoker.trace.summary import Summary
 from support.traced import TracedRun
@@ -116,6 +121,96 @@ def test_what_is_no_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["trace", "view", str(tmp_path / "x")]) == 2
     assert main(["trace", "view", str(tmp_path / "none")]) == 2
     assert "is not a trace" in capsys.readouterr().err
+
+
+def test_a_trace_that_comes_through_a_pipe_is_viewed_and_not_drawn(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(trace.read_bytes()))
+    writer.start()
+    assert main(["trace", "view", str(tmp_path / "pipe")]) == 0
+    writer.join()
+    assert "40 batches" in capsys.readouterr().out
+    assert main(["trace", "picture", str(tmp_path / "pipe"), "--out", str(tmp_path / "t.png")]) == 2
+    assert "is not a file" in capsys.readouterr().err
+
+
+def test_a_compressed_trace_is_viewed_and_drawn(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(trace.read_bytes()))
+    assert main(["trace", "view", str(tmp_path / "t.json.gz")]) == 0
+    assert main(["trace", "picture", str(tmp_path / "t.json.gz"), "--out", str(tmp_path / "t.png")]) == 0
+
+
+def test_names_in_a_trace_do_not_reach_the_terminal_or_the_page_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "\x1b[31m</script><b>$x$%{y}"
+    with ChromeTrace(tmp_path / "$t$.json", clock=lambda: 0.0) as sink:
+        sink.waited(Wait(batch=0, epoch=0, spans=(Span(Phase.TRANSFER, 0.0, 1.0, key),)))
+    for name in ("t.png", "t.html"):
+        assert main(["trace", "picture", str(tmp_path / "$t$.json"), "--out", str(tmp_path / name)]) == 0
+    assert "</script><b>" not in (tmp_path / "t.html").read_text()
+    assert main(["trace", "view", str(tmp_path / "$t$.json")]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+SCENARIO = """
+nodes = 18
+epochs = 2
+[dataset]
+super_samples = 36
+samples = 40
+super_sample_bytes = "1MB"
+[bucket]
+connection_bytes_per_second = "20MB"
+[node]
+batch_size = 40
+memory_bytes = "24MB"
+compute = { seconds = 0.001 }
+"""
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("simulated")
+    (folder / "s.toml").write_text(SCENARIO)
+    args = [str(folder / "s.toml"), "--out", str(folder), "--no-html", "--trace", str(folder / "t.json")]
+    assert main(["simulate", *args]) == 0
+    return folder / "t.json"
+
+
+def test_a_simulated_run_is_viewed_rank_by_rank(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "view", str(simulated)]) == 0
+    out = capsys.readouterr().out
+    assert "64 batches on 16 ranks in" in out
+    worst = out[out.index("worst waits") :].splitlines()
+    assert worst[1].split()[-1] == "rank"
+    assert worst[2].split()[-2] == "rank"
+
+
+def test_a_simulated_run_is_the_same_trace_each_time(simulated: Path) -> None:
+    before = Recording.of(read_trace(simulated))
+    folder = simulated.parent
+    assert main(["simulate", str(folder / "s.toml"), "--json", "--trace", str(folder / "again.json")]) == 0
+    assert Recording.of(read_trace(folder / "again.json")) == before
+
+
+def test_a_rank_of_a_simulated_run_is_drawn(
+    simulated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for args in ([], ["--rank", "15"]):
+        assert main(["trace", "picture", str(simulated), "--out", str(tmp_path / "t.png"), *args]) == 0
+    assert main(["trace", "picture", str(simulated), "--out", str(tmp_path / "t.png"), "--rank", "16"]) == 2
+    assert "no rank 16, but rank 0, rank 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names", [["scale"], ["all"], ["a.toml", "b.toml"]])
+def test_the_trace_of_more_than_a_scenario_is_refused(
+    names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *names, "--trace", str(tmp_path / "t.json")]) == 2
+    assert "--trace is for one SCENARIO.toml" in capsys.readouterr().err
 
 
 def test_the_fill_of_the_ring_is_what_the_ring_had(trace: Path) -> None:

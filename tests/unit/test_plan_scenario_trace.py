@@ -1,0 +1,73 @@
+"""The trace of a simulated run says what its result says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.feed import FeedConfig
+from stoker.order import OrderConfig
+from stoker.plan.bucket import BucketModel
+from stoker.plan.dataset import described
+from stoker.plan.latency import Constant, Late
+from stoker.plan.scenario import Scenario, simulate
+from stoker.trace.chrome import MOST_RANKS, RanksTrace
+from stoker.trace.recording import Recording, Told, read_trace
+
+NODES = 3
+
+
+def scenario(nodes: int = NODES) -> Scenario:
+    return Scenario(
+        manifest=described(super_samples=24 * nodes, samples=40, super_sample_bytes=1_000_000),
+        feed=FeedConfig(
+            order=OrderConfig(lanes=nodes), batch_size=40, world_size=nodes, memory_bytes=30_000_000, end_epoch=2
+        ),
+        bucket=BucketModel(first_byte=Late(Constant(0.05), 0.1, 2.0), connection_bytes_per_second=5e6),
+        compute=Constant(0.02),
+        epochs=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+    path = tmp_path_factory.mktemp("trace") / "t.json"
+    with RanksTrace(path) as trace:
+        simulate(scenario(), trace.sinks)
+    return list(read_trace(path))
+
+
+def test_each_rank_is_a_process_whose_waits_are_those_of_the_result(told: list[Told]) -> None:
+    run = simulate(scenario())
+    for rank in range(NODES):
+        mine = Recording.of(each for each in told if each.process == rank + 1)
+        results = [each for each in run.epochs if each.rank == rank]
+        assert len(mine.waits) == sum(each.steps for each in results)
+        for result in results:
+            waits = [wait.seconds for wait in mine.waits if wait.epoch == result.epoch]
+            assert sum(waits) == pytest.approx(result.wait_seconds, abs=1e-5)
+    assert run.wait_seconds > 0.1
+
+
+def test_its_requests_are_those_of_the_result(told: list[Told]) -> None:
+    recording, run = Recording.of(told), simulate(scenario())
+    assert len(recording.answers) == run.requests
+    assert sum(answer.is_whole for answer in recording.answers) == len(recording.fetches)
+
+
+def test_a_run_that_is_traced_is_the_run_that_is_not(tmp_path: Path) -> None:
+    with RanksTrace(tmp_path / "t.json") as trace:
+        assert simulate(scenario(), trace.sinks) == simulate(scenario())
+
+
+def test_no_more_than_the_first_ranks_are_traced(tmp_path: Path) -> None:
+    with RanksTrace(tmp_path / "t.json") as trace:
+        assert [bool(trace.sinks(rank)) for rank in range(MOST_RANKS + 2)] == [True] * MOST_RANKS + [False] * 2
+
+
+def test_a_large_one_ends_at_its_limit(tmp_path: Path) -> None:
+    with RanksTrace(tmp_path / "t.json", limit="50kB") as trace:
+        simulate(scenario(), trace.sinks)
+    assert (tmp_path / "t.json").stat().st_size <= 50_000
+    assert Recording.of(read_trace(tmp_path / "t.json")).is_full
