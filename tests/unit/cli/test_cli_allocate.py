@@ -127,7 +127,7 @@ def test_who_gets_nothing_under_greedy_is_named(tmp_path: Path, capsys: pytest.C
         (CLUSTER + SLOW.replace("200", "1e308"), "jobs[0].samples_per_second is 1e+308, not a number from 0 to"),
         (CLUSTER + SLOW.replace("100KB", "0"), "compute_bytes_per_second of the job 'slow' must be more than 0"),
         (CLUSTER + FAST.replace("100MB", "9999999PB"), "jobs[0].compute is '9999999PB/s', not a rate of at most"),
-        (CLUSTER.replace("80Mbit", "99999999Tbit") + FAST, "cluster.bandwidth is '99999999Tbit', not a rate of at most"),
+        (CLUSTER.replace("80Mbit", "99999999Tbit") + FAST, "cluster.bandwidth is '99999999Tbit', not a rate of at"),
         (CLUSTER.replace("150GB", "2000PiB") + FAST, "cluster.cache_bytes is '2000PiB', not a number of bytes of at"),
         (CLUSTER + FAST + "nodes = 70000\n", "jobs[0].nodes is 70000, not an integer from 1 to 65,536"),
         (CLUSTER + FAST + FAST, "two jobs are called 'fast'"),
