@@ -44,9 +44,7 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer points")
     parser.add_argument("--no-html", action="store_true", help="no pages, which are 5 MB each")
     parser.add_argument("--json", action="store_true", help="write JSON, and no files")
-    trace = (
-        f"write waits and fetches of a SCENARIO.toml's first {MOST_RANKS} ranks, for 'stoker trace' and Perfetto"
-    )
+    trace = f"write waits and fetches of a SCENARIO.toml's first {MOST_RANKS} ranks, for 'stoker trace' and Perfetto"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=trace)
 
 
