@@ -1,0 +1,184 @@
+"""The life of a node against a world in which instances really hold, lose and copy things."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stoker.warm.life import Contents, Life, State
+from stoker.warm.shelf import Digest
+
+WHO = st.integers(0, 5)
+
+
+class Instance:
+    """A process: what it holds, and how often that has changed."""
+
+    def __init__(self, contents: frozenset[int] = frozenset(), term: int = 0) -> None:
+        self.contents, self.term = contents, term
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(self.term, hash(self.contents) if self.term else 0)
+
+
+class LifeMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = Life(fresh_seconds=2.0)
+        self.instances: dict[str, Instance] = {}
+        self.believed: frozenset[int] = frozenset()
+        self.things = self.started = 0
+        self.now = 0.0
+
+    def pick(self, who: int) -> str | None:
+        """Return an instance, the known one half of the time."""
+        if who >= 3 and self.life.instance is not None:
+            return self.life.instance
+        return sorted(self.instances)[who % len(self.instances)] if self.instances else None
+
+    def start(self, instance: Instance) -> str:
+        """Start an instance; the platform takes back one that is not known when there are three."""
+        if len(self.instances) == 3:
+            del self.instances[min(set(self.instances) - {self.life.instance})]
+        self.started += 1
+        name = f"{self.started:016x}"
+        self.instances[name] = instance
+        return name
+
+    def greet(self, name: str) -> Contents | None:
+        instance, state = self.instances[name], self.life.state
+        contents = self.life.greeted(name, instance.digest, self.now)
+        if contents is None:
+            assert state in (State.AWAKE, State.MAYBE)
+            assert name != self.life.instance
+        else:
+            assert self.life.may_send(self.now)
+            assert self.life.expected == instance.digest
+            if contents is Contents.EXPECTED:
+                assert self.believed == instance.contents
+            else:
+                self.believed = frozenset()
+            if not instance.contents and not instance.term:
+                assert contents is not Contents.UNKNOWN
+        return contents
+
+    def gave_up(self, is_given_up: bool) -> None:
+        if is_given_up:
+            assert self.life.state is State.GONE
+            self.believed = frozenset()
+
+    @rule()
+    def a_fresh_instance_greets(self) -> None:
+        self.greet(self.start(Instance()))
+
+    @rule(who=WHO)
+    def a_back_up_greets(self, who: int) -> None:
+        if (name := self.pick(who)) is not None:
+            source = self.instances[name]
+            self.greet(self.start(Instance(source.contents, source.term)))
+
+    @rule(who=WHO)
+    def an_instance_greets_again(self, who: int) -> None:
+        if (name := self.pick(who)) is not None:
+            self.greet(name)
+
+    @rule(who=WHO, is_told=st.booleans())
+    def an_instance_is_given_something(self, who: int, is_told: bool) -> None:
+        name = self.pick(who)
+        if name is None or (is_told and (name != self.life.instance or not self.life.is_connected)):
+            return
+        self.things += 1
+        instance = self.instances[name]
+        instance.contents, instance.term = instance.contents | {self.things}, instance.term + 1
+        if is_told:
+            self.life.changed(name, instance.digest)
+            self.believed |= {self.things}
+
+    @precondition(lambda self: self.life.is_connected and self.believed)
+    @rule()
+    def the_known_instance_lets_something_go_and_says_so(self) -> None:
+        instance = self.instances[self.life.instance or ""]
+        thing = min(self.believed)
+        instance.contents, instance.term = instance.contents - {thing}, instance.term + 1
+        self.life.changed(self.life.instance or "", instance.digest)
+        self.believed -= {thing}
+
+    @rule(who=WHO)
+    def an_instance_lists_what_it_has(self, who: int) -> None:
+        name = self.pick(who)
+        if name is not None and name == self.life.instance and self.life.is_connected:
+            self.believed = self.instances[name].contents
+            self.life.changed(name, self.instances[name].digest)
+            self.life.listed(name)
+
+    @rule(who=WHO, word=st.sampled_from(["heard", "said_bye", "lost"]))
+    def an_instance_speaks_or_breaks_off(self, who: int, word: str) -> None:
+        if (name := self.pick(who)) is not None:
+            is_known = self.life.is_connected and name == self.life.instance
+            is_taken = self.life.lost(name) if word == "lost" else getattr(self.life, word)(name, self.now)
+            assert is_taken == is_known
+
+    @rule()
+    def the_node_is_called(self) -> None:
+        calls = self.life.calls
+        self.life.invoked()
+        assert self.life.calls == calls + 1
+        assert not self.life.must_invoke
+
+    @precondition(lambda self: self.life.calls)
+    @rule(how=st.sampled_from(["returned", "failed", "throttled"]))
+    def a_call_ends(self, how: str) -> None:
+        self.gave_up(bool(getattr(self.life, how)()))
+
+    @rule()
+    def a_deadline_passes(self) -> None:
+        self.gave_up(self.life.silent())
+        assert self.life.state is not State.AWAKE
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def only_a_connected_instance_is_awake_and_a_node_that_is_gone_holds_nothing(self) -> None:
+        life = self.life
+        assert life.is_connected or life.state is not State.AWAKE
+        assert life.instance is not None or not life.is_connected
+        if life.state is State.GONE:
+            assert (life.instance, life.is_connected, life.expected) == (None, False, Digest())
+        assert life.tries < 3 or life.state is State.GONE
+
+    @invariant()
+    def there_is_at_most_one_thing_to_do(self) -> None:
+        todo = [self.life.may_send(self.now), self.life.must_ping(self.now), self.life.must_invoke]
+        assert sum(todo) <= 1
+        assert any(todo[:2]) == (self.life.state is State.AWAKE)
+
+    @invariant()
+    def nothing_is_believed_that_the_known_instance_does_not_hold(self) -> None:
+        if self.life.instance is None:
+            assert not self.believed
+        else:
+            assert self.believed <= self.instances[self.life.instance].contents
+
+    @invariant()
+    def a_fresh_instance_is_taken_after_two_calls_at_most_if_all_others_are_dead(self) -> None:
+        life = deepcopy(self.life)
+        if life.is_connected:
+            life.lost(str(life.instance))
+        for _ in range(2):
+            while life.calls:
+                life.returned()
+            assert life.must_invoke or life.state is State.GONE
+            life.invoked()
+            if life.greeted("f" * 16, Digest(), self.now) is not None:
+                break
+        assert life.may_send(self.now)
+
+
+TestLifeAgainstWorld = LifeMachine.TestCase
+TestLifeAgainstWorld.settings = settings(max_examples=150, stateful_step_count=40)

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import inspect
+import math
+import re
+
+import pytest
+
+from stoker.errors import ConfigError, StateError
+from stoker.warm import life as life_module
+from stoker.warm.life import TRANSITIONS, Contents, Event, Life, State
+from stoker.warm.shelf import Digest
+
+FULL, NEWER, NOTHING = Digest(7, 70), Digest(9, 90), Digest()
+ONE, TWO = "1" * 16, "2" * 16
+
+
+def awake(digest: Digest = FULL, *, calls: int = 1) -> Life:
+    """Return a node that was called, greeted with some contents, and whose shards were listed."""
+    life = Life()
+    for _ in range(calls):
+        life.invoked()
+    life.greeted(ONE, digest, 0.0)
+    life.listed(ONE)
+    return life
+
+
+def in_doubt() -> Life:
+    life = awake()
+    life.silent()
+    assert life.state is State.MAYBE
+    return life
+
+
+def gone() -> Life:
+    life = in_doubt()
+    assert [life.silent(), life.silent()] == [False, True]
+    assert life.state is State.GONE
+    return life
+
+
+def asleep() -> Life:
+    life = awake()
+    life.said_bye(ONE, 1.0)
+    life.returned()
+    assert life.state is State.SLEEPING
+    return life
+
+
+def test_every_state_with_every_event_is_considered() -> None:
+    assert set(TRANSITIONS) == {(state, event) for state in State for event in Event}
+
+
+def test_the_table_in_the_documentation_is_the_one_that_is_used() -> None:
+    rows = re.findall(r"^([A-Z_]+) +(\w+) +(\w+) +(\w+) +(\w+)$", inspect.getdoc(life_module) or "", re.MULTILINE)
+    written = {
+        (state, Event[name]): None if cell == "refused" else State[cell]
+        for name, *cells in rows
+        for state, cell in zip(State, cells, strict=True)
+    }
+    assert written == TRANSITIONS
+
+
+def test_a_node_that_was_never_called_must_be() -> None:
+    life = Life()
+    assert (life.may_send(0.0), life.must_ping(0.0), life.must_invoke) == (False, False, True)
+
+
+def test_a_node_is_called_once_and_then_awaited() -> None:
+    life = Life()
+    life.invoked()
+    assert not life.must_invoke
+    life.silent()
+    assert life.must_invoke
+
+
+def test_requests_go_out_while_the_last_word_is_fresh_and_behind_a_ping_afterwards() -> None:
+    life = Life(fresh_seconds=2.0)
+    life.greeted(ONE, NOTHING, 10.0)
+    assert life.may_send(12.0)
+    assert not life.must_ping(12.0)
+    assert life.must_ping(12.5)
+    assert not life.may_send(12.5)
+    assert life.heard(ONE, 12.5)
+    assert life.may_send(14.5)
+
+
+def test_a_node_that_keeps_its_memory_is_believed_and_one_that_woke_on_its_connection_is_too() -> None:
+    life = asleep()
+    assert life.must_invoke
+    life.invoked()
+    assert life.heard(ONE, 5.0)
+    assert life.may_send(5.0)
+    assert life.expected == FULL
+    assert life.greeted(ONE, FULL, 6.0) is Contents.EXPECTED
+
+
+def test_a_fresh_instance_of_a_node_that_slept_has_lost_everything() -> None:
+    life = asleep()
+    life.invoked()
+    assert life.greeted(TWO, NOTHING, 5.0) is Contents.NONE
+    assert (life.instance, life.expected, life.state) == (TWO, NOTHING, State.AWAKE)
+
+
+def test_an_instance_with_other_contents_is_to_be_listed_until_it_was() -> None:
+    life = asleep()
+    assert life.greeted(TWO, NEWER, 5.0) is Contents.UNKNOWN
+    assert life.greeted(TWO, NEWER, 6.0) is Contents.UNKNOWN
+    life.listed(ONE)
+    assert life.greeted(TWO, NEWER, 7.0) is Contents.UNKNOWN
+    life.listed(TWO)
+    assert life.greeted(TWO, NEWER, 8.0) is Contents.EXPECTED
+
+
+def test_what_a_node_holds_when_the_proxy_starts_is_unknown() -> None:
+    assert Life().greeted(ONE, FULL, 0.0) is Contents.UNKNOWN
+    assert Life().greeted(ONE, NOTHING, 0.0) is Contents.EXPECTED
+
+
+@pytest.mark.parametrize("made", [awake, in_doubt])
+@pytest.mark.parametrize("digest", [NOTHING, NEWER])
+def test_a_stranger_does_not_pass_for_a_node_that_may_still_run(made: type[Life], digest: Digest) -> None:
+    life = made()
+    before = repr(life)
+    assert life.greeted(TWO, digest, 5.0) is None
+    assert repr(life) == before
+    assert life.heard(ONE, 6.0)
+    assert life.expected == FULL
+
+
+@pytest.mark.parametrize("made", [awake, in_doubt, asleep])
+def test_an_instance_with_the_contents_that_are_expected_takes_over(made: type[Life]) -> None:
+    life = made()
+    assert life.greeted(TWO, FULL, 5.0) is Contents.EXPECTED
+    assert life.instance == TWO
+    assert not life.heard(ONE, 6.0)
+    assert not life.said_bye(ONE, 6.0)
+    assert not life.lost(ONE)
+    assert life.may_send(5.0)
+
+
+def test_the_known_instance_may_dial_again_and_hold_more_than_it_could_say() -> None:
+    life = awake()
+    assert life.greeted(ONE, NEWER, 5.0) is Contents.UNKNOWN
+    assert life.expected == NEWER
+
+
+def test_a_stranger_is_the_node_once_the_call_of_the_silent_one_has_ended() -> None:
+    life = in_doubt()
+    life.invoked()
+    assert life.greeted(TWO, NOTHING, 5.0) is None
+    life.returned()
+    assert life.greeted(TWO, NOTHING, 6.0) is None
+    life.returned()
+    assert life.greeted(TWO, NOTHING, 7.0) is Contents.NONE
+
+
+def test_a_node_whose_connection_broke_is_awaited_while_its_call_runs() -> None:
+    life = awake()
+    assert life.lost(ONE)
+    assert life.state is State.MAYBE
+    assert not life.must_invoke
+    assert life.greeted(ONE, FULL, 5.0) is Contents.EXPECTED
+    life.lost(ONE)
+    assert not life.failed()
+    assert life.must_invoke
+
+
+def test_a_node_that_said_bye_is_called_when_it_has_returned_lest_a_second_instance_starts() -> None:
+    life = awake()
+    assert life.said_bye(ONE, 5.0)
+    assert not life.must_invoke
+    life.returned()
+    assert life.must_invoke
+
+
+def test_the_end_of_an_earlier_call_says_nothing_of_the_one_that_runs() -> None:
+    life = awake()
+    life.said_bye(ONE, 1.0)
+    life.silent()
+    life.invoked()
+    life.heard(ONE, 2.0)
+    life.returned()
+    assert life.may_send(2.0)
+    life.returned()
+    assert life.state is State.SLEEPING
+
+
+def test_a_node_that_sleeps_keeps_what_it_holds_when_its_connection_breaks() -> None:
+    life = asleep()
+    assert life.lost(ONE)
+    assert (life.state, life.expected) == (State.SLEEPING, FULL)
+    assert not life.heard(ONE, 5.0)
+
+
+def test_three_tries_in_a_row_and_what_the_node_held_is_lost() -> None:
+    life = asleep()
+    for attempt in (1, 2):
+        life.invoked()
+        assert not life.failed(), attempt
+    life.invoked()
+    assert life.failed()
+    assert (life.state, life.instance, life.expected) == (State.GONE, None, NOTHING)
+    assert not life.must_invoke
+
+
+def test_a_call_that_ends_without_a_word_is_a_try() -> None:
+    life = Life()
+    for _ in range(2):
+        life.invoked()
+        assert not life.returned()
+    life.invoked()
+    assert life.returned()
+
+
+def test_a_call_that_the_platform_has_no_room_for_is_none() -> None:
+    life = Life()
+    for _ in range(9):
+        life.invoked()
+        life.throttled()
+    assert (life.state, life.tries, life.must_invoke) == (State.SLEEPING, 0, True)
+
+
+def test_a_word_ends_a_row_of_tries() -> None:
+    life = Life()
+    for second in range(5):
+        life.invoked()
+        life.failed()
+        life.invoked()
+        life.silent()
+        life.greeted(ONE, NOTHING, float(second))
+        life.returned()
+    assert life.state is State.SLEEPING
+
+
+def test_a_call_that_fails_beside_an_instance_that_is_awake_does_not_concern_it() -> None:
+    life = awake(calls=5)
+    assert [life.failed() for _ in range(4)] == [False] * 4
+    assert (life.state, life.tries) == (State.AWAKE, 0)
+
+
+def test_a_node_that_is_gone_comes_back_by_greeting_only() -> None:
+    life = gone()
+    assert not life.heard(ONE, 5.0)
+    assert not life.said_bye(ONE, 5.0)
+    assert not life.lost(ONE)
+    assert not life.silent()
+    life.invoked()
+    assert life.state is State.GONE
+    assert life.greeted(ONE, FULL, 9.0) is Contents.UNKNOWN
+    assert (life.state, life.tries) == (State.AWAKE, 0)
+
+
+def test_an_instance_that_is_not_known_cannot_say_what_is_held() -> None:
+    life = awake()
+    life.changed(TWO, NEWER)
+    assert life.expected == FULL
+    life.changed(ONE, NEWER)
+    assert life.expected == NEWER
+    life.lost(ONE)
+    life.changed(ONE, FULL)
+    assert life.expected == NEWER
+
+
+def test_the_end_of_a_call_that_was_not_made_is_an_error() -> None:
+    with pytest.raises(StateError, match="not under way"):
+        Life().returned()
+
+
+@pytest.mark.parametrize(("fresh_seconds", "tries"), [(-1.0, 3), (math.nan, 3), (math.inf, 3), (1.0, 0)])
+def test_figures_that_make_no_sense_are_refused(fresh_seconds: float, tries: int) -> None:
+    with pytest.raises(ConfigError):
+        Life(fresh_seconds=fresh_seconds, tries=tries)
