@@ -60,7 +60,9 @@ class StreamDataset(IterableDataset[Any]):
     DataLoader makes anew each time. The manifest version is pinned when the data set is made, and nothing that it
     opened then is kept open. Under torch.distributed construction is a collective operation: the ranks compare what
     they were given; a data set for one rank alone is made with ``rank=0, world_size=1``. Counts of requests and waits
-    are each process's own and not collected.
+    are each process's own and not collected. So there is no ``trace``: whether the training loop waits is known where
+    the DataLoader's queue is, and nowhere else. And there is no ``budget``: a DataLoader makes its workers anew each
+    epoch, and none knows what another has spent; ``max_dollars_per_epoch`` holds.
 
     Args:
         url: of the data set: a path, ``file://``, ``s3://`` or ``gs://``; ``memory://`` is of one process and those
@@ -102,9 +104,15 @@ class StreamDataset(IterableDataset[Any]):
             if getattr(config, name):
                 raise ConfigError(f"{name} cannot be used in worker processes; give DataLoader pin_memory=True")
         if config.budget is not None:
-            raise ConfigError("budget is for a Loader: worker processes do not know what the others spend")
+            raise ConfigError(
+                "budget is for a Loader: worker processes do not know what the others spend, nor what those of earlier "
+                "epochs spent; max_dollars_per_epoch bounds what is planned"
+            )
         if config.trace is not None:
-            raise ConfigError("trace is for a Loader: worker processes do not know what the training loop waits for")
+            raise ConfigError(
+                "trace is for a Loader: worker processes do not know what the training loop waits for; trace a Loader "
+                "with the same settings to see what the bucket does"
+            )
         for name in ("collate", "batch_transform"):
             if self.batch_size is None and getattr(config, name) is not None:
                 raise ConfigError(f"{name} is for batches: give batch_size=, or the DataLoader a collate_fn")

@@ -392,3 +392,8 @@ def test_it_says_what_it_is(url: str) -> None:
 def test_a_trace_is_refused_since_workers_do_not_know_what_is_waited_for() -> None:
     with pytest.raises(ConfigError, match="trace is for a Loader"):
         StreamDataset(pack_numbers(10), rank=0, world_size=1, trace="trace.json")  # type: ignore[call-arg]
+
+
+def test_a_budget_is_refused_since_workers_do_not_know_what_is_spent() -> None:
+    with pytest.raises(ConfigError, match=r"budget is for a Loader: .* max_dollars_per_epoch bounds"):
+        StreamDataset(pack_numbers(10), rank=0, world_size=1, budget="5 USD")  # type: ignore[call-arg]
