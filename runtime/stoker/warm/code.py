@@ -155,7 +155,7 @@ def restore(
             f"{len(lost)} data shards of {size_bytes} bytes in {code} are missing, and {len(parity)} parity shards are"
             " there; read the object from the bucket"
         )
-    if code.parity > 2:
+    if lost and code.parity > 2:
         _decode(code, shards, sorted(parity.items()), lost)
     elif lost:
         by_number = {position - code.data: np.frombuffer(shard, np.uint8) for position, shard in parity.items()}

@@ -203,15 +203,16 @@ def test_a_shard_that_is_missing_twice_is_restored_once() -> None:
 
 
 def test_more_than_two_parity_shards_need_an_extra_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = Code(7, 3)
+    code = Code(77, 3)  # which no other test has loaded
     monkeypatch.setitem(sys.modules, "zfec", None)
-    shards = [memoryview(bytearray(2)) for _ in range(3)]
-    with pytest.raises(MissingExtraError, match=r"7\+3 needs zfec; pip install 'stoker\[warm\]'"):
+    shards = [memoryview(bytearray(1)) for _ in range(3)]
+    with pytest.raises(MissingExtraError, match=r"77\+3 needs zfec; pip install 'stoker\[warm\]'"):
         encode(content(10), code, shards)
     with pytest.raises(MissingExtraError):
-        restore(code, 10, memoryview(bytearray(10)), {7: shards[0]}, {0})
+        restore(code, 10, memoryview(bytearray(10)), {77: shards[0]}, {0})
     with pytest.raises(MissingExtraError):
         require_codec(code)
+    restore(code, 10, memoryview(bytearray(10)), {}, set())
 
 
 def test_two_parity_shards_need_no_extra(monkeypatch: pytest.MonkeyPatch) -> None:
