@@ -44,13 +44,13 @@ FLOORS = {
         shuffling.layout shuffling.memory shuffling.plan shuffling.task
         trace.phases
         warm.bill warm.code warm.directory warm.handshake warm.life warm.outbox warm.parity warm.shard warm.shelf
-        warm.upkeep warm.wire""",
+        warm.upkeep warm.settings warm.wake warm.wire""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget
         trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values trace.open_telemetry
         trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
-        warm.asking warm.connection warm.serving""",
+        warm.asking warm.connection warm.node warm.serving warm.sockets""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
         fetch.fetcher fetch.prefetcher fetch.race fetch.range_reader fetch.step_queue
@@ -58,7 +58,8 @@ FLOORS = {
         reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
         reading.super_samples reading.values
         shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work
-        shuffling.writing""",
+        shuffling.writing
+        warm.backup warm.fleet warm.proxy warm.tier""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

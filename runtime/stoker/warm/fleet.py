@@ -1,0 +1,347 @@
+"""Nodes as the proxy uses them: called when they sleep, asked when they are awake, given up when they are silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.errors import ConnectionLostError, DeadlineError, StokerError, ThrottledError, WireError
+from stoker.fanout import Answer
+from stoker.warm.connection import Connection, Reply
+from stoker.warm.life import Contents, Life, State
+from stoker.warm.settings import WarmConfig
+from stoker.warm.shard import ShardId
+from stoker.warm.wake import Report, Task, Wake
+from stoker.warm.wire import Head, Kind
+
+__all__ = ["Invoke", "Node", "NodeParts"]
+
+Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
+"""Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.fanout.Executor.call`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """What all nodes of a proxy share.
+
+    Attributes:
+        config: the tier's settings.
+        invoke: calls functions.
+        proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
+        spawn: runs something that ends by itself, in the proxy's task group.
+        billed: is told what a call came to, and what it was for.
+        found: is told what a node holds, each time that it has greeted or was given up.
+    """
+
+    config: WarmConfig
+    invoke: Invoke
+    proxy: Callable[[], tuple[str, str]]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    billed: Callable[[Answer, Task], None]
+    found: Callable[[Node, Contents], None]
+
+
+class Node:
+    """One function that holds shards. Lives on the proxy's event loop.
+
+    Args:
+        number: of the node, in the directory.
+        parts: what it shares with others.
+    """
+
+    def __init__(self, number: int, parts: NodeParts) -> None:
+        config = parts.config
+        self.number, self.name = number, config.name_of(number)
+        self.life = Life(fresh_seconds=config.fresh_seconds)
+        self.contact_seconds = asyncio.get_running_loop().time()
+        """When it was called or spoke last."""
+        self.limit_bytes = 0
+        self._parts = parts
+        self._connection: Connection | None = None
+        self._changed = asyncio.Event()
+        self._waking: asyncio.Task[ConnectionLostError | None] | None = None
+        self._silent_seconds = float("-inf")
+        self._peer: asyncio.Future[Connection] | None = None
+
+    # What the proxy asks of it.
+
+    async def request(
+        self,
+        kind: Kind,
+        head: Head,
+        *,
+        body: Sequence[bytes | bytearray | memoryview] = (),
+        into: memoryview | None = None,
+        seconds: float,
+    ) -> Reply:
+        """Wake the node if need be, ask it, and return its answer.
+
+        When the call ends, however it ends, nothing reads ``body`` or writes to ``into`` any more.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, or failed.
+        """
+        loop = asyncio.get_running_loop()
+        end_seconds = loop.time() + seconds
+        connection, instance = await self._ready()
+        sent_seconds = loop.time()
+        try:
+            reply = await connection.request(
+                kind, head, body=body, into=into, timeout=max(0.0, end_seconds - sent_seconds)
+            )
+        except DeadlineError:
+            self._was_silent(sent_seconds)
+            raise
+        self._heard(instance)
+        if kind in (Kind.SET, Kind.DELETE) and reply.kind is Kind.STORED:
+            self._noted(Report.parse(_without(reply.head, "evicted")))
+        return reply
+
+    async def keep_warm(self) -> None:
+        """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
+        await self._call(Task.WARM)
+
+    async def stop(self) -> None:
+        """Tell it to return."""
+        if self._connection is not None and self._connection.is_open:
+            with suppress(StokerError):
+                await self._connection.request(Kind.STOP, timeout=self._parts.config.ping_seconds)
+
+    async def close(self) -> None:
+        """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
+        await self.stop()
+        if self._waking is not None:
+            self._waking.cancel()
+            await asyncio.wait([self._waking])
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def listed(self) -> list[ShardId] | None:
+        """Return all that it holds; None if the instance that began to tell is not the node any more."""
+        instance, listed = self.life.instance, list[ShardId]()
+        while True:
+            after = {"after": listed[-1].to_text()} if listed else {}
+            reply = await self.request(Kind.INDEX, after, seconds=self._parts.config.write_seconds)
+            if self.life.instance != instance or instance is None:
+                return None
+            page = reply.head.get("shards")
+            if not isinstance(page, list):
+                raise WireError(f"{self.name} lists {page!r:.40}, not shards")
+            listed += [ShardId.parse(each) for each in page]
+            if not (page and reply.head.get("more")):
+                self.life.listed(instance)
+                return listed
+
+    @asynccontextmanager
+    async def accompanied(self) -> AsyncIterator[Connection]:
+        """Have a second instance beside the one that is awake, which is kept awake meanwhile; yield its connection.
+
+        Raises:
+            DeadlineError: there is none within ``wake_seconds``: the platform starts no more, or took the first one.
+            ConnectionLostError: the node cannot be woken.
+        """
+        config, loop = self._parts.config, asyncio.get_running_loop()
+        await self.request(Kind.PING, {}, seconds=config.wake_seconds)
+        self._peer = peer = loop.create_future()
+        staying = asyncio.ensure_future(self._stay_awake())
+        try:
+            self._parts.spawn(self._call_peer())
+            try:
+                async with asyncio.timeout(config.wake_seconds):
+                    connection = await peer
+            except TimeoutError:
+                raise DeadlineError(f"{self.name} has no second instance after {config.wake_seconds:g} s") from None
+            try:
+                yield connection
+            finally:
+                self._parts.spawn(_dismissed(connection, config.ping_seconds))
+        finally:
+            self._peer = None
+            staying.cancel()
+            await asyncio.wait([staying])
+
+    # What happens to it.
+
+    def greeted(self, connection: Connection, greeting: Head) -> None:
+        """An instance has connected and knows the secret."""
+        report, task = Report.parse(_without(greeting, "task")), greeting.get("task")
+        if task == Task.BACKUP and self._peer is not None and not self._peer.done():
+            self._peer.set_result(connection)
+            return
+        contents = self.life.greeted(report.instance, report.digest, asyncio.get_running_loop().time())
+        if contents is None or task == Task.BACKUP:
+            self._parts.spawn(_dismissed(connection, self._parts.config.ping_seconds))
+            return
+        if self._connection is not None:
+            self._connection.abort()
+        self._connection, self.limit_bytes = connection, report.limit_bytes
+        self._touched()
+        self._parts.found(self, contents)
+
+    def noticed(self, connection: Connection, kind: Kind, head: Head) -> None:
+        """An instance says something unasked: that it is here again, or that it goes."""
+        if connection is not self._connection:
+            return
+        report, now_seconds = Report.parse(head), asyncio.get_running_loop().time()
+        if kind is Kind.BYE:
+            self.life.said_bye(report.instance, now_seconds)
+        else:
+            self.life.heard(report.instance, now_seconds)
+        self._noted(report)
+        self._touched()
+
+    def lost(self, connection: Connection) -> None:
+        """A connection has ended."""
+        if connection is self._connection and self.life.instance is not None:
+            self.life.lost(self.life.instance)
+            self._connection = None
+            self._touched()
+
+    # Waking it.
+
+    async def _ready(self) -> tuple[Connection, str]:
+        """Return the connection of a node that is awake, and its instance.
+
+        Raises:
+            ConnectionLostError: it is gone, or could not be woken.
+        """
+        while not (self.life.may_send(asyncio.get_running_loop().time()) and self._connection is not None):
+            if self._waking is None or self._waking.done():
+                self._waking = asyncio.ensure_future(self._wake())
+            # Whoever wants it waits for the same call; one that is cancelled leaves it to the others.
+            await asyncio.wait([self._waking])
+            error = (
+                ConnectionLostError(f"{self.name} was let go") if self._waking.cancelled() else self._waking.result()
+            )
+            if error is not None:
+                raise error
+        return self._connection, str(self.life.instance)
+
+    async def _wake(self) -> ConnectionLostError | None:
+        """Do what it takes to have it awake; return the error if that fails."""
+        loop, config = asyncio.get_running_loop(), self._parts.config
+        while not self.life.may_send(loop.time()):
+            if self.life.state is State.GONE:
+                return ConnectionLostError(f"{self.name} was called {self.life.tries} times and does not come")
+            if self.life.must_ping(loop.time()) and self._connection is not None:
+                await self._ping(self._connection)
+                continue
+            if self.life.must_invoke:
+                self._parts.spawn(self._call(Task.SERVE))
+                await asyncio.sleep(0)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(config.wake_seconds):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._gave_up(self.life.silent())
+        return None
+
+    async def _ping(self, connection: Connection) -> None:
+        sent_seconds, instance = asyncio.get_running_loop().time(), self.life.instance
+        try:
+            await connection.request(Kind.PING, timeout=self._parts.config.ping_seconds)
+        except DeadlineError:
+            self._was_silent(sent_seconds)
+        except StokerError:
+            await asyncio.sleep(0)  # the connection is lost: that is being told
+        else:
+            self._heard(str(instance))
+
+    async def _stay_awake(self) -> None:
+        """Give it a reason to stay: while it runs, the platform takes another instance for another call."""
+        with suppress(StokerError):
+            while True:
+                await self.request(Kind.PING, {}, seconds=self._parts.config.wake_seconds)
+                await asyncio.sleep(self._parts.config.linger_seconds / 4)
+
+    async def _call_peer(self) -> None:
+        """Call the function while its instance is busy: that makes a second one."""
+        with suppress(StokerError):
+            self._parts.billed(await self._parts.invoke(self.name, self._event(Task.BACKUP)), Task.BACKUP)
+
+    async def _call(self, task: Task) -> None:
+        """Call the function and wait until it has returned."""
+        self.contact_seconds = asyncio.get_running_loop().time()
+        event = self._event(task)
+        self.life.invoked()
+        is_known = True
+        try:
+            answer = await self._parts.invoke(self.name, event)
+        except ThrottledError:
+            self.life.throttled()
+        except StokerError:
+            self._gave_up(self.life.failed())
+        except BaseException:
+            self.life.failed()
+            raise
+        else:
+            self._parts.billed(answer, task)
+            if task is Task.WARM:
+                is_known = self._is_as_expected(answer)
+            self._gave_up(self.life.returned())
+        self._touched()
+        if not is_known:
+            with suppress(StokerError):
+                await self._ready()  # so that it greets, and says what it holds
+
+    def _event(self, task: Task) -> dict[str, Any]:
+        proxy, fingerprint = self._parts.proxy()
+        return Wake(
+            node=self.name,
+            proxy=proxy,
+            fingerprint=fingerprint,
+            task=task,
+            linger_seconds=self._parts.config.linger_seconds,
+            dial_anew=self.life.tries > 0,
+        ).to_event()
+
+    def _is_as_expected(self, answer: Answer) -> bool:
+        try:
+            report = Report.parse(answer.result)
+        except WireError:
+            return False
+        is_known = self.life.heard(report.instance, asyncio.get_running_loop().time())
+        return is_known and report.digest == self.life.expected
+
+    def _heard(self, instance: str) -> None:
+        now_seconds = asyncio.get_running_loop().time()
+        if self.life.heard(instance, now_seconds):
+            self.contact_seconds = now_seconds
+
+    def _noted(self, report: Report) -> None:
+        """Take note of a digest; answers to what was asked at the same time come in any order."""
+        if report.digest.term >= self.life.expected.term:
+            self.life.changed(report.instance, report.digest)
+
+    def _was_silent(self, sent_seconds: float) -> None:
+        """It has not answered what was sent then. Many requests that wait at once are one silence."""
+        if max(self.life.heard_seconds, self._silent_seconds) < sent_seconds:
+            self._silent_seconds = asyncio.get_running_loop().time()
+            self._gave_up(self.life.silent())
+            self._touched()
+
+    def _gave_up(self, is_given_up: bool) -> None:
+        if is_given_up:
+            if self._connection is not None:
+                self._connection.abort()
+                self._connection = None
+            self._parts.found(self, Contents.NONE)
+
+    def _touched(self) -> None:
+        self.contact_seconds = asyncio.get_running_loop().time()
+        self._changed.set()
+
+
+def _without(head: Head, name: str) -> dict[str, Any]:
+    return {key: value for key, value in head.items() if key != name}
+
+
+async def _dismissed(connection: Connection, seconds: float) -> None:
+    """Tell an instance that is not needed to return."""
+    with suppress(StokerError):
+        await connection.request(Kind.STOP, timeout=seconds)
+    await connection.close()

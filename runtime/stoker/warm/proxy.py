@@ -1,0 +1,522 @@
+"""The proxy: puts objects as shards into nodes, and reads them from whichever nodes are first.
+
+It runs beside the trainer. Nodes dial out to it, so it listens. A read asks for all shards of an object at once and
+takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); the rest are cancelled. What
+nodes have lost is written again, from the bytes that have just been read. Nothing here is ever the only copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from stoker.errors import StokerError, StoreError, TransientError, WireError
+from stoker.fanout import Answer
+from stoker.task_group import task_group
+from stoker.threads import in_thread
+from stoker.warm.backup import back_up
+from stoker.warm.bill import CostMeter, Purpose
+from stoker.warm.code import Code, encode, require_codec, restore
+from stoker.warm.connection import Answer as PeerAnswer
+from stoker.warm.connection import Connection, Serve
+from stoker.warm.directory import Directory, Found, Held
+from stoker.warm.fleet import Invoke, Node, NodeParts
+from stoker.warm.handshake import ProxySide, Secret
+from stoker.warm.life import Contents, State
+from stoker.warm.node import LISTED_AT_ONCE
+from stoker.warm.settings import WarmConfig
+from stoker.warm.shard import ShardId
+from stoker.warm.sockets import Door
+from stoker.warm.upkeep import Errand, Upkeep, UpkeepConfig
+from stoker.warm.upkeep import Task as Errands
+from stoker.warm.wake import Task
+from stoker.warm.wire import Head, Kind
+
+__all__ = ["Proxy", "ProxyStatistics"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.1
+"""The least time between two looks at what is due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyStatistics:
+    """A snapshot of a proxy.
+
+    Attributes:
+        hits: objects that were read.
+        misses: objects that are not here.
+        losses: objects that were here, and of which too many shards are lost.
+        restored: hits for which lost or late data shards were computed from parity.
+        late: shards that were not waited for, since others were first.
+        corrupt: shards that arrived and are not what they should be.
+        rebuilt: lost shards that were written again.
+        backed_up: shards that were copied to a second instance.
+        stored: objects that were put away.
+        declined: objects that were offered and not taken: too many waited, or there is no room.
+        evicted: objects that went for others.
+        pending_bytes: copies that wait to be written.
+        objects: that are known.
+        nodes: how many are in which state.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    losses: int = 0
+    restored: int = 0
+    late: int = 0
+    corrupt: int = 0
+    rebuilt: int = 0
+    backed_up: int = 0
+    stored: int = 0
+    declined: int = 0
+    evicted: int = 0
+    pending_bytes: int = 0
+    objects: int = 0
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Tally:
+    hits: int = 0
+    misses: int = 0
+    losses: int = 0
+    restored: int = 0
+    late: int = 0
+    corrupt: int = 0
+    rebuilt: int = 0
+    backed_up: int = 0
+    stored: int = 0
+    declined: int = 0
+    evicted: int = 0
+    pending_bytes: int = 0
+
+
+class Proxy:
+    """Objects in the memory of nodes. Lives on one event loop.
+
+    Args:
+        config: the tier's settings.
+        secret: of the deployment.
+        invoke: calls functions by their names.
+        door: where nodes, and clients, dial.
+        clients: answers the requests of clients; without it they are turned away.
+        rng: for choosing nodes.
+
+    Raises:
+        MissingExtraError: what the code needs is not installed.
+    """
+
+    def __init__(
+        self,
+        config: WarmConfig,
+        secret: Secret,
+        invoke: Invoke,
+        door: Door,
+        *,
+        clients: Serve | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        require_codec(config.code)
+        self.config = config
+        self.meter = CostMeter()
+        self.door = door
+        self._secret, self._invoke, self._clients = secret, invoke, clients
+        self._rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
+        self._directory = Directory(config.nodes, [config.code], limit_bytes=0, most_objects=config.most_objects)
+        self._nodes: list[Node] = []
+        self._doomed: dict[int, set[ShardId]] = {}
+        self._tally = _Tally()
+        self._writing: set[str] = set()
+        self._writes = asyncio.Semaphore(config.writes)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[Connection] = set()
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Listen, and call all nodes: what they hold from an earlier proxy is known once they have greeted.
+
+        Raises:
+            ConfigError: the address cannot be used.
+        """
+        parts = NodeParts(
+            config=self.config,
+            invoke=self._invoke,
+            proxy=lambda: (self.door.address, self.door.fingerprint),
+            spawn=self._spawn,
+            billed=self._billed,
+            found=self._found,
+        )
+        self._nodes = [Node(number, parts) for number in range(self.config.nodes)]
+        await self.door.open(self._accept)
+        self._spawn(self._wake_unknown())
+        self._spawn(self._keep_up())
+
+    async def close(self) -> None:
+        """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
+        self._is_closed = True
+        self.door.close()
+        async with task_group() as group:
+            for node in self._nodes:
+                group.create_task(node.close())
+            for connection in list(self._connections):
+                group.create_task(connection.close())
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    def statistics(self) -> ProxyStatistics:
+        """Return a snapshot."""
+        states = dict.fromkeys(State, 0)
+        for node in self._nodes:
+            states[node.life.state] += 1
+        counted = {name: getattr(self._tally, name) for name in self._tally.__slots__}
+        nodes = MappingProxyType({state.value: count for state, count in states.items()})
+        return ProxyStatistics(**counted, objects=len(self._directory), nodes=nodes)
+
+    # Reading.
+
+    async def read(self, name: str, into: memoryview) -> bool:
+        """Fill ``into`` with an object, if it is here; verified shard by shard.
+
+        When the call ends, however it ends, nothing writes to ``into`` any more.
+
+        Args:
+            name: of the object.
+            into: memory of the object's size.
+
+        Returns:
+            Whether it was here, and so many shards of it could be had in ``read_seconds``.
+        """
+        found = self._directory.find(name)
+        if found is None:
+            self._tally.misses += 1
+            return False
+        lost = await self._read_shards(name, found, into)
+        if lost is None:
+            self._tally.losses += 1
+            return False
+        self._tally.hits += 1
+        self.meter.delivered(len(into))
+        if lost:
+            self._rebuild(name, found.code, into)
+        return True
+
+    async def _read_shards(self, name: str, found: Found, into: memoryview) -> list[int] | None:
+        """Fill ``into``; return the positions that nodes have lost, or None if the object is lost."""
+        code, views = found.code, _views(found.code, into)
+        parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
+        targets = [*views, *parity.values()]
+        asked: dict[asyncio.Task[bool], int] = {}
+        whole = {at for at, view in enumerate(targets) if not len(view)}
+        lost = [at for at, node in enumerate(found.nodes) if node < 0 and at not in whole]
+        async with task_group() as group:
+            for at, node in enumerate(found.nodes):
+                if node >= 0 and at not in whole:
+                    shard = ShardId(name, code.data, code.parity, at)
+                    asked[group.create_task(self._read_shard(self._nodes[node], shard, targets[at]))] = at
+            waiting = set(asked)
+            deadline = asyncio.get_running_loop().time() + self.config.read_seconds
+            while len(whole) < code.data <= len(whole) + len(waiting):
+                left_seconds = max(0.0, deadline - asyncio.get_running_loop().time())
+                done, waiting = await asyncio.wait(waiting, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                for each in done:
+                    if each.result():
+                        whole.add(asked[each])
+                    else:
+                        lost.append(asked[each])
+            for each in waiting:
+                each.cancel()
+        if len(whole) < code.data:
+            if len(lost) > code.parity:
+                self._delete(self._directory.forget(name))
+            return None
+        self._tally.late += len(waiting)
+        missing = [at for at in range(code.data) if at not in whole]
+        if missing:
+            self._tally.restored += 1
+            here = {at: view for at, view in parity.items() if at in whole}
+            if code.parity == 1:  # which takes less time than handing it over
+                restore(code, len(into), into, here, missing)
+            else:
+                await in_thread(lambda _: restore(code, len(into), into, here, missing))
+        return lost
+
+    async def _read_shard(self, node: Node, shard: ShardId, into: memoryview) -> bool:
+        """Fill ``into`` with a shard; return whether it is there and whole."""
+        try:
+            reply = await node.request(
+                Kind.GET, {"shard": shard.to_text()}, into=into, seconds=self.config.read_seconds
+            )
+        except StoreError:
+            return False
+        if reply.kind is Kind.FOUND:
+            if reply.body_bytes == len(into) and shard.checksum(into) == reply.head.get("crc32c"):
+                return True
+            self._tally.corrupt += 1
+            self._doom(node.number, shard)
+        self._directory.dropped(node.number, shard)
+        return False
+
+    # Writing.
+
+    def offer(self, name: str, data: memoryview) -> None:
+        """Put an object away some time, if there is room for a copy until then. Never blocks."""
+        if self._directory.find(name) is not None or name in self._writing:
+            return
+        if self._is_closed or self._tally.pending_bytes + len(data) > self.config.pending_bytes:
+            self._tally.declined += 1
+            return
+        self._write_behind(name, self.config.code, data)
+
+    def _rebuild(self, name: str, code: Code, data: memoryview) -> None:
+        """Put the lost shards of an object away again, of which the bytes are at hand."""
+        if name in self._writing or self._is_closed:
+            return
+        if self._tally.pending_bytes + len(data) <= self.config.pending_bytes:
+            self._write_behind(name, code, data)
+
+    def _write_behind(self, name: str, code: Code, data: memoryview) -> None:
+        self._writing.add(name)
+        self._tally.pending_bytes += len(data)
+        self._spawn(self._write(name, code, bytes(data)))
+
+    async def _write(self, name: str, code: Code, data: bytes) -> None:
+        """Write the shards of an object that are nowhere."""
+        try:
+            async with self._writes:
+                is_new = self._directory.find(name) is None
+                await self._wake_unknown()
+                placement = self._directory.place(name, code, self._rng)
+                if placement is None:
+                    self._tally.declined += 1
+                    return
+                self._tally.evicted += len({held.shard.object for held in placement.evicted})
+                self._delete(placement.evicted)
+                shards = await self._encoded(code, data, placement.nodes)
+                async with task_group() as group:
+                    tasks = [
+                        group.create_task(
+                            self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at])
+                        )
+                        for at, node in placement.nodes.items()
+                    ]
+                written = sum(task.result() for task in tasks)
+                if is_new:
+                    self._tally.stored += self._directory.find(name) is not None
+                else:
+                    self._tally.rebuilt += written
+        finally:
+            self._writing.discard(name)
+            self._tally.pending_bytes -= len(data)
+
+    async def _encoded(self, code: Code, data: bytes, wanted: Iterable[int]) -> dict[int, memoryview]:
+        """Return the shards of an object, by position; parity only if it is wanted."""
+        whole = memoryview(data)
+        shards = dict(enumerate(_views(code, whole)))
+        if any(at >= code.data for at in wanted):
+            parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
+            await in_thread(lambda _: encode(whole, code, parity))
+            shards |= dict(enumerate(parity, code.data))
+        return shards
+
+    async def _write_shard(self, number: int, shard: ShardId, payload: memoryview) -> bool:
+        node = self._nodes[number]
+        try:
+            await self._delete_doomed(node)
+            reply = await node.request(
+                Kind.SET,
+                {"shard": shard.to_text(), "crc32c": shard.checksum(payload)},
+                body=(payload,),
+                seconds=self.config.write_seconds,
+            )
+            if reply.kind is Kind.STORED:
+                for evicted in reply.head.get("evicted", ()):
+                    self._directory.dropped(number, ShardId.parse(evicted))
+                if self._directory.stored(number, shard):
+                    return True
+                self._doom(number, shard)
+                return False
+        except StoreError as error:
+            _log.debug("%s does not take a shard: %s", node.name, error)
+        except BaseException:
+            self._directory.dropped(number, shard)
+            raise
+        self._directory.dropped(number, shard)
+        return False
+
+    async def _wake_unknown(self) -> None:
+        """Wake nodes of which nobody knows how much they hold: none has said so yet."""
+        unknown = [node for node in self._nodes if not node.limit_bytes and node.life.state is not State.GONE]
+        if not unknown:
+            return
+        async with task_group() as group:
+            for node in unknown:
+                group.create_task(self._greet(node))
+
+    async def _greet(self, node: Node) -> None:
+        with suppress(TransientError):
+            await node.request(Kind.PING, {}, seconds=self.config.wake_seconds)
+
+    # Upkeep.
+
+    async def _keep_up(self) -> None:
+        """Call nodes that nobody uses, and back them up, for ever."""
+        loop, config = asyncio.get_running_loop(), self.config
+        every = UpkeepConfig(warm_seconds=config.keep_warm_seconds, backup_seconds=config.backup_seconds)
+        upkeep = Upkeep(config.nodes, every, loop.time())
+        changes = [node.life.expected for node in self._nodes]
+        while True:
+            due_seconds = upkeep.next_due()
+            await asyncio.sleep(_LOOK_SECONDS if due_seconds is None else max(_LOOK_SECONDS, due_seconds - loop.time()))
+            for node in self._nodes:
+                upkeep.contacted(node.number, node.contact_seconds)
+                if changes[node.number] != node.life.expected:
+                    changes[node.number] = node.life.expected
+                    upkeep.changed(node.number)
+            for errand in upkeep.due(loop.time()):
+                self._spawn(self._run_errand(upkeep, errand))
+
+    async def _run_errand(self, upkeep: Upkeep, errand: Errand) -> None:
+        node, is_well = self._nodes[errand.node], False
+        try:
+            if errand.task is Errands.WARM:
+                await node.keep_warm()
+            else:
+                self._tally.backed_up += await back_up(node, self.config)
+            is_well = True
+        finally:
+            upkeep.done(errand.node, asyncio.get_running_loop().time(), is_well=is_well)
+
+    # Deleting.
+
+    def _delete(self, held: Iterable[Held]) -> None:
+        for node, shard in held:
+            self._doom(node, shard)
+
+    def _doom(self, node: int, shard: ShardId) -> None:
+        """Delete a shard when its node is written to next: that is soon enough, and wakes nobody."""
+        self._doomed.setdefault(node, set()).add(shard)
+
+    async def _delete_doomed(self, node: Node) -> None:
+        while doomed := self._doomed.pop(node.number, None):
+            page = [doomed.pop() for _ in range(min(len(doomed), LISTED_AT_ONCE))]
+            if doomed:
+                self._doomed.setdefault(node.number, set()).update(doomed)
+            head = {"shards": [shard.to_text() for shard in page]}
+            await node.request(Kind.DELETE, head, seconds=self.config.write_seconds)
+
+    # Nodes and their connections.
+
+    def _accept(self) -> Connection:
+        connection: Connection
+
+        def noticed(kind: Kind, head: Head) -> None:
+            node = self._node_of(connection)
+            if node is not None:
+                self._guarded(connection, lambda: node.noticed(connection, kind, head))
+
+        async def answer(kind: Kind, head: Head, body: bytearray) -> PeerAnswer:
+            if self._clients is None or connection.peer is None or connection.peer.role != "client":
+                raise WireError(f"{kind.name} is not asked of a proxy")
+            return await self._clients(kind, head, body)
+
+        connection = Connection(ProxySide(self._secret, fingerprint=self.door.fingerprint), answer, notice=noticed)
+        self._spawn(self._attend(connection))
+        return connection
+
+    async def _attend(self, connection: Connection) -> None:
+        """Be there for a connection until it ends."""
+        self._connections.add(connection)
+        node: Node | None = None
+        try:
+            peer = await connection.ready()
+            if peer.role == "node":
+                node = self._node_of(connection)
+                if node is None:
+                    raise WireError(f"there is no node {peer.node}")
+                node.greeted(connection, peer.greeting)
+            await connection.closed()
+        except StokerError as error:
+            _log.warning("a connection of the warm tier ended: %s", error)
+            connection.abort()
+        finally:
+            self._connections.discard(connection)
+            connection.abort()
+            if node is not None:
+                node.lost(connection)
+
+    def _guarded(self, connection: Connection, call: Any) -> None:
+        """Close a connection on which nonsense is said."""
+        try:
+            call()
+        except WireError as error:
+            connection.abort(error)
+
+    def _node_of(self, connection: Connection) -> Node | None:
+        peer = connection.peer
+        number = peer.node.removeprefix("warm-") if peer is not None else ""
+        is_number = number.isascii() and number.isdigit() and len(number) <= 5
+        return self._nodes[int(number)] if is_number and int(number) < len(self._nodes) else None
+
+    def _found(self, node: Node, contents: Contents) -> None:
+        """A node does not hold what it was believed to."""
+        if contents is Contents.NONE:
+            self._directory.lost(node.number)
+            self._doomed.pop(node.number, None)
+        elif contents is Contents.UNKNOWN:
+            self._spawn(self._learn(node))
+        self._directory.limit(node.number, node.limit_bytes)
+        self._directory.avoid(node.number, is_gone=node.life.state is State.GONE)
+
+    async def _learn(self, node: Node) -> None:
+        """Ask a node for what it holds, and believe that."""
+        try:
+            shards = await node.listed()
+        except StokerError as error:
+            _log.warning("%s does not say what it holds: %s", node.name, error)
+            return
+        if shards is None:
+            return
+        _, strange = self._directory.listed(node.number, shards)
+        for shard in strange:
+            self._doom(node.number, shard)
+
+    def _billed(self, answer: Answer, task: Task) -> None:
+        self.meter.called(
+            Purpose(str(task)),
+            billed_seconds=answer.billed_seconds,
+            memory_bytes=answer.memory_bytes,
+            vcpus=answer.vcpus,
+            is_cold=answer.is_cold,
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _logged(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    except StokerError as error:
+        _log.warning("the warm tier goes on without: %s", error)
+    except Exception:  # noqa: BLE001 - a task's boundary
+        _log.exception("the warm tier goes on without")
+
+
+def _views(code: Code, data: memoryview) -> list[memoryview]:
+    """Return an object's data shards, in its own memory."""
+    return [data[start:end] for start, end in code.cuts(len(data))]

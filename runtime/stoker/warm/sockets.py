@@ -1,0 +1,222 @@
+"""Sockets of the warm tier: the proxy listens, nodes and clients dial, and TLS wherever others could listen in.
+
+The proxy's certificate may be one that it has signed itself: who dials is told the certificate's fingerprint by a
+channel that is trusted already (the invocation, the URL), takes no other, and binds it into the handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
+from stoker.warm.handshake import is_private
+
+__all__ = ["Address", "Certificate", "Door", "TcpDoor", "dial"]
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_DIAL_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a TCP port.
+
+    Attributes:
+        host: a name or an address.
+        port: 0 to 65535; 0 is for listening only, on any that is free.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Return what ``host:port`` or ``[v6]:port`` says.
+
+        Raises:
+            ConfigError: it says something else.
+        """
+        match = _ADDRESS.fullmatch(text)
+        if match is None or int(match[2]) > 65535:
+            raise ConfigError(f"{text!r:.80} is no address; write for example 10.0.0.5:7411 or [fd00::5]:7411")
+        return cls(match[1].strip("[]"), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """What the proxy shows, in PEM files.
+
+    Attributes:
+        chain: the certificate, its own first.
+        key: its private key, without a passphrase.
+    """
+
+    chain: Path
+    key: Path
+
+    def context(self) -> ssl.SSLContext:
+        """Return how to listen with it.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        try:
+            context.load_cert_chain(self.chain, self.key, password=_no_passphrase)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the certificate {self.chain} and its key {self.key} cannot be used: {error}") from None
+        return context
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the certificate, 64 hexadecimal digits.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        try:
+            text = self.chain.read_text("ascii")
+            first = text[: text.index("-----END CERTIFICATE-----")] + "-----END CERTIFICATE-----\n"
+            return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first[first.index("-----BEGIN") :])).hexdigest()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.chain} holds no certificate: {error}") from None
+
+
+class Door(Protocol):
+    """Where a proxy can be dialled."""
+
+    @property
+    def address(self) -> str:
+        """What to dial, ``host:port``."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the certificate that is shown; empty without TLS."""
+        ...
+
+    async def open(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Let everybody in, each with a protocol of its own, which must not believe anybody before a handshake."""
+        ...
+
+    def close(self) -> None:
+        """Let nobody in any more; connections stay. Idempotent."""
+        ...
+
+
+class TcpDoor:
+    """A :class:`Door` over TCP, with TLS if there is a certificate.
+
+    Args:
+        at: where to listen; port 0 is any that is free.
+        advertised: what to tell nodes, if it is not the same: behind a load balancer, or when listening everywhere.
+        certificate: what to show; a must off loopback and private networks.
+    """
+
+    def __init__(
+        self, at: Address, *, advertised: Address | None = None, certificate: Certificate | None = None
+    ) -> None:
+        self._at, self._advertised, self._certificate = at, advertised, certificate
+        self._server: asyncio.Server | None = None
+        self._fingerprint = certificate.fingerprint() if certificate is not None else ""
+
+    @property
+    def address(self) -> str:
+        """What to dial, ``host:port``."""
+        if self._advertised is not None:
+            return str(self._advertised)
+        port = self._server.sockets[0].getsockname()[1] if self._server is not None else self._at.port
+        return str(Address(self._at.host, port))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the certificate; empty without TLS."""
+        return self._fingerprint
+
+    async def open(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: without a certificate, others could listen in there; or the address cannot be used.
+        """
+        loop, at, certificate = asyncio.get_running_loop(), self._at, self._certificate
+        try:
+            for *_, found in await loop.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM):
+                _check(str(found[0]), has_tls=certificate is not None)
+            context = certificate.context() if certificate is not None else None
+            self._server = await loop.create_server(protocol, at.host, at.port, ssl=context)
+        except OSError as error:
+            raise ConfigError(f"the warm tier cannot listen on {at}: {error}") from None
+
+    def close(self) -> None:
+        """Let nobody in any more; connections stay. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+
+
+async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], seconds: float = _DIAL_SECONDS) -> P:
+    """Connect to a proxy. Its certificate is compared by the handshake, which must be told the fingerprint, too.
+
+    Args:
+        address: of the proxy.
+        fingerprint: of its certificate; empty for no TLS.
+        protocol: makes what speaks.
+        seconds: that it may take.
+
+    Raises:
+        ConfigError: without a fingerprint, others could listen in on the way; or it is none.
+        ConnectionLostError: there is nobody.
+        DeadlineError: nobody answers in time.
+    """
+    if fingerprint and not _FINGERPRINT.fullmatch(fingerprint):
+        raise ConfigError("a certificate's fingerprint is its SHA-256 in 64 hexadecimal digits")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(seconds):
+            transport, spoken = await loop.create_connection(
+                protocol, address.host, address.port, ssl=_pinning() if fingerprint else None
+            )
+    except TimeoutError:
+        raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {seconds:g} s") from None
+    except OSError as error:  # ssl.SSLError is one
+        raise ConnectionLostError(f"the warm tier's proxy at {address} cannot be reached: {error}") from None
+    try:
+        _check(transport.get_extra_info("peername")[0], has_tls=bool(fingerprint))
+    except BaseException:
+        transport.abort()
+        raise
+    return spoken
+
+
+def _check(address: str, *, has_tls: bool) -> None:
+    if not has_tls and not is_private(address):
+        raise ConfigError(
+            f"{address} is on no private network: give the proxy a certificate and its key, and tell its fingerprint"
+        )
+
+
+def _pinning() -> ssl.SSLContext:
+    """Return a context that takes any certificate: the handshake knows which one it must be."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _no_passphrase() -> str:
+    raise ValueError("the key has a passphrase")
