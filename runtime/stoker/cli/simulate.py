@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.cli.command import Command
-from stoker.cli.output import json_text, table
+from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 from stoker.plan import experiments
 from stoker.plan.experiments.outcome import Cell, Outcome
@@ -58,27 +61,42 @@ def _run(args: Namespace) -> int:
             experiments.load(name)
     if args.trace is not None and (len(names) > 1 or not names[0].endswith(_SCENARIO)):
         raise ConfigError("--trace is for one SCENARIO.toml: name that alone")
-    results = (_simulated(name, args.quick, args.trace) for name in names)
     if args.json:
-        print(json_text([_as_json(each) for each in results]))
+        print(json_text([_as_json(_simulated(name, args.quick, args.trace)) for name in names]))
         return 0
-    for each in results:
+    _check_places(names, args.out)
+    for each in (_simulated(name, args.quick, args.trace) for name in names):
         _show(each)
         _write(each, args.out, with_html=not args.no_html)
     return 0
+
+
+def _check_places(names: Sequence[str], folder: Path) -> None:
+    """Find out before minutes of work whether what comes of them has a place, each its own."""
+    for stem, count in Counter(map(_stem, names)).items():
+        if count > 1:
+            raise ConfigError(
+                f"{stem}.csv would be written {count} times: give each once, and files of different names"
+            )
+    with _saying(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _stem(name: str) -> str:
+    return Path(name).stem if name.endswith(_SCENARIO) else name
 
 
 def _simulated(name: str, quick: bool, trace: Path | None) -> _Found:
     begun = time.perf_counter()
     if not name.endswith(_SCENARIO):
         experiment = experiments.load(name)
-        title, source, stem, result = experiment.title, experiment.source, name, experiment.run(quick)
+        title, source, result = experiment.title, experiment.source, experiment.run(quick)
     else:
         file, prices = read_scenario(Path(name)), Prices.load()
-        title, source, stem = file.title, name, Path(name).stem
+        title, source = file.title, name
         prices.store(file.url)  # before it is run
-        result = outcome(stem, file.scenario, _traced(file.scenario, trace), prices=prices, url=file.url)
-    return _Found(name=stem, title=title, source=source, outcome=result, seconds=time.perf_counter() - begun)
+        result = outcome(_stem(name), file.scenario, _traced(file.scenario, trace), prices=prices, url=file.url)
+    return _Found(name=_stem(name), title=title, source=source, outcome=result, seconds=time.perf_counter() - begun)
 
 
 def _traced(scenario: Scenario, trace: Path | None) -> Run:
@@ -95,34 +113,44 @@ def _as_json(found: _Found) -> dict[str, object]:
 
 
 def _show(found: _Found) -> None:
-    print(f"{found.name}: {found.title} ({found.source}); {found.seconds:.1f} s")
+    print(f"{printable(f'{found.name}: {found.title} ({found.source})')}; {found.seconds:.1f} s")
     for each in found.outcome.tables:
-        rows = [each.columns, *([_shown(cell) for cell in row] for row in each.rows[:_SHOWN_ROWS])]
+        rows = [
+            [printable(column) for column in each.columns],
+            *([_shown(cell) for cell in row] for row in each.rows[:_SHOWN_ROWS]),
+        ]
         print(table(rows))
         if len(each.rows) > _SHOWN_ROWS:
             print(f"  … and {len(each.rows) - _SHOWN_ROWS} more rows")
     for remark in found.outcome.remarks:
-        print(f"  {remark}")
+        print(f"  {printable(remark)}")
 
 
 def _shown(cell: Cell) -> str:
     if cell is None:
         return ""
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.4g}" if isinstance(cell, float) else printable(str(cell))
 
 
 def _write(found: _Found, folder: Path, *, with_html: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    title = printable(found.title)
+    with _saying(folder):
         for place, each in enumerate(found.outcome.tables):
             name = found.name if place == 0 else each.name
             (folder / f"{name}.csv").write_text(each.to_csv(), "utf-8")
-        write_png(found.outcome.panels, found.title, folder / f"{found.name}.png")
+        write_png(found.outcome.panels, title, folder / f"{found.name}.png")
         if with_html:
-            write_html(found.outcome.panels, found.title, folder / f"{found.name}.html")
+            write_html(found.outcome.panels, title, folder / f"{found.name}.html")
+    print(f"  written to {printable(f'{folder}/{found.name}')}.*")
+
+
+@contextmanager
+def _saying(folder: Path) -> Iterator[None]:
+    """Say of an error of the operating system which folder it is about, and what to do."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written to: {error.strerror}; name another folder with --out") from None
-    print(f"  written to {folder}/{found.name}.*")
 
 
 command = Command(
