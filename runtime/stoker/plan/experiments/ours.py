@@ -90,33 +90,38 @@ def _part(workload: Workload, part: int) -> Workload:
     )
 
 
+def _their_rows(workload: Workload, direct_seconds: float) -> list[tuple[Cell, ...]]:
+    rows: list[tuple[Cell, ...]] = []
+    for way, setting in _THEIRS.items():
+        for number, epoch in enumerate(simulated(workload.name, setting), start=1):
+            fewer = 1 - epoch.wait_seconds / direct_seconds
+            rows.append((workload.name, way, number, epoch.wait_seconds, fewer, epoch.miss_rate, epoch.seconds, None))
+    return rows
+
+
+def _panel(workload: Workload, waits: dict[str, float]) -> Panel:
+    known = [_measured_wait(workload.name, _THEIRS[way]) if way in _THEIRS else math.nan for way in waits]
+    bars = [
+        Series(name="simulated", x=list(waits), y=list(waits.values()), kind="bars"),
+        Series(name="published", x=list(waits), y=known, is_published=True, kind="bars"),
+    ]
+    return Panel(title=workload.title, x_label="", y_label="wait for data in epoch 2 (s)", series=bars)
+
+
 def _run(quick: bool) -> Outcome:
     part = _QUICK_PART if quick else 1
     rows: list[tuple[Cell, ...]] = []
     panels = []
     for workload in WORKLOADS.values():
-        theirs = {way: simulated(workload.name, setting)[1] for way, setting in _THEIRS.items()}
-        direct = theirs[_DIRECT]
-        waits = {way: found.wait_seconds for way, found in theirs.items()}
-        for way, found in theirs.items():
-            fewer = 1 - found.wait_seconds / direct.wait_seconds
-            rows.append((workload.name, way, 2, found.wait_seconds, fewer, found.miss_rate, found.seconds, None))
-        for way, samples in (
-            ("ours, by sample", 1),
-            ("ours, super-samples", _SUPER_SAMPLE_BYTES // workload.sample_bytes),
-        ):
-            own = _part(workload, part)
+        own, in_objects = _part(workload, part), _SUPER_SAMPLE_BYTES // workload.sample_bytes
+        waits = {way: simulated(workload.name, setting)[-1].wait_seconds for way, setting in _THEIRS.items()}
+        direct_seconds = waits[_DIRECT]
+        rows += _their_rows(workload, direct_seconds)
+        for way, samples in (("ours, by sample", 1), ("ours, super-samples", in_objects)):
             ours = _epochs(own, samples)
-            rows += [
-                _row(own, way, number, epoch, direct.wait_seconds / part) for number, epoch in enumerate(ours, start=1)
-            ]
+            rows += [_row(own, way, number, each, direct_seconds / part) for number, each in enumerate(ours, start=1)]
             waits[way] = ours[-1].wait_seconds * part
-        known = [_measured_wait(workload.name, _THEIRS[way]) if way in _THEIRS else math.nan for way in waits]
-        bars = [
-            Series(name="simulated", x=list(waits), y=list(waits.values()), kind="bars"),
-            Series(name="published", x=list(waits), y=known, is_published=True, kind="bars"),
-        ]
-        panels.append(Panel(title=workload.title, x_label="", y_label="wait for data in epoch 2 (s)", series=bars))
+        panels.append(_panel(workload, waits))
     columns = ("workload", "way", "epoch", "wait s", "less than directly", "miss rate", "epoch s", "epoch / bound")
     remarks = (*_REMARKS, f"Our rows are of 1/{part} of each data set.") if quick else _REMARKS
     return Outcome(tables=[Table(name="ours", columns=columns, rows=rows)], panels=panels, remarks=remarks)

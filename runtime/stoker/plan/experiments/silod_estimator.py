@@ -59,7 +59,8 @@ class Circumstances:
 
 _USUAL = Circumstances()
 _SLOW = Circumstances(first_byte=LogNormal(0.1, 0.5))
-_SEVERAL = Circumstances(memory_bytes=256 << 20, warm_epochs=6)
+_SEVERAL = Circumstances(memory_bytes=256 << 20, warm_epochs=18)
+"""Which parts fall to a node, and so its hits, is chance: many epochs even that out."""
 _LITTLE = Circumstances(super_samples=2000, memory_bytes=512 << 20)
 """So much data that what is read ahead is no cache beside them, as with real data sets."""
 
