@@ -130,7 +130,9 @@ class End(asyncio.Transport):
             self._send()
 
     def abort(self) -> None:
-        """Close at once; the other end is reset."""
+        """Close at once; the other end is reset, unless this one had closed before."""
+        if self._is_lost:
+            return
         if self._link.is_split:
             self._lose(None)
         else:

@@ -73,7 +73,7 @@ class Secret:
 
     @classmethod
     def parse(cls, text: str) -> Secret:
-        """Return the secret of a text in base64url, with or without padding.
+        """Return the secret of a text in base64url, or base64 as other tools write it, with or without padding.
 
         Raises:
             ConfigError: it is not one, or too short.

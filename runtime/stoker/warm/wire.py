@@ -52,7 +52,7 @@ HEADER_BYTES = _HEADER.size
 _MAX_GREETING_BYTES = 4 << 10
 """Of a head of the handshake: what is taken from somebody who is not known yet."""
 _MAX_DEPTH = 8
-_SMALL_BYTES = 4 << 10
+_SMALL_BYTES = 16 << 10
 """Received at a time where a header is expected. What of it is body is copied; what does not fit costs a receive."""
 _SCRAP = memoryview(bytearray(256 << 10))
 """Where bodies go that nobody wants: one for all readers, since nobody reads it."""

@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import secrets
+from typing import Any
+
+import pytest
+
+from stoker.errors import ConfigError, CredentialsError, WireError
+from stoker.warm.handshake import Handshake, Message, Peer, PeerSide, ProxySide, Secret, check_address, is_private
+from stoker.warm.wire import Kind
+
+KEY = bytes(range(40))
+SECRET = Secret(KEY)
+OTHER = Secret(b"x" * 40)
+INSTANCE = "0123456789abcdef"
+PRINT = "ab" * 32
+
+
+def node(secret: Secret = SECRET, **options: Any) -> PeerSide:
+    return PeerSide(secret, "node", "warm-7", INSTANCE, **options)
+
+
+def sent(side: Handshake, message: Message | None) -> Message | None:
+    assert message is not None
+    return side.received(*message)
+
+
+def shaken(proxy: ProxySide, peer: PeerSide) -> None:
+    """Carry the messages of a handshake from one side to the other."""
+    assert peer.begin() is None
+    assert sent(peer, sent(proxy, sent(peer, proxy.begin()))) is None
+
+
+def test_both_sides_know_each_other_in_the_end_and_not_before() -> None:
+    proxy, peer = ProxySide(SECRET), node(greeting={"term": 3, "hash": "é"})
+    proof = sent(peer, proxy.begin())
+    assert (proxy.peer, peer.peer) == (None, None)
+    welcome = sent(proxy, proof)
+    assert proxy.peer == Peer("node", "warm-7", INSTANCE, {"term": 3, "hash": "é"})
+    assert peer.peer is None
+    assert sent(peer, welcome) is None
+    assert peer.peer == Peer("proxy", "", "", {})
+
+
+def test_nonces_are_of_32_random_bytes_and_never_the_same() -> None:
+    nonces = {message[1]["nonce"] for message in (ProxySide(SECRET).begin() for _ in range(50)) if message}
+    assert len(nonces) == 50
+    assert {len(bytes.fromhex(nonce)) for nonce in nonces} == {32}
+
+
+def test_a_wrong_secret_fails_at_the_proxy_which_says_what_to_check() -> None:
+    proxy = ProxySide(SECRET)
+    with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
+        sent(proxy, sent(node(OTHER), proxy.begin()))
+    assert proxy.peer is None
+
+
+def test_a_wrong_secret_fails_at_the_peer_when_it_hears_so_or_is_welcomed_by_somebody_else() -> None:
+    peer = node(OTHER)
+    sent(peer, ProxySide(SECRET).begin())
+    with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
+        peer.received(Kind.FAILED, {})
+    for head in ({"mac": "00" * 32}, {"mac": SECRET.mac("stoker warm welcome", {})}):
+        with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
+            peer.received(Kind.WELCOME, head)
+    assert peer.peer is None
+
+
+def test_a_proof_is_good_for_one_challenge_only() -> None:
+    first, peer = ProxySide(SECRET), node()
+    proof = sent(peer, first.begin())
+    sent(first, proof)
+    second = ProxySide(SECRET)
+    second.begin()
+    with pytest.raises(CredentialsError):
+        sent(second, proof)
+
+
+def test_a_welcome_is_good_for_one_proof_only() -> None:
+    proxy = ProxySide(SECRET, nonce=lambda: bytes(32))
+    welcome = sent(proxy, sent(node(), proxy.begin()))
+    again = node()
+    sent(again, ProxySide(SECRET, nonce=lambda: bytes(32)).begin())
+    with pytest.raises(CredentialsError):
+        sent(again, welcome)
+
+
+def test_a_proof_that_is_turned_round_is_no_welcome_nor_the_other_way() -> None:
+    proxy, peer = ProxySide(SECRET, nonce=lambda: bytes(32)), node(nonce=lambda: bytes(32))
+    proof = sent(peer, proxy.begin())
+    assert proof is not None
+    with pytest.raises(CredentialsError):
+        peer.received(Kind.WELCOME, {"mac": proof[1]["mac"]})
+    welcome = sent(proxy, proof)
+    assert welcome is not None
+    other = ProxySide(SECRET, nonce=lambda: bytes(32))
+    with pytest.raises(CredentialsError):
+        other.received(Kind.PROOF, {**proof[1], "mac": welcome[1]["mac"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("role", "client"),
+        ("node", "warm-8"),
+        ("instance", "f" * 16),
+        ("nonce", "00" * 32),
+        ("greeting", {"term": 4}),
+        ("greeting", {"term": "3"}),
+        ("greeting", {}),
+        ("mac", "00" * 32),
+    ],
+)
+def test_whatever_is_changed_on_the_way_makes_a_proof_wrong(name: str, value: object) -> None:
+    proxy, peer = ProxySide(SECRET), node(greeting={"term": 3})
+    proof = sent(peer, proxy.begin())
+    assert proof is not None
+    assert proof[1][name] != value
+    with pytest.raises(CredentialsError):
+        proxy.received(Kind.PROOF, {**proof[1], name: value})
+    proxy.received(*proof)
+
+
+def test_the_version_is_part_of_what_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy, peer = ProxySide(SECRET), node()
+    proof = sent(peer, proxy.begin())
+    monkeypatch.setattr("stoker.warm.handshake.VERSION", 2)
+    with pytest.raises(CredentialsError):
+        sent(proxy, proof)
+
+
+def test_a_proof_that_was_passed_on_through_another_certificate_is_wrong() -> None:
+    proxy = ProxySide(SECRET, fingerprint=PRINT)
+    with pytest.raises(CredentialsError, match="saw another certificate"):
+        sent(proxy, sent(node(fingerprint="cd" * 32), proxy.begin()))
+    shaken(ProxySide(SECRET, fingerprint=PRINT), node(fingerprint=PRINT))
+
+
+@pytest.mark.parametrize("seen", ["", "cd" * 32])
+def test_a_peer_goes_on_only_with_the_certificate_that_it_was_told(seen: str) -> None:
+    with pytest.raises(CredentialsError, match="check its address and the fingerprint"):
+        node(fingerprint=PRINT).saw(seen)
+    node(fingerprint=PRINT).saw(PRINT)
+
+
+def test_tls_where_none_was_expected_is_refused() -> None:
+    with pytest.raises(CredentialsError):
+        node().saw(PRINT)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {},
+        {"role": "proxy"},
+        {"role": ["node"]},
+        {"nonce": "short"},
+        {"nonce": "AB" * 32},
+        {"nonce": "00" * 32 + "\n"},
+        {"node": ""},
+        {"node": "x" * 65},
+        {"node": "a/b"},
+        {"instance": "g" * 16},
+        {"instance": 3},
+        {"greeting": None},
+        {"greeting": []},
+        {"greeting": {"a": 1.5}},
+        {"greeting": {"a": True}},
+        {"greeting": {"a": {}}},
+        {"mac": ""},
+        {"mac": None},
+        {"mac": "é" * 64},
+    ],
+)
+def test_a_proof_of_another_form_is_no_proof(head: dict[str, object]) -> None:
+    proxy = ProxySide(SECRET)
+    proof = sent(node(), proxy.begin())
+    assert proof is not None
+    with pytest.raises(WireError):
+        proxy.received(Kind.PROOF, {**proof[1], **head} if head else {})
+    assert proxy.peer is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PROOF])
+def test_a_proxy_takes_nothing_but_a_proof_and_that_once(kind: Kind) -> None:
+    proxy, peer = ProxySide(SECRET), node()
+    proof = sent(peer, proxy.begin())
+    assert proof is not None
+    with pytest.raises(WireError):
+        proxy.received(kind, proof[1])
+    proxy.received(*proof)
+    with pytest.raises(WireError):
+        proxy.received(*proof)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in (Kind.CHALLENGE, Kind.FAILED)])
+def test_a_peer_takes_nothing_before_a_challenge(kind: Kind) -> None:
+    with pytest.raises(WireError):
+        node().received(kind, {"nonce": "00" * 32, "mac": "00" * 32})
+
+
+def test_a_peer_answers_one_challenge_only() -> None:
+    peer = node()
+    sent(peer, ProxySide(SECRET).begin())
+    with pytest.raises(WireError):
+        sent(peer, ProxySide(SECRET).begin())
+
+
+@pytest.mark.parametrize(
+    ("name", "instance", "greeting"),
+    [("a b", INSTANCE, {}), ("", INSTANCE, {}), ("warm-7", "123", {}), ("warm-7", INSTANCE, {"a": 0.5})],
+)
+def test_a_peer_that_could_not_be_understood_is_not_made(name: str, instance: str, greeting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        PeerSide(SECRET, "node", name, instance, greeting=greeting)
+
+
+# The secret.
+
+
+def test_a_secret_is_at_least_32_bytes() -> None:
+    Secret(bytes(32))
+    with pytest.raises(ConfigError, match="has 31 bytes and needs 32"):
+        Secret(bytes(31))
+
+
+def test_a_secret_survives_the_environment_with_and_without_padding() -> None:
+    text = Secret.generate().reveal()
+    assert Secret.parse(text).reveal() == Secret.parse(text + "=").reveal() == text
+    assert len(Secret.generate().reveal()) == 43
+    assert Secret.parse("+/" * 22).reveal() == "-_" * 22
+
+
+@pytest.mark.parametrize("text", ["", "abc", "!" * 44, "é" * 44, "a" * 45])
+def test_a_text_that_is_no_secret_is_refused_without_being_repeated(text: str) -> None:
+    with pytest.raises(ConfigError, match="the warm tier's secret") as refused:
+        Secret.parse(text)
+    assert not text or text not in str(refused.value)
+
+
+def test_a_secret_is_never_shown_sent_or_pickled() -> None:
+    shown = [repr(SECRET), str(SECRET), f"{SECRET}"]
+    proxy, peer = ProxySide(SECRET), node()
+    challenge = proxy.begin()
+    proof = sent(peer, challenge)
+    shown += [str(challenge), str(proof), str(sent(proxy, proof)), repr(proxy), repr(peer), repr(proxy.peer)]
+    for wrong in (ProxySide(OTHER), ProxySide(SECRET, fingerprint=PRINT)):
+        with pytest.raises(CredentialsError) as refused:
+            sent(wrong, sent(node(), wrong.begin()))
+        shown.append(str(refused.value))
+    for text in shown:
+        assert KEY.hex() not in text
+        assert SECRET.reveal() not in text
+        assert repr(KEY)[2:-1] not in text
+    for copied in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match="not pickled"):
+            copied(SECRET)
+
+
+def test_macs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    digest = secrets.compare_digest
+
+    def compare(a: str, b: str) -> bool:
+        compared.append((a, b))
+        return digest(a, b)
+
+    monkeypatch.setattr("stoker.warm.handshake.hmac.compare_digest", compare)
+    proxy, peer = ProxySide(SECRET), node()
+    shaken(proxy, peer)
+    assert len(compared) == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "private"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("10.1.2.3", True),
+        ("172.16.0.1", True),
+        ("172.31.255.255", True),
+        ("172.32.0.1", False),
+        ("192.168.1.1", True),
+        ("192.169.1.1", False),
+        ("169.254.1.1", True),
+        ("fd00::1", True),
+        ("fe80::1%eth0", True),
+        ("::ffff:10.0.0.1", True),
+        ("::ffff:8.8.8.8", False),
+        ("8.8.8.8", False),
+        ("2001:db8::1", False),
+        ("0.0.0.0", False),  # noqa: S104 - everywhere is not private
+        ("::", False),
+        ("100.64.0.1", False),
+        ("example.org", False),
+        ("localhost.example.org", False),
+        ("", False),
+    ],
+)
+def test_private_is_what_no_stranger_can_listen_in_on(address: str, private: bool) -> None:
+    assert is_private(address) is private
+    check_address(address, has_tls=True)
+    if private:
+        check_address(address, has_tls=False)
+    else:
+        with pytest.raises(ConfigError, match="TLS certificate"):
+            check_address(address, has_tls=False)

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from stoker.errors import WireError
+from stoker.warm.outbox import Outbox, Outgoing
+from stoker.warm.wire import (
+    ANSWERS,
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_SHARD_BYTES,
+    Frame,
+    FrameReader,
+    Head,
+    Kind,
+    encode_frame,
+)
+
+GUARD = b"\xa5" * 32
+PING = encode_frame(Kind.PING, 1)
+
+
+class Receiver:
+    """Feeds a reader as a transport does, and keeps bodies in guarded memory."""
+
+    def __init__(self, *, wants_bodies: bool = True) -> None:
+        self.reader = FrameReader(self.begin)
+        self.wants_bodies = wants_bodies
+        self.memories: list[bytearray] = []
+        self.begun: list[tuple[Kind, int, Head, int]] = []
+        self.frames: list[Frame] = []
+
+    def begin(self, kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
+        self.begun.append((kind, request, head, body_bytes))
+        if not self.wants_bodies:
+            return None
+        self.memories.append(bytearray(GUARD + bytes(body_bytes) + GUARD))
+        return memoryview(self.memories[-1])[len(GUARD) : len(GUARD) + body_bytes]
+
+    def receive(self, data: bytes, most_bytes: int = 1 << 30) -> None:
+        """Receive all of it, at most so many bytes at a time."""
+        while data:
+            buffer = self.reader.get_buffer()
+            taken = min(len(buffer), most_bytes, len(data))
+            assert taken
+            buffer[:taken] = data[:taken]
+            data = data[taken:]
+            self.frames.extend(self.reader.received(taken))
+
+    def bodies(self) -> list[bytes]:
+        assert all(memory.startswith(GUARD) and memory.endswith(GUARD) for memory in self.memories)
+        return [bytes(memory[len(GUARD) : -len(GUARD)]) for memory in self.memories]
+
+
+def header(kind: int, head_bytes: int = 0, body_bytes: int = 0, *, magic: bytes = b"SW", version: int = 1) -> bytes:
+    return struct.pack(">2sBBIII", magic, version, kind, 7, head_bytes, body_bytes)
+
+
+def with_head(text: bytes) -> bytes:
+    return header(Kind.GET, len(text)) + text
+
+
+def test_a_frame_is_sixteen_bytes_then_the_head_as_json() -> None:
+    frame = encode_frame(Kind.GET, 5, {"shard": "x"}, 0)
+    assert frame == bytes.fromhex("5357011200000005 0000000d 00000000") + b'{"shard":"x"}'
+    assert HEADER_BYTES == 16
+
+
+@pytest.mark.parametrize("most_bytes", [1, 7, 1 << 30])
+def test_frames_come_out_as_they_went_in_however_they_are_cut(most_bytes: int) -> None:
+    receiver = Receiver()
+    body = bytes(range(256)) * 3
+    heads: list[dict[str, Any]] = [{}, {"a": [1, 2.5, None, True, "é"]}, {"long": "x" * 40_000}]
+    data = b"".join(encode_frame(Kind.SET, n + 1, head, len(body)) + body for n, head in enumerate(heads)) + PING
+    receiver.receive(data, most_bytes)
+    assert [frame.head for frame in receiver.frames] == [*heads, {}]
+    assert [frame.request for frame in receiver.frames] == [1, 2, 3, 1]
+    assert receiver.bodies() == [body, body, body, b""]
+    assert receiver.reader.is_between_frames
+
+
+def test_a_body_of_no_bytes_is_a_whole_frame_with_its_head() -> None:
+    receiver = Receiver()
+    receiver.receive(encode_frame(Kind.FOUND, 3, {"crc32c": 0}, 0))
+    assert receiver.frames == [Frame(Kind.FOUND, 3, {"crc32c": 0}, 0)]
+
+
+def test_the_rest_of_a_body_is_received_straight_into_the_memory_that_was_named() -> None:
+    receiver = Receiver()
+    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 100_000) + b"ab")
+    buffer = receiver.reader.get_buffer()
+    assert len(buffer) == 100_000 - 2
+    assert buffer.obj is receiver.memories[0]
+
+
+def test_a_head_that_is_under_way_does_not_reserve_more_than_it_needs() -> None:
+    receiver = Receiver()
+    receiver.receive(header(Kind.GET, MAX_HEAD_BYTES))
+    assert len(receiver.reader.get_buffer()) == MAX_HEAD_BYTES
+
+
+def test_each_frame_is_given_out_before_the_next_one_begins() -> None:
+    receiver = Receiver()
+    buffer = receiver.reader.get_buffer()
+    data = encode_frame(Kind.PONG, 0) + encode_frame(Kind.GET, 1)
+    buffer[: len(data)] = data
+    frames = receiver.reader.received(len(data))
+    next(frames)
+    assert [kind for kind, *_ in receiver.begun] == [Kind.PONG]
+    assert [frame.kind for frame in frames] == [Kind.GET]
+
+
+def test_a_body_nobody_wants_is_thrown_away_and_the_next_frame_is_read() -> None:
+    receiver = Receiver(wants_bodies=False)
+    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 3_000_000) + bytes(3_000_000) + PING)
+    assert [(frame.kind, frame.body_bytes) for frame in receiver.frames] == [(Kind.FOUND, 3_000_000), (Kind.PING, 0)]
+
+
+def test_a_redirected_body_leaves_its_memory_alone_from_then_on() -> None:
+    receiver = Receiver()
+    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 100_000) + b"b" * 40_000)
+    before = receiver.bodies()
+    receiver.reader.redirect(3)
+    receiver.receive(b"c" * 60_000 + PING)
+    assert receiver.bodies()[0] == before[0] == b"b" * 40_000 + bytes(60_000)
+    assert [frame.kind for frame in receiver.frames] == [Kind.FOUND, Kind.PING]
+
+
+def test_redirecting_another_request_or_a_request_of_the_peer_changes_nothing() -> None:
+    for kind, redirected in ((Kind.FOUND, 4), (Kind.SET, 3)):
+        receiver = Receiver()
+        receiver.reader.redirect(3)
+        receiver.receive(encode_frame(kind, 3, {}, 40_000) + b"b" * 30_000)
+        receiver.reader.redirect(redirected)
+        receiver.receive(b"b" * 10_000)
+        assert receiver.bodies() == [b"b" * 40_000]
+
+
+def test_a_closed_reader_throws_away_what_comes_and_gives_out_nothing() -> None:
+    receiver = Receiver()
+    receiver.receive(encode_frame(Kind.FOUND, 3, {}, 10) + b"12345")
+    receiver.reader.close()
+    receiver.receive(b"67890" + PING)
+    assert receiver.bodies() == [b"12345" + bytes(5)]
+    assert receiver.frames == []
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"GET / HTTP/1.1\r\n", "speaks another protocol"),
+        (b"\x16\x03\x01\x02\x00" + bytes(11), "speaks another protocol"),
+        (header(Kind.PING, version=2), "version 2 arrived, this is 1"),
+        (header(0), "kind 0"),
+        (header(255), "kind 255"),
+        (header(Kind.GET, MAX_HEAD_BYTES + 1), "at most 65536"),
+        (header(Kind.GET, 0xFFFFFFFF), "at most 65536"),
+        (header(Kind.PROOF, 5000), "at most 4096"),
+        (header(Kind.FOUND, 0, MAX_BODY_BYTES + 1), "at most 67108864"),
+        (header(Kind.SET, 0, MAX_SHARD_BYTES + 1), "at most 16777216"),
+        (header(Kind.PING, 0, 1), "at most 0"),
+        (with_head(b"[]"), "list, not an object"),
+        (with_head(b"3"), "int, not an object"),
+        (with_head(b"{"), "no JSON"),
+        (with_head(b" "), "no JSON"),
+        (with_head(b"{}{}"), "no JSON"),
+        (with_head(b'{"a":NaN}'), "no JSON"),
+        (with_head(b'{"a":-Infinity}'), "no JSON"),
+        (with_head(b'{"a":1e999}'), "no JSON"),
+        (with_head(b'{"a":' + b"9" * 5000 + b"}"), "no JSON"),
+        (with_head(b'{"a":1,"a":2}'), "twice"),
+        (with_head(b'{"a":"\xff"}'), "no JSON"),
+        (with_head("{}".encode("utf-16")), "no JSON"),
+        (with_head(b'{"a":"\\ud800"}'), "no JSON"),
+        (with_head(b'{"\\udfff":1}'), "no JSON"),
+        (with_head(b'{"a":' + b"[" * 8 + b"]" * 8 + b"}"), "deeper than 8"),
+        (with_head(b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}"), "a head"),
+        (with_head(b'{"a":' * 10_000 + b"1" + b"}" * 10_000), "a head"),
+    ],
+)
+def test_what_is_not_the_protocol_is_refused_and_nothing_more_is_taken(data: bytes, says: str) -> None:
+    receiver = Receiver()
+    with pytest.raises(WireError, match=says):
+        receiver.receive(PING + data)
+    assert [frame.kind for frame in receiver.frames] == [Kind.PING]
+    with pytest.raises(WireError, match=says):
+        receiver.receive(PING)
+    assert len(receiver.frames) == 1
+
+
+def test_lengths_are_refused_before_the_head_is_there_or_anything_begins() -> None:
+    receiver = Receiver()
+    with pytest.raises(WireError):
+        receiver.receive(header(Kind.FOUND, 10, MAX_BODY_BYTES + 1))
+    assert receiver.begun == []
+
+
+def test_what_begin_refuses_ends_the_reader_too() -> None:
+    def begin(kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
+        raise WireError("not asked for")
+
+    reader = FrameReader(begin)
+    reader.get_buffer()[: len(PING)] = PING
+    for _ in range(2):
+        with pytest.raises(WireError, match="not asked for"):
+            list(reader.received(len(PING)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "body_bytes"),
+    [
+        (Kind.PING, {}, 1),
+        (Kind.SET, {}, MAX_SHARD_BYTES + 1),
+        (Kind.GET, {"a": "x" * MAX_HEAD_BYTES}, 0),
+        (Kind.GET, {"a": float("nan")}, 0),
+        (Kind.GET, {"a": b"bytes"}, 0),
+        (Kind.GET, {"a": "\ud800"}, 0),
+    ],
+)
+def test_a_frame_that_the_peer_would_refuse_is_not_made(kind: Kind, head: Head, body_bytes: int) -> None:
+    with pytest.raises(WireError):
+        encode_frame(kind, 1, head, body_bytes)
+
+
+def test_every_request_may_be_answered_by_failed_and_no_answer_is_a_request() -> None:
+    assert all(Kind.FAILED in answers for answers in ANSWERS.values())
+    assert not set().union(*ANSWERS.values()) & set(ANSWERS)
+
+
+# What is to be sent.
+
+
+def all_of(outbox: Outbox) -> list[bytes]:
+    pieces = []
+    while outbox:
+        piece, _ = outbox.next_piece()
+        pieces.append(bytes(piece))
+    return pieces
+
+
+def test_a_small_body_is_sent_in_one_piece_with_its_head() -> None:
+    outbox = Outbox(1 << 20)
+    outbox.add(Outgoing(Kind.SET, 1, {}, [b"one", b"", b"two"]))
+    assert all_of(outbox) == [encode_frame(Kind.SET, 1, {}, 6) + b"onetwo"]
+
+
+def test_a_large_body_is_sent_as_views_of_its_memory_in_pieces() -> None:
+    outbox, data = Outbox(100_000), memoryview(bytes(range(250)) * 1000)
+    outbox.add(Outgoing(Kind.SET, 1, {}, [data, data[:10]]))
+    outbox.next_piece()
+    piece, frame = outbox.next_piece()
+    assert isinstance(piece, memoryview)
+    assert piece.obj is data.obj
+    assert not frame.is_over
+    assert [len(piece), *map(len, all_of(outbox))] == [100_000, 100_000, 50_000, 10]
+    assert frame.is_over
+
+
+def test_a_part_that_is_an_array_counts_its_bytes() -> None:
+    words = memoryview(bytearray(80_000)).cast("Q")
+    outbox = Outbox(1 << 20)
+    outbox.add(Outgoing(Kind.SET, 1, {}, [words]))
+    assert sum(map(len, all_of(outbox))) == len(encode_frame(Kind.SET, 1)) + 80_000
+
+
+def test_a_frame_is_withdrawn_if_it_has_not_begun() -> None:
+    outbox, first, second = Outbox(1 << 20), Outgoing(Kind.PING, 1), Outgoing(Kind.PING, 2)
+    outbox.add(first)
+    outbox.add(second)
+    assert outbox.withdraw(first)
+    assert all_of(outbox) == [encode_frame(Kind.PING, 2)]
+    assert not outbox.withdraw(second)
+
+
+def test_a_frame_that_has_begun_keeps_its_promise_from_a_copy_when_it_is_withdrawn() -> None:
+    outbox, data = Outbox(10_000), bytearray(b"a" * 30_000)
+    outbox.add(Outgoing(Kind.SET, 1, {}, [data]))
+    first = [bytes(outbox.next_piece()[0]) for _ in range(2)]
+    assert not outbox.withdraw(outbox._frames[0])
+    data[:] = b"z" * 30_000
+    assert b"".join([*first, *all_of(outbox)]) == encode_frame(Kind.SET, 1, {}, 30_000) + b"a" * 30_000
