@@ -87,10 +87,15 @@ def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -
     style = {"facecolor": "none", "edgecolor": colour, "linewidth": 1.5} if series.is_published else {"color": colour}
     drawn = axes.bar(at, series.y, width * 0.9, label=series.name, **style)
     if count * len(series.x) <= _LABELLED_BARS:
-        figures = ["" if math.isnan(height) else f"{height:.3g}" for height in series.y]
-        axes.bar_label(drawn, figures, fontsize=7, padding=1)
+        axes.bar_label(drawn, [_figure(height) for height in series.y], fontsize=7, padding=1)
     axes.set_xticks(range(len(series.x)), [str(name) for name in series.x], fontsize=8)
     axes.set_xlim(-0.5, len(series.x) - 0.5)  # also around bars that there are not
+
+
+def _figure(height: float) -> str:
+    if math.isnan(height):
+        return ""
+    return f"{height:,.0f}" if height >= 1000 else f"{height:.3g}"
 
 
 def _line_points(every: Sequence[Series], number: int) -> float:

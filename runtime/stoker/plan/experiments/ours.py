@@ -94,7 +94,7 @@ def _their_rows(workload: Workload, direct_seconds: float) -> list[tuple[Cell, .
     rows: list[tuple[Cell, ...]] = []
     for way, setting in _THEIRS.items():
         for number, epoch in enumerate(simulated(workload.name, setting), start=1):
-            fewer = 1 - epoch.wait_seconds / direct_seconds
+            fewer = round(1 - epoch.wait_seconds / direct_seconds, 9) + 0.0  # not -0.0
             rows.append((workload.name, way, number, epoch.wait_seconds, fewer, epoch.miss_rate, epoch.seconds, None))
     return rows
 
