@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cache.naming import size_of
+from stoker.cache.naming import is_name, size_of
 from stoker.errors import ConfigError
 from stoker.warm.code import Code
 from stoker.warm.shard import ShardId
@@ -31,8 +31,8 @@ _RESERVED = 0x8000
 """Marks a cell whose node is being written to. A cell of no node is marked, too, so one comparison tells both."""
 _NOWHERE = 0xFFFF
 MOST_NODES = _RESERVED - 1
-_NAME_BITS, _CODE_BITS = 128, 16
-_MOST_CODES = 16
+_CODE_BITS = 4
+"""Of a row's key, behind the name: which of the directory's codes."""
 
 
 class Held(NamedTuple):
@@ -102,8 +102,10 @@ class Directory:
     def __init__(self, nodes: int, codes: Sequence[Code], *, limit_bytes: int, most_objects: int = 1_000_000) -> None:
         if not 1 <= nodes <= MOST_NODES:
             raise ConfigError(f"there are 1 to {MOST_NODES} nodes, not {nodes}")
-        if not 1 <= len(set(codes)) == len(codes) <= _MOST_CODES:
-            raise ConfigError(f"a directory has 1 to {_MOST_CODES} codes, none twice, not {', '.join(map(str, codes))}")
+        if not 1 <= len(set(codes)) == len(codes) <= 1 << _CODE_BITS:
+            raise ConfigError(
+                f"a directory has 1 to {1 << _CODE_BITS} codes, none twice, not {', '.join(map(str, codes))}"
+            )
         if wide := [str(code) for code in codes if code.data > nodes]:
             raise ConfigError(f"objects cut by {', '.join(wide)} cannot be read from {nodes} nodes; take more nodes")
         if limit_bytes < 0 or most_objects < 1:
@@ -168,6 +170,8 @@ class Directory:
             What to write where, and what to delete; None if there are too few nodes on which it could be read, or it
             is larger than they are, and then nothing changed.
         """
+        if not is_name(name):
+            return None  # an object of 4 GiB has one digit more
         number, index = int(name, 16), self._codes.index(code)
         row, shard_bytes = self._rows.get(number << _CODE_BITS | index), _taken_bytes(name, code)
         cells = [_NOWHERE] * code.shards if row is None else self._cells_of(row, code)
@@ -178,12 +182,12 @@ class Directory:
         if not chosen and len(have) + min(len(missing), len(able)) < code.data:
             return None
         evicted = self._let_go_of(number, keep=index)
-        if row is None:
-            evicted += self._room_for_row()
-            row = self._new_row(number << _CODE_BITS | index)
         if not chosen:
-            chosen, freed = self._choose(able, len(missing), shard_bytes, rng, row)
+            chosen, freed = self._choose(able, len(missing), shard_bytes, rng, -1 if row is None else row)
             evicted += freed
+        if row is None:  # one that was just freed, if any: the hand comes to it last
+            evicted += self._evict() if len(self._rows) >= self._most_objects else []
+            row = self._new_row(number << _CODE_BITS | index)
         nodes = dict(zip(missing, chosen, strict=False))
         for position, node in nodes.items():
             self._cells[row * self._width + position] = node | _RESERVED
@@ -314,9 +318,6 @@ class Directory:
                 self._clear(start + position, shard_bytes)
         self._remove(row)
         return freed
-
-    def _room_for_row(self) -> list[Held]:
-        return self._evict() if len(self._rows) >= self._most_objects else []
 
     def _new_row(self, key: int) -> int:
         if self._free:

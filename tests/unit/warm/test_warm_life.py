@@ -112,6 +112,10 @@ def test_an_instance_with_other_contents_is_to_be_listed_until_it_was() -> None:
     assert life.greeted(TWO, NEWER, 8.0) is Contents.EXPECTED
 
 
+def test_contents_that_have_changed_as_often_are_not_taken_for_those_that_are_expected() -> None:
+    assert asleep().greeted(TWO, Digest(FULL.term, 71), 5.0) is Contents.UNKNOWN
+
+
 def test_what_a_node_holds_when_the_proxy_starts_is_unknown() -> None:
     assert Life().greeted(ONE, FULL, 0.0) is Contents.UNKNOWN
     assert Life().greeted(ONE, NOTHING, 0.0) is Contents.EXPECTED

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections import Counter
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.warm.code import Code
+from stoker.warm.directory import MOST_NODES, Directory, Held
+from stoker.warm.shard import ShardId
+from stoker.warm.shelf import OVERHEAD_BYTES
+
+CODE, OLD = Code(2, 1), Code(3, 1)
+SIZE = 2000
+TAKEN = SIZE // 2 + OVERHEAD_BYTES
+
+
+def named(number: int, size_bytes: int = SIZE) -> str:
+    return f"{number:08x}{size_bytes:08x}{number:016x}"
+
+
+def shard_of(name: str, position: int, code: Code = CODE) -> ShardId:
+    return ShardId(name, code.data, code.parity, position)
+
+
+def made(nodes: int = 6, *, objects_a_node: int = 100, most_objects: int = 1000) -> Directory:
+    return Directory(nodes, [CODE, OLD], limit_bytes=objects_a_node * TAKEN, most_objects=most_objects)
+
+
+def put(directory: Directory, name: str, code: Code = CODE, seed: int = 1) -> dict[int, int]:
+    """Place an object, store all of it, and return where its shards are."""
+    placed = directory.place(name, code, random.Random(seed))
+    assert placed is not None
+    for position, node in placed.nodes.items():
+        assert directory.stored(node, shard_of(name, position, code))
+    return placed.nodes
+
+
+def is_there(directory: Directory, name: str) -> bool:
+    return directory.find(name) is not None
+
+
+def test_an_object_is_found_when_enough_shards_of_it_are_stored() -> None:
+    directory, name = made(), named(1)
+    placed = directory.place(name, CODE, random.Random(1))
+    assert placed is not None
+    nodes = placed.nodes
+    assert len(set(nodes.values())) == 3
+    assert directory.find(name) is None
+    assert directory.stored(nodes[2], shard_of(name, 2))
+    assert directory.find(name) is None
+    assert directory.stored(nodes[0], shard_of(name, 0))
+    found = directory.find(name)
+    assert found == (CODE, [nodes[0], -1, nodes[2]])
+    assert not found.is_whole
+    assert directory.stored(nodes[1], shard_of(name, 1))
+    whole = directory.find(name)
+    assert whole is not None
+    assert whole.is_whole
+
+
+def test_what_is_on_its_way_is_placed_no_second_time() -> None:
+    directory, name = made(), named(1)
+    directory.place(name, CODE, random.Random(1))
+    again = directory.place(name, CODE, random.Random(2))
+    assert again == ({}, [])
+
+
+def test_a_shard_that_could_not_be_sent_is_placed_elsewhere() -> None:
+    directory, name = made(nodes=4), named(1)
+    placed = directory.place(name, CODE, random.Random(1))
+    assert placed is not None
+    directory.avoid(placed.nodes[1], is_gone=True)
+    directory.dropped(placed.nodes[1], shard_of(name, 1))
+    again = directory.place(name, CODE, random.Random(2))
+    assert again is not None
+    assert list(again.nodes) == [1]
+    assert again.nodes[1] not in placed.nodes.values()
+    assert not directory.stored(placed.nodes[1], shard_of(name, 1))
+
+
+def test_nodes_are_chosen_evenly_also_when_some_are_gone_or_full() -> None:
+    directory, rng = made(nodes=8, objects_a_node=10_000, most_objects=10_000), random.Random(7)
+    directory.avoid(0, is_gone=True)
+    directory.limit(1, 0)
+    for number in range(4000):
+        placed = directory.place(named(number), CODE, rng)
+        assert placed is not None
+        assert not placed.evicted
+    counts = Counter({node: directory.used_bytes(node) // TAKEN for node in range(8)})
+    assert counts[0] == counts[1] == 0
+    assert all(1900 < counts[node] < 2100 for node in range(2, 8))
+
+
+def test_with_too_few_nodes_for_all_shards_the_last_ones_wait_for_nodes_to_come_back() -> None:
+    directory, name = made(nodes=3), named(1)
+    directory.avoid(1, is_gone=True)
+    assert sorted(put(directory, name)) == [0, 1]
+    assert is_there(directory, name)
+    directory.avoid(1, is_gone=False)
+    assert put(directory, name) == {2: 1}
+    directory.avoid(0, is_gone=True)
+    directory.avoid(2, is_gone=True)
+    assert directory.place(named(2), CODE, random.Random(1)) is None
+
+
+def test_an_object_larger_than_the_nodes_is_not_placed_and_nobody_goes_for_it() -> None:
+    directory = made(objects_a_node=2)
+    put(directory, named(1))
+    assert directory.place(named(2, 4 * SIZE), CODE, random.Random(1)) is None
+    assert directory.place("1" + named(3), CODE, random.Random(1)) is None  # 4 GiB and more
+    assert is_there(directory, named(1))
+
+
+def test_what_was_used_since_the_hand_passed_stays_once() -> None:
+    directory = made(nodes=3, objects_a_node=3)
+    for number in range(3):
+        put(directory, named(number))
+    assert is_there(directory, named(0))
+    placed = directory.place(named(3), CODE, random.Random(1))
+    assert placed is not None
+    assert {held.shard.object for held in placed.evicted} == {named(1)}
+    assert len(placed.evicted) == 3
+    put(directory, named(4))
+    put(directory, named(5))
+    assert [len(directory.forget(named(number))) for number in range(6)] == [0, 0, 0, 3, 3, 3]
+
+
+def test_objects_are_let_go_whole_and_no_more_than_are_needed() -> None:
+    directory, rng = made(nodes=5, objects_a_node=20, most_objects=10_000), random.Random(3)
+    kept: set[str] = set()
+    for number in range(500):
+        placed = directory.place(named(number), CODE, rng)
+        assert placed is not None
+        gone = {held.shard.object for held in placed.evicted}
+        assert len(placed.evicted) == 3 * len(gone)
+        kept = (kept | {named(number)}) - gone
+        assert len(directory) == len(kept)
+        if gone:  # three nodes with room, of five: all but a few shards' room is used
+            assert sum(directory.used_bytes(node) for node in range(5)) >= (5 * 20 - 9) * TAKEN
+
+
+def test_rows_are_bounded_and_used_again() -> None:
+    directory = made(most_objects=10)
+    evicted = 0
+    for number in range(100):
+        placed = directory.place(named(number, 0), CODE, random.Random(number))
+        assert placed is not None
+        evicted += len(placed.evicted)
+    assert len(directory) == 10
+    assert evicted == 90 * 3
+
+
+def test_a_node_that_lost_its_memory_degrades_objects_or_takes_them() -> None:
+    directory = made(nodes=3)
+    for number in range(2):
+        put(directory, named(number))
+    assert sorted(directory.lost(0).degraded) == [named(0), named(1)]
+    loss = directory.lost(1)
+    assert (loss.degraded, sorted(loss.gone)) == ([], [named(0), named(1)])
+    assert directory.lost(2) == ([], [])
+    assert len(directory) == 0
+
+
+def test_a_degraded_object_gets_back_what_it_lost_and_nothing_else() -> None:
+    directory, name = made(nodes=3), named(1)
+    nodes = put(directory, name)
+    directory.lost(nodes[2])
+    assert put(directory, name) == {2: nodes[2]}
+
+
+def test_what_is_on_its_way_to_a_node_that_lost_everything_may_still_arrive() -> None:
+    directory, name = made(nodes=3), named(1)
+    placed = directory.place(name, CODE, random.Random(1))
+    assert placed is not None
+    for node in range(3):
+        assert directory.lost(node) == ([], [])
+    for position, node in placed.nodes.items():
+        assert directory.stored(node, shard_of(name, position))
+    assert is_there(directory, name)
+
+
+def test_a_directory_that_knows_nothing_learns_from_lists() -> None:
+    before, after = made(), made()
+    names = [named(number) for number in range(50)]
+    for name in names:
+        put(before, name, seed=int(name[:8], 16))
+    for node in range(6):
+        mine = [shard_of(name, at) for name in names for at in range(3) if before.find(name)[1][at] == node]  # type: ignore[index]
+        assert after.listed(node, mine) == (([], []), [])
+    assert [after.find(name) for name in names] == [before.find(name) for name in names]
+    assert [after.used_bytes(node) for node in range(6)] == [before.used_bytes(node) for node in range(6)]
+
+
+def test_of_a_shard_that_two_nodes_list_the_second_is_a_stray() -> None:
+    directory, name = made(), named(1)
+    assert directory.listed(0, [shard_of(name, 0)])[1] == []
+    assert directory.listed(1, [shard_of(name, 0)])[1] == [shard_of(name, 0)]
+    assert directory.listed(0, [shard_of(name, 0), shard_of(name, 1)])[1] == [shard_of(name, 1)]
+
+
+def test_shards_of_a_code_that_nobody_uses_are_strays() -> None:
+    directory = made()
+    strange = shard_of(named(1), 0, Code(5, 5))
+    assert directory.listed(0, [strange])[1] == [strange]
+    assert not directory.stored(0, strange)
+    assert not directory.dropped(0, strange)
+    assert len(directory) == 0
+
+
+def test_an_object_is_read_by_whichever_code_has_enough_of_it_the_first_preferred() -> None:
+    directory, name = made(), named(1)
+    for position in range(3):
+        directory.listed(position, [shard_of(name, position, OLD)])
+    directory.listed(3, [shard_of(name, 0)])
+    found = directory.find(name)
+    assert found is not None
+    assert found.code == OLD
+    directory.listed(4, [shard_of(name, 1)])
+    preferred = directory.find(name)
+    assert preferred is not None
+    assert preferred.code == CODE
+
+
+def test_an_object_that_is_cut_anew_leaves_its_old_shards_to_be_deleted() -> None:
+    directory, name = made(), named(1)
+    nodes = put(directory, name, OLD)
+    placed = directory.place(name, CODE, random.Random(1))
+    assert placed is not None
+    assert sorted(placed.evicted) == sorted(Held(node, shard_of(name, at, OLD)) for at, node in nodes.items())
+    assert sorted(placed.nodes) == [0, 1, 2]
+
+
+def test_an_object_that_is_forgotten_leaves_its_shards_to_be_deleted() -> None:
+    directory, name = made(), named(1)
+    nodes = put(directory, name)
+    assert sorted(directory.forget(name)) == sorted(Held(node, shard_of(name, at)) for at, node in nodes.items())
+    assert directory.forget(name) == []
+    assert not directory.stored(nodes[0], shard_of(name, 0))
+
+
+def test_a_node_that_lists_more_than_its_limit_is_believed_and_gets_no_more() -> None:
+    directory = made(nodes=4, objects_a_node=1)
+    names = [named(number) for number in range(5)]
+    assert directory.listed(0, [shard_of(name, 0) for name in names])[1] == []
+    assert directory.used_bytes(0) == 5 * TAKEN
+    assert 0 not in put(directory, named(9)).values()
+
+
+def test_an_entry_takes_no_more_memory_than_is_said() -> None:
+    directory = Directory(400, [Code(10, 2)], limit_bytes=1 << 40)
+    rng = random.Random(1)
+    names = [f"{rng.getrandbits(32):08x}{8 << 20:08x}{rng.getrandbits(64):016x}" for _ in range(3000)]
+    tracemalloc.start()
+    try:
+        for name in names:
+            directory.place(name, Code(10, 2), rng)
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes / len(names) < 250
+
+
+@pytest.mark.parametrize(
+    ("nodes", "codes", "limit_bytes", "most_objects"),
+    [
+        (0, [CODE], 1, 1),
+        (MOST_NODES + 1, [CODE], 1, 1),
+        (5, [], 1, 1),
+        (5, [CODE, CODE], 1, 1),
+        (5, [Code(1, parity) for parity in range(17)], 1, 1),
+        (2, [OLD], 1, 1),
+        (5, [CODE], -1, 1),
+        (5, [CODE], 1, 0),
+    ],
+)
+def test_figures_that_make_no_sense_are_refused(
+    nodes: int, codes: list[Code], limit_bytes: int, most_objects: int
+) -> None:
+    with pytest.raises(ConfigError):
+        Directory(nodes, codes, limit_bytes=limit_bytes, most_objects=most_objects)
+
+
+def test_the_last_of_the_most_nodes_can_be_used() -> None:
+    directory = Directory(MOST_NODES, [CODE], limit_bytes=1 << 20)
+    name = named(1)
+    assert directory.listed(MOST_NODES - 1, [shard_of(name, 0)])[1] == []
+    directory.listed(MOST_NODES - 2, [shard_of(name, 1)])
+    found = directory.find(name)
+    assert found is not None
+    assert found.nodes == [MOST_NODES - 1, MOST_NODES - 2, -1]
+    assert directory.lost(MOST_NODES - 1).gone == [name]
