@@ -40,6 +40,8 @@ INPUTS = {
     "refusal of S3": 2500,
     "refusal of GCS": 2500,
     "object of GCS": 2000,
+    "frames of the warm tier": 2000,
+    "handshake of the warm tier": 3000,
 }
 
 

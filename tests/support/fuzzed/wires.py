@@ -1,0 +1,148 @@
+"""Readers of what peers of the warm tier say: frames, and the handshake."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+
+from stoker.errors import CredentialsError, WireError
+from stoker.warm import handshake, wire
+from stoker.warm.handshake import PeerSide, ProxySide, Secret
+from stoker.warm.wire import HEADER_BYTES, Frame, FrameReader, Head, Kind, encode_frame
+from support.fuzzed.mutations import mutated_bytes, mutated_json
+from support.fuzzed.reader import Reader
+
+__all__ = ["WIRES", "frames_of"]
+
+GUARD = b"\xa5" * 16
+SECRET = Secret(bytes(32))
+INSTANCE = "0123456789abcdef"
+BODY = bytes(range(256))
+
+
+def frames_of(data: bytes, most_bytes: int) -> tuple[list[tuple[Frame, bytes]], WireError | None]:
+    """Receive ``data``, at most so many bytes at a time; return the frames, with their bodies, and how it ended.
+
+    No byte is written outside the memory that was given, and none at all after an error.
+    """
+    memories: list[bytearray] = []
+    frames: list[tuple[Frame, bytes]] = []
+    begun: list[tuple[Kind, int, Head, int]] = []
+
+    def begin(kind: Kind, request: int, head: Head, body_bytes: int) -> memoryview | None:
+        begun.append((kind, request, head, body_bytes))
+        if body_bytes > len(data):  # it cannot come whole, so it need not be there
+            memories.append(bytearray())
+            return None
+        memories.append(bytearray(GUARD + bytes(body_bytes) + GUARD))
+        return memoryview(memories[-1])[len(GUARD) : -len(GUARD)]
+
+    reader, left = FrameReader(begin), memoryview(data)
+    try:
+        while left:
+            buffer = reader.get_buffer()
+            taken = min(len(buffer), len(left), most_bytes)
+            assert taken > 0, "nowhere to receive to"
+            buffer[:taken] = left[:taken]
+            left = left[taken:]
+            for frame in reader.received(taken):
+                assert (frame.kind, frame.request, frame.head, frame.body_bytes) == begun[-1]
+                assert len(begun) == len(frames) + 1
+                frames.append((frame, bytes(memories[-1][len(GUARD) : -len(GUARD)])))
+    except WireError as error:
+        before = list(map(bytes, memories))
+        reader.get_buffer()[:1] = b"x"
+        assert list(map(bytes, memories)) == before
+        return frames, error
+    finally:
+        assert all(not each or (each.startswith(GUARD) and each.endswith(GUARD)) for each in memories)
+    return frames, None
+
+
+def _read_frames(data: bytes) -> str:
+    whole, error = frames_of(data, len(data) or 1)
+    for most_bytes in (1,) if len(data) < 150 else (13,):
+        pieces, its_error = frames_of(data, most_bytes)
+        assert (pieces, str(its_error)) == (whole, str(error)), "it depends on how the network cuts it"
+    said = b"".join(encode_frame(f.kind, f.request, f.head, f.body_bytes) + body for f, body in whole)
+    assert frames_of(said, 1 << 20) == (whole, None)
+    if error is not None:
+        raise error
+    return "read" if whole else "unfinished"
+
+
+def _conversations() -> list[bytes]:
+    get = encode_frame(Kind.GET, 1, {"shard": "x.10+2.7", "crc32c": 7})
+    found = encode_frame(Kind.FOUND, 1, {"crc32c": 2**32 - 1, "late": 0.5}, len(BODY)) + BODY
+    put = encode_frame(Kind.SET, 2, {"shard": "x", "é": [None, True, {"a": []}]}, 3) + b"abc"
+    listed = encode_frame(Kind.LISTED, 0xFFFFFFFF, {"shards": [f"x.{n}" for n in range(30)], "more": False})
+    return [get + found + encode_frame(Kind.PING, 3), put + encode_frame(Kind.CANCEL, 2), listed + get]
+
+
+HEADERS = [
+    struct.pack(">2sBBIII", magic, version, kind, 1, head_bytes, body_bytes)
+    for magic, version, kind, head_bytes, body_bytes in (
+        (b"WS", 1, 16, 0, 0), (b"SW", 0, 16, 0, 0), (b"SW", 1, 99, 0, 0), (b"SW", 1, 2, 4097, 0),
+        (b"SW", 1, 18, 2**32 - 1, 0), (b"SW", 1, 19, 0, 2**26 + 1), (b"SW", 1, 16, 0, 1), (b"SW", 1, 21, 2, 2**24),
+    )
+]  # fmt: skip
+
+
+def _mutated_frames(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
+    """Change bytes, put a header of lies in between, or change the head of the first frame with its length right."""
+    action = rng.randrange(4)
+    if action == 0 or len(data) < HEADER_BYTES:
+        return mutated_bytes(data, pool, rng)
+    if action == 1:
+        return rng.choice([b"", data, data[: rng.randrange(len(data))]]) + rng.choice(HEADERS) + data
+    head_bytes = min(int(struct.unpack_from(">I", data, 8)[0]), len(data))
+    text = mutated_json(data[HEADER_BYTES : HEADER_BYTES + head_bytes], [b"{}"], rng)
+    if rng.random() < 0.1:
+        text = rng.choice([b'{"a":' + b"[" * 9 + b"]" * 9 + b"}", b'{"a":1,"a":1}', b'{"a":"\\ud800"}', b"[]", b"7"])
+    return data[:8] + struct.pack(">I", len(text)) + data[12:HEADER_BYTES] + text + data[HEADER_BYTES + head_bytes :]
+
+
+# The handshake, as one JSON object: of a proof that answers a known challenge, or of a challenge or a welcome.
+
+
+def _proof() -> bytes:
+    peer = PeerSide(SECRET, "node", "warm-7", INSTANCE, greeting={"term": 3, "hash": "é"}, nonce=lambda: b"p" * 32)
+    message = peer.received(Kind.CHALLENGE, {"nonce": (b"x" * 32).hex()})
+    assert message is not None
+    return wire._dumps(message[1]).encode()
+
+
+def _read_handshake(data: bytes) -> str:
+    head = wire._parsed_head(data)
+    proxy = ProxySide(SECRET, nonce=lambda: b"x" * 32)
+    peer = PeerSide(SECRET, "client", "trainer", INSTANCE)
+    with suppress(WireError, CredentialsError):
+        peer.received(Kind.CHALLENGE, head)
+        peer.received(Kind.WELCOME, head)
+    assert peer.peer is None
+    proxy.received(Kind.PROOF, head)
+    assert proxy.peer is not None
+    assert (proxy.peer.role, proxy.peer.node, proxy.peer.instance) == ("node", "warm-7", INSTANCE)
+    assert proxy.peer.greeting == {"term": 3, "hash": "é"}, "something else was proven"
+    return "read"
+
+
+WIRES = {
+    "frames of the warm tier": Reader(
+        read=_read_frames,
+        seeds=_conversations,
+        mutate=_mutated_frames,
+        errors=(WireError,),
+        kinds=("read", "unfinished"),
+        refusing=(wire._parsed_header, wire._check_lengths, wire._parsed_head, wire._check_depth, wire._unique),
+    ),
+    "handshake of the warm tier": Reader(
+        read=_read_handshake,
+        seeds=lambda: [_proof()],
+        mutate=mutated_json,
+        errors=(WireError, CredentialsError),
+        refusing=(ProxySide.received, handshake._field, handshake._greeting),
+    ),
+}
