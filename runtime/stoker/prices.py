@@ -26,7 +26,7 @@ from stoker.text_file import read_toml
 __all__ = ["GB_BYTES", "DiskPrices", "Egress", "FunctionPrices", "MachinePrices", "Operation", "Prices", "StorePrices"]
 
 GB_BYTES = 1 << 30
-_MOST_DOLLARS, _MOST_ACCELERATORS = 1e9, 1 << 16
+_MOST_DOLLARS, _MOST_ACCELERATORS = 1e12, 1 << 16
 """Of one thing; more is a slip of the pen."""
 _FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
 _DIRECTORY_BUCKET = "--x-s3"
