@@ -159,7 +159,7 @@ def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatc
         ("GET = 0.0004,", "GET = -1.0,", r"GET is -1\.0, not a price"),
         ("GET = 0.0004,", "GET = nan,", "GET is nan, not a price"),
         ("GET = 0.0004,", "GET = inf,", "GET is inf, not a price"),
-        ("GET = 0.0004,", "GET = 1e300,", "GET is 1e.300, not a price from 0 to 1,000,000,000 dollars"),
+        ("GET = 0.0004,", "GET = 1e300,", "GET is 1e.300, not a price from 0 to 1,000,000,000,000 dollars"),
         ("GET = 0.0004,", "GET = 0x" + "f" * 5000 + ",", "GET is a int that cannot be shown, not a price"),
         ("GET = 0.0004,", "GET = true,", "GET is True, not a price"),
         ("GET = 0.0004,", 'GET = "0.0004",', "GET is '0.0004', not a price"),
