@@ -13,6 +13,7 @@ HANDLERS = {
     "commit": "stoker_functions.commit:commit",
     "compact": "stoker_functions.compact:compact",
     "shuffle": "stoker_functions.shuffle:shuffle",
+    "warm_node": "stoker_functions.warm_node:warm_node",
 }
 """Name → module and function; events and results of these are the same everywhere."""
 

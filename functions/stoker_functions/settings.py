@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.access_token import DATASET_NAME
 from stoker.errors import ConfigError, EventError
 from stoker.fields import Fields
+from stoker.sizes import parse_bytes
 from stoker.store.location import parse_url
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
@@ -78,6 +79,8 @@ class Settings:
         catalog: ``bucket``, or the URL of a Redis server, without a password.
         catalog_password: of the Redis server.
         token_keys: what signs and checks the tokens of clients, as :mod:`stoker_functions.serve` reads it.
+        warm_secret: what a node of the warm tier and its proxy know each other by, as base64url.
+        warm_shelf_bytes: of shards that a node keeps; None for what its memory allows.
         memory_bytes: that an instance has.
         timeout_seconds: of an invocation, where the platform does not tell.
     """
@@ -88,6 +91,8 @@ class Settings:
     catalog: str = "bucket"
     catalog_password: str | None = field(default=None, repr=False)
     token_keys: str = field(default="", repr=False)
+    warm_secret: str = field(default="", repr=False)
+    warm_shelf_bytes: int | None = None
     memory_bytes: int = _DEFAULT_MEMORY_BYTES
     timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
 
@@ -123,6 +128,8 @@ class Settings:
             catalog=environ.get("STOKER_CATALOG") or "bucket",
             catalog_password=environ.get("STOKER_CATALOG_PASSWORD") or None,
             token_keys=environ.get("STOKER_TOKEN_KEYS", ""),
+            warm_secret=environ.get("STOKER_WARM_SECRET", ""),
+            warm_shelf_bytes=_warm_shelf_bytes(environ),
             memory_bytes=_memory_bytes(environ),
             timeout_seconds=_timeout_seconds(environ),
         )
@@ -191,6 +198,14 @@ def _free_bytes() -> int:
         return max(_DEFAULT_MEMORY_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
     except (ValueError, OSError):  # not on every system
         return _DEFAULT_MEMORY_BYTES
+
+
+def _warm_shelf_bytes(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("STOKER_WARM_SHELF_BYTES")
+    try:
+        return parse_bytes(text) if text else None
+    except ConfigError as error:
+        raise ConfigError(f"STOKER_WARM_SHELF_BYTES is not valid: {error}") from None
 
 
 def _timeout_seconds(environ: Mapping[str, str]) -> float:

@@ -1,0 +1,84 @@
+"""The function that is a node of the warm tier: shards in its memory, and a connection to the proxy that calls it."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import Any
+
+from stoker.errors import ConfigError, ThrottledError
+from stoker.sizes import format_bytes
+from stoker.warm.handshake import Secret
+from stoker.warm.node import NodeServer
+from stoker.warm.shelf import Shelf
+from stoker.warm.wake import Wake
+from stoker_functions.deadline import Deadline
+from stoker_functions.deployment import Deployment
+from stoker_functions.settings import Settings
+
+__all__ = ["RESERVED_BYTES", "secret_of", "shelf_bytes", "warm_node"]
+
+RESERVED_BYTES = 192 << 20
+"""Of an instance's memory, not for shards: the interpreter and its libraries take 60 MiB, and the rest is for what
+is on its way, there or back, and for what an allocator cannot give back."""
+
+
+async def warm_node(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Be a node for as long as the proxy that sent the event wants; see :class:`~stoker.warm.wake.Wake`.
+
+    What it holds and its connection stay from one invocation of an instance to the next.
+
+    Returns:
+        Which instance this is and what it holds: a :class:`~stoker.warm.wake.Report`.
+
+    Raises:
+        ConfigError: the secret is missing or no secret, or there is no memory for shards.
+        EventError: the event is none of a proxy's.
+        ThrottledError: the instance serves already; a platform that gives one instance several requests at a time has
+            to be told not to.
+        StokerError: the proxy cannot be reached, or does not know the secret.
+    """
+    wake = Wake.parse(event)
+    node, turn = _node(deployment)
+    if turn.locked():
+        raise ThrottledError(f"an instance of {wake.node} serves already; deploy it with a concurrency of 1")
+    async with turn:
+        return await node.run(wake, deadline.stop_at_seconds - asyncio.get_running_loop().time())
+
+
+def secret_of(settings: Settings) -> Secret:
+    """Return the secret of a deployment.
+
+    Raises:
+        ConfigError: there is none, or it is too short.
+    """
+    if not settings.warm_secret:
+        raise ConfigError(
+            "STOKER_WARM_SECRET is not set: a node and its proxy know each other by it. It is 32 random bytes or more "
+            'as base64url; make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        )
+    return Secret.parse(settings.warm_secret)
+
+
+def shelf_bytes(settings: Settings) -> int:
+    """Return how many bytes of shards an instance keeps: what was set, else its memory but for what else it needs.
+
+    Raises:
+        ConfigError: there is no memory for shards.
+    """
+    limit_bytes = settings.memory_bytes - RESERVED_BYTES
+    if settings.warm_shelf_bytes is not None:
+        limit_bytes = settings.warm_shelf_bytes
+    if limit_bytes <= 0:
+        raise ConfigError(
+            f"a node with {format_bytes(settings.memory_bytes)} of memory has no room for shards, for "
+            f"{format_bytes(RESERVED_BYTES)} of it are the program's; give the function more"
+        )
+    return limit_bytes
+
+
+@cache
+def _node(deployment: Deployment) -> tuple[NodeServer, asyncio.Lock]:
+    """Return the node of a deployment, of which an instance has one, and whose turn it is."""
+    settings = deployment.settings
+    return NodeServer(Shelf(shelf_bytes(settings)), secret_of(settings)), asyncio.Lock()

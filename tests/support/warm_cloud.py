@@ -1,0 +1,141 @@
+"""A warm tier of real processes: node functions in the local function cloud, and a proxy here that calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+
+from stoker.cache.naming import name_of, size_of
+from stoker.checksum import crc32c
+from stoker.fanout import Executor, ExecutorOptions, open_executor
+from stoker.tier import ObjectRef
+from stoker.warm.handshake import Secret
+from stoker.warm.proxy import Proxy
+from stoker.warm.settings import WarmConfig
+from stoker.warm.sockets import Address, TcpDoor
+from stoker_local.functions import FunctionCloud, FunctionSpec
+from support.function_cloud import cloud_of, until
+
+__all__ = ["PREFIX", "SECRET", "WarmCloud", "node_function", "objects", "warm_cloud"]
+
+PREFIX = "stoker"
+SECRET = Secret(b"of the warm tier's real processes, more than 32 bytes")
+_PATIENT = {"ping_seconds": 5.0, "wake_seconds": 60.0, "read_seconds": 60.0, "write_seconds": 60.0}
+"""On a busy machine a process may take long for anything."""
+
+
+def node_function(number: int, **changes: Any) -> FunctionSpec:
+    """Return a node as it is deployed; ``secret`` for another than the proxy's."""
+    secret = changes.pop("secret", SECRET.reveal())
+    settings = {"memory_mb": 512, "timeout_seconds": 60.0, "concurrency": 2, **changes}
+    return FunctionSpec(
+        name=f"{PREFIX}-warm-{number}",
+        handler="stoker_functions.aws.warm_node",
+        environment={"STOKER_WARM_SECRET": secret, "STOKER_WARM_SHELF_BYTES": "64MiB"},
+        **settings,
+    )
+
+
+def objects(count: int, size_bytes: int = 100_000) -> dict[str, bytes]:
+    """Return objects by their names, each with bytes that no other has."""
+    bodies = [random.Random(number).randbytes(size_bytes) for number in range(count)]
+    refs = [ObjectRef(key=f"data/{row}", size_bytes=size_bytes, crc32c=crc32c(data)) for row, data in enumerate(bodies)]
+    return {name_of(ref): data for ref, data in zip(refs, bodies, strict=True)}
+
+
+class WarmCloud:
+    """Nodes, and the proxy that reads and writes them.
+
+    Attributes:
+        cloud: that runs the functions.
+        config: of the proxy.
+        proxy: the one that runs now.
+    """
+
+    def __init__(self, cloud: FunctionCloud, executor: Executor, config: WarmConfig, secret: Secret) -> None:
+        self.cloud, self.config = cloud, config
+        self._executor, self._secret = executor, secret
+        self.proxy = self._proxy()
+
+    def _proxy(self) -> Proxy:
+        door = TcpDoor(Address("127.0.0.1", 0))
+        return Proxy(self.config, self._secret, self._executor.call, door, rng=random.Random(7))
+
+    async def restart(self) -> None:
+        """Put a proxy in the place of this one that knows nothing of what nodes hold; it listens elsewhere."""
+        await self.proxy.close()
+        self.proxy = self._proxy()
+        await self.proxy.start()
+
+    async def put(self, offered: Mapping[str, bytes]) -> None:
+        """Offer objects, and wait until all are away."""
+        stored = self.proxy.statistics().stored
+        for name, data in offered.items():
+            self.proxy.offer(name, memoryview(data))
+        await until(lambda: not self.proxy.statistics().pending_bytes)
+        assert self.proxy.statistics().stored == stored + len(offered), self.proxy.statistics()
+
+    async def read(self, name: str) -> bytes | None:
+        """Return an object, or None if the tier has it not."""
+        into = bytearray(size_of(name))
+        return bytes(into) if await self.proxy.read(name, memoryview(into)) else None
+
+    async def read_all(self, names: Iterable[str]) -> dict[str, bytes | None]:
+        """Return objects by their names, read at once."""
+        names = list(names)
+        return dict(zip(names, await asyncio.gather(*map(self.read, names)), strict=True))
+
+    async def asleep(self) -> None:
+        """Wait until all nodes have returned and stand still."""
+        await until(lambda: not any(figures.busy for figures in self.cloud.statistics().values()))
+
+    def instances(self, number: int) -> list[psutil.Process]:
+        """Return the processes of a node, the oldest first."""
+        name, found = f"{PREFIX}-warm-{number}", []
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if process.environ().get("AWS_LAMBDA_FUNCTION_NAME") == name:
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return sorted(found, key=lambda process: process.create_time())
+
+    async def kill(self, numbers: Sequence[int]) -> None:
+        """SIGKILL all instances of nodes, asleep or at work, and wait until they are gone."""
+        for process in [process for number in numbers for process in self.instances(number)]:
+            os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: not any(self.cloud.statistics()[f"{PREFIX}-warm-{each}"].instances for each in numbers))
+
+
+@asynccontextmanager
+async def warm_cloud(
+    config: WarmConfig, *, secret: Secret = SECRET, bucket: Any = None, **changes: Any
+) -> AsyncIterator[WarmCloud]:
+    """Run a warm tier; when the block is left, nothing of it is.
+
+    Args:
+        config: of the proxy; times out late, whatever it says.
+        secret: of the proxy.
+        bucket: a local bucket for the function cloud.
+        changes: of each node's function.
+    """
+    patient = WarmConfig(**{**{name: getattr(config, name) for name in config.__slots__}, **_PATIENT})
+    functions = [node_function(number, **changes) for number in range(config.nodes)]
+    async with cloud_of(*functions, bucket=bucket) as cloud, AsyncExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, cloud.environment()))
+        options = ExecutorOptions(prefix=PREFIX, endpoint_url=cloud.url)
+        executor = await stack.enter_async_context(open_executor("lambda", options))
+        warm = WarmCloud(cloud, executor, patient, secret)
+        await warm.proxy.start()
+        try:
+            yield warm
+        finally:
+            await warm.proxy.close()
