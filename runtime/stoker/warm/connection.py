@@ -24,10 +24,13 @@ from stoker.warm.outbox import Buffer, Outbox, Outgoing
 from stoker.warm.serving import Answer, Serve, Serving
 from stoker.warm.wire import ANSWERS, NOTICES, Frame, FrameReader, Head, Kind
 
-__all__ = ["Answer", "Connection", "ConnectionConfig", "ConnectionStatistics", "Notice", "Reply", "Serve"]
+__all__ = ["Answer", "Connection", "ConnectionConfig", "ConnectionStatistics", "Notice", "Reply", "Room", "Serve"]
 
 Notice = Callable[[Kind, Head], None]
 """Is called with what the peer says unasked."""
+
+Room = Callable[[int], bytearray | None]
+"""Is called with the size of a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,7 @@ class ConnectionConfig:
         handshake_seconds: how long the peer has to prove who it is.
         close_seconds: how long the peer has to take what was sent before a ``close``.
         piece_bytes: how much is sent at a time.
+        stall_seconds: how long the peer has to take a piece, before it is given up.
 
     Raises:
         ConfigError: one of them is not positive.
@@ -52,6 +56,7 @@ class ConnectionConfig:
     handshake_seconds: float = 5.0
     close_seconds: float = 1.0
     piece_bytes: int = 1 << 20
+    stall_seconds: float = 120.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -87,6 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         handshake: this side's; of one connection only.
         serve: answers the peer's requests.
         notice: takes what the peer says unasked; without, it is ignored.
+        room: makes the memory of a request's body; None throws the body away, and the request is served without.
         config: its limits.
     """
 
@@ -96,11 +102,13 @@ class Connection(asyncio.BufferedProtocol):
         serve: Serve,
         *,
         notice: Notice | None = None,
+        room: Room = bytearray,
         config: ConnectionConfig | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._handshake = handshake
         self._notice = notice
+        self._room = room
         self._config = config or ConnectionConfig()
         self._transport: asyncio.Transport | None = None
         self._address = "the peer"
@@ -118,6 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_paused = False
         self._is_read_paused = False
         self._watch: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._failure: StokerError | None = None
         self._changed = asyncio.Event()
         self._is_over = False
@@ -287,8 +296,9 @@ class Connection(asyncio.BufferedProtocol):
         if kind in ANSWERS:
             if not request or request in self._serving:
                 raise WireError(f"a {kind.name} frame has the number {request}, which is 0 or in use")
-            self._body = bytearray(body_bytes)
-            return memoryview(self._body)
+            body = self._room(body_bytes) if body_bytes else None
+            self._body = bytearray() if body is None else body
+            return None if body is None else memoryview(body)
         if kind is Kind.CANCEL or (not request and kind in NOTICES):
             return None
         return self._asking.destination(kind, request, body_bytes)
@@ -344,6 +354,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _too_late(self) -> None:
         self.abort(DeadlineError(f"{self._address} did not end the handshake in {self._config.handshake_seconds:g} s"))
+
+    def _stalled(self) -> None:
+        self.abort(DeadlineError(f"{self._address} took nothing for {self._config.stall_seconds:g} s"))
+
+    def _stop_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _stop_watch(self) -> None:
         if self._watch is not None:
@@ -406,12 +424,14 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(error)
 
     def pause_writing(self) -> None:
-        """Give the transport no more."""
+        """Give the transport no more, until the peer has taken what it has."""
         self._is_write_paused = True
+        self._stall = self._loop.call_later(self._config.stall_seconds, self._stalled)
 
     def resume_writing(self) -> None:
         """Give the transport what waits."""
         self._is_write_paused = False
+        self._stop_stall()
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -419,6 +439,7 @@ class Connection(asyncio.BufferedProtocol):
         why = "ended" if exc is None else f"broke ({type(exc).__name__}: {exc})"
         self._end(ConnectionLostError(f"the connection to {self._address} {why}"), is_gentle=False)
         self._stop_watch()
+        self._stop_stall()
         self._is_over = True
         self._wake()
 

@@ -12,6 +12,7 @@ from stoker.errors import ConnectionLostError, DeadlineError, StokerError, Throt
 from stoker.fanout import Answer
 from stoker.warm.connection import Connection, Reply
 from stoker.warm.life import Contents, Life, State
+from stoker.warm.node import LISTED_AT_ONCE
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
 from stoker.warm.wake import Report, Task, Wake
@@ -59,6 +60,8 @@ class Node:
         self.contact_seconds = asyncio.get_running_loop().time()
         """When it was called or spoke last."""
         self.limit_bytes = 0
+        self.failure: StokerError | None = None
+        """Of the last call, if that failed."""
         self._parts = parts
         self._connection: Connection | None = None
         self._changed = asyncio.Event()
@@ -134,6 +137,17 @@ class Node:
             if not (page and reply.head.get("more")):
                 self.life.listed(instance)
                 return listed
+
+    async def forget(self) -> None:
+        """Have it drop all that it holds.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, or failed.
+        """
+        while held := await self.listed():
+            for start in range(0, len(held), LISTED_AT_ONCE):
+                page = [shard.to_text() for shard in held[start : start + LISTED_AT_ONCE]]
+                await self.request(Kind.DELETE, {"shards": page}, seconds=self._parts.config.write_seconds)
 
     @asynccontextmanager
     async def accompanied(self) -> AsyncIterator[Connection]:
@@ -273,12 +287,14 @@ class Node:
             answer = await self._parts.invoke(self.name, event)
         except ThrottledError:
             self.life.throttled()
-        except StokerError:
+        except StokerError as error:
+            self.failure = error
             self._gave_up(self.life.failed())
         except BaseException:
             self.life.failed()
             raise
         else:
+            self.failure = None
             self._parts.billed(answer, task)
             if task is Task.WARM:
                 is_known = self._is_as_expected(answer)

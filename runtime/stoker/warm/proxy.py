@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from stoker.errors import StokerError, StoreError, TransientError, WireError
 from stoker.fanout import Answer
@@ -24,7 +24,7 @@ from stoker.warm.backup import back_up
 from stoker.warm.bill import CostMeter, Purpose
 from stoker.warm.code import Code, encode, require_codec, restore
 from stoker.warm.connection import Answer as PeerAnswer
-from stoker.warm.connection import Connection, Serve
+from stoker.warm.connection import Connection
 from stoker.warm.directory import Directory, Found, Held
 from stoker.warm.fleet import Invoke, Node, NodeParts
 from stoker.warm.handshake import ProxySide, Secret
@@ -38,7 +38,7 @@ from stoker.warm.upkeep import Task as Errands
 from stoker.warm.wake import Task
 from stoker.warm.wire import Head, Kind
 
-__all__ = ["Proxy", "ProxyStatistics"]
+__all__ = ["Clients", "Proxy", "ProxyStatistics"]
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class ProxyStatistics:
         evicted: objects that went for others.
         pending_bytes: copies that wait to be written.
         objects: that are known.
+        held_bytes: that nodes are believed to hold, or are being sent.
+        limit_bytes: that those nodes can hold that have said so.
         nodes: how many are in which state.
     """
 
@@ -80,6 +82,8 @@ class ProxyStatistics:
     evicted: int = 0
     pending_bytes: int = 0
     objects: int = 0
+    held_bytes: int = 0
+    limit_bytes: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -97,6 +101,18 @@ class _Tally:
     declined: int = 0
     evicted: int = 0
     pending_bytes: int = 0
+
+
+class Clients(Protocol):
+    """Answers those who are no nodes."""
+
+    def room(self, size_bytes: int) -> bytearray | None:
+        """Return memory for the body of a request, None for it to be thrown away."""
+        ...
+
+    async def answer(self, connection: Connection, kind: Kind, head: Head, body: bytearray) -> PeerAnswer:
+        """Answer a request of a client."""
+        ...
 
 
 class Proxy:
@@ -121,7 +137,7 @@ class Proxy:
         invoke: Invoke,
         door: Door,
         *,
-        clients: Serve | None = None,
+        clients: Clients | None = None,
         rng: random.Random | None = None,
     ) -> None:
         require_codec(config.code)
@@ -179,8 +195,59 @@ class Proxy:
         for node in self._nodes:
             states[node.life.state] += 1
         counted = {name: getattr(self._tally, name) for name in self._tally.__slots__}
-        nodes = MappingProxyType({state.value: count for state, count in states.items()})
-        return ProxyStatistics(**counted, objects=len(self._directory), nodes=nodes)
+        return ProxyStatistics(
+            **counted,
+            objects=len(self._directory),
+            held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
+            limit_bytes=sum(node.limit_bytes for node in self._nodes),
+            nodes=MappingProxyType({state.value: count for state, count in states.items()}),
+        )
+
+    # All nodes at once.
+
+    async def wake(self) -> dict[str, str]:
+        """Call all nodes, also those that were given up, and wait until they have greeted.
+
+        Returns:
+            Name → why it is not there, of those that are not.
+        """
+        async with task_group() as group:
+            tasks = {node.name: group.create_task(self._roused(node)) for node in self._nodes}
+        return {name: why for name, task in tasks.items() if (why := task.result())}
+
+    async def stop(self) -> None:
+        """Tell all nodes to return that are awake. What they hold, they hold."""
+        async with task_group() as group:
+            for node in self._nodes:
+                group.create_task(node.stop())
+
+    async def forget(self) -> dict[str, str]:
+        """Call all nodes, and have them drop what they hold.
+
+        Returns:
+            Name → why it did not, of those that did not.
+        """
+        async with task_group() as group:
+            tasks = {node.name: group.create_task(self._emptied(node)) for node in self._nodes}
+        return {name: why for name, task in tasks.items() if (why := task.result())}
+
+    async def _roused(self, node: Node) -> str:
+        try:
+            if node.life.state is State.GONE:
+                await node.keep_warm()
+            await node.request(Kind.PING, {}, seconds=self.config.wake_seconds)
+        except StokerError as error:
+            return str(node.failure or error)
+        return ""
+
+    async def _emptied(self, node: Node) -> str:
+        try:
+            await node.forget()
+        except StokerError as error:
+            return str(node.failure or error)
+        self._directory.lost(node.number)
+        self._doomed.pop(node.number, None)
+        return ""
 
     # Reading.
 
@@ -272,26 +339,43 @@ class Proxy:
 
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        if self._directory.find(name) is not None or name in self._writing:
-            return
-        if self._is_closed or self._tally.pending_bytes + len(data) > self.config.pending_bytes:
-            self._tally.declined += 1
-            return
+        if not self._has(name) and self._has_room(len(data)):
+            self._write_behind(name, self.config.code, bytes(data))
+
+    def take(self, name: str, data: bytearray) -> bool:
+        """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
+
+        Returns:
+            Whether it is here, or will be if nothing comes between.
+        """
+        if self._has(name):
+            return True
+        if not self._has_room(len(data)):
+            return False
         self._write_behind(name, self.config.code, data)
+        return True
+
+    def _has(self, name: str) -> bool:
+        return self._directory.find(name) is not None or name in self._writing
+
+    def _has_room(self, size_bytes: int) -> bool:
+        has_room = not self._is_closed and self._tally.pending_bytes + size_bytes <= self.config.pending_bytes
+        self._tally.declined += not has_room
+        return has_room
 
     def _rebuild(self, name: str, code: Code, data: memoryview) -> None:
         """Put the lost shards of an object away again, of which the bytes are at hand."""
         if name in self._writing or self._is_closed:
             return
         if self._tally.pending_bytes + len(data) <= self.config.pending_bytes:
-            self._write_behind(name, code, data)
+            self._write_behind(name, code, bytes(data))
 
-    def _write_behind(self, name: str, code: Code, data: memoryview) -> None:
+    def _write_behind(self, name: str, code: Code, data: bytes | bytearray) -> None:
         self._writing.add(name)
         self._tally.pending_bytes += len(data)
-        self._spawn(self._write(name, code, bytes(data)))
+        self._spawn(self._write(name, code, data))
 
-    async def _write(self, name: str, code: Code, data: bytes) -> None:
+    async def _write(self, name: str, code: Code, data: bytes | bytearray) -> None:
         """Write the shards of an object that are nowhere."""
         try:
             async with self._writes:
@@ -320,7 +404,7 @@ class Proxy:
             self._writing.discard(name)
             self._tally.pending_bytes -= len(data)
 
-    async def _encoded(self, code: Code, data: bytes, wanted: Iterable[int]) -> dict[int, memoryview]:
+    async def _encoded(self, code: Code, data: bytes | bytearray, wanted: Iterable[int]) -> dict[int, memoryview]:
         """Return the shards of an object, by position; parity only if it is wanted."""
         whole = memoryview(data)
         shards = dict(enumerate(_views(code, whole)))
@@ -429,9 +513,11 @@ class Proxy:
         async def answer(kind: Kind, head: Head, body: bytearray) -> PeerAnswer:
             if self._clients is None or connection.peer is None or connection.peer.role != "client":
                 raise WireError(f"{kind.name} is not asked of a proxy")
-            return await self._clients(kind, head, body)
+            return await self._clients.answer(connection, kind, head, body)
 
-        connection = Connection(ProxySide(self._secret, fingerprint=self.door.fingerprint), answer, notice=noticed)
+        handshake = ProxySide(self._secret, fingerprint=self.door.fingerprint)
+        room = self._clients.room if self._clients is not None else _no_room
+        connection = Connection(handshake, answer, notice=noticed, room=room)
         self._spawn(self._attend(connection))
         return connection
 
@@ -506,6 +592,10 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _no_room(_: int) -> None:
+    """Take no bodies: nodes send none unasked."""
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
