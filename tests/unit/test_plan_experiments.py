@@ -34,6 +34,13 @@ def test_an_experiment_writes_its_tables_and_its_figure(name: str, tmp_path: Pat
             assert {len(row) for row in rows} == {len(columns)}
 
 
+def test_the_page_shows_each_experiment_and_no_other() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    shown = re.findall(r"!\[.*\]\(images/experiments/(.*)\.png\)", (docs / "experiments.md").read_text("utf-8"))
+    assert sorted(shown) == sorted(experiments.NAMES)
+    assert sorted(path.stem for path in (docs / "images/experiments").iterdir()) == sorted(experiments.NAMES)
+
+
 def test_json_has_what_the_files_have(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["simulate", "caching", "deli-figure-5", "--quick", "--json", "--out", str(tmp_path / "none")]) == 0
     first, second = json.loads(capsys.readouterr().out)
