@@ -118,7 +118,8 @@ class Asking:
         if request.outcome.done():  # it was cancelled
             return
         if frame.kind is Kind.FAILED:
-            why = str(frame.head.get("error"))[:_SHOWN_CHARACTERS]
+            said = str(frame.head.get("error"))[:_SHOWN_CHARACTERS]
+            why = "".join(each if each.isprintable() else "?" for each in said)  # it may end up on a terminal
             request.outcome.set_result(ServerError(f"{address} failed at {request.kind.name}: {why}"))
         else:
             request.outcome.set_result(Reply(frame.kind, frame.head, frame.body_bytes))

@@ -30,7 +30,8 @@ Notice = Callable[[Kind, Head], None]
 """Is called with what the peer says unasked."""
 
 Room = Callable[[int], bytearray | None]
-"""Is called with the size of a body."""
+"""Is called with the bytes of a request's body, more than 0, before any has arrived. Returns exactly that much memory,
+or None to throw the body away and be served without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class ConnectionConfig:
         handshake_seconds: how long the peer has to prove who it is.
         close_seconds: how long the peer has to take what was sent before a ``close``.
         piece_bytes: how much is sent at a time.
-        stall_seconds: how long the peer has to take a piece, before it is given up.
+        stall_seconds: how long the peer may take nothing of what waits to be sent before the connection is given up.
 
     Raises:
         ConfigError: one of them is not positive.
@@ -92,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         handshake: this side's; of one connection only.
         serve: answers the peer's requests.
         notice: takes what the peer says unasked; without, it is ignored.
-        room: makes the memory of a request's body; None throws the body away, and the request is served without.
+        room: makes the memory for a request's body.
         config: its limits.
     """
 
@@ -355,8 +356,17 @@ class Connection(asyncio.BufferedProtocol):
     def _too_late(self) -> None:
         self.abort(DeadlineError(f"{self._address} did not end the handshake in {self._config.handshake_seconds:g} s"))
 
-    def _stalled(self) -> None:
-        self.abort(DeadlineError(f"{self._address} took nothing for {self._config.stall_seconds:g} s"))
+    def _watch_for_stall(self) -> None:
+        assert self._transport is not None  # noqa: S101 - it has paused us
+        waiting_bytes = self._transport.get_write_buffer_size()
+        self._stall = self._loop.call_later(self._config.stall_seconds, self._is_stalled, waiting_bytes)
+
+    def _is_stalled(self, waiting_bytes: int) -> None:
+        """Give the connection up if as much waits as before, else look again later."""
+        if self._transport is not None and self._transport.get_write_buffer_size() < waiting_bytes:
+            self._watch_for_stall()
+        else:
+            self.abort(DeadlineError(f"{self._address} took nothing for {self._config.stall_seconds:g} s"))
 
     def _stop_stall(self) -> None:
         if self._stall is not None:
@@ -426,7 +436,7 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Give the transport no more, until the peer has taken what it has."""
         self._is_write_paused = True
-        self._stall = self._loop.call_later(self._config.stall_seconds, self._stalled)
+        self._watch_for_stall()
 
     def resume_writing(self) -> None:
         """Give the transport what waits."""

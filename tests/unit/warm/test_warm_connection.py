@@ -4,9 +4,12 @@ import asyncio
 import gc
 import json
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from stoker.warm.connection import Answer, Connection, ConnectionConfig, Serve
 from stoker.warm.handshake import PeerSide, ProxySide, Secret
 from stoker.warm.outbox import Buffer
 from stoker.warm.wire import Head, Kind, encode_frame
+from support.tls import make_authority
 from support.warm_wires import End, Link, LinkConfig
 
 SECRET = Secret(bytes(32))
@@ -69,12 +73,13 @@ class Server:
         return Kind.PONG, {}, ()
 
 
-def proxy_side(serve: Serve = refuse, secret: Secret = SECRET, **options: Any) -> Connection:
-    return Connection(ProxySide(secret), serve, **options)
+def proxy_side(serve: Serve = refuse, secret: Secret = SECRET, *, fingerprint: str = "", **options: Any) -> Connection:
+    return Connection(ProxySide(secret, fingerprint=fingerprint), serve, **options)
 
 
-def node_side(serve: Serve = refuse, secret: Secret = SECRET, **options: Any) -> Connection:
-    return Connection(PeerSide(secret, "node", "warm-7", INSTANCE, greeting={"term": 3}), serve, **options)
+def node_side(serve: Serve = refuse, secret: Secret = SECRET, *, fingerprint: str = "", **options: Any) -> Connection:
+    side = PeerSide(secret, "node", "warm-7", INSTANCE, greeting={"term": 3}, fingerprint=fingerprint)
+    return Connection(side, serve, **options)
 
 
 @asynccontextmanager
@@ -189,6 +194,8 @@ def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pyte
     async def broken(kind: Kind, head: Head, body: bytearray) -> Answer:
         if kind is Kind.PING:
             raise RuntimeError("a secret detail")
+        if kind is Kind.INDEX:
+            raise NotFoundError("\x1b[2J\n" + "x" * 5000)
         if kind is Kind.GET:
             return Kind.STORED, {}, ()
         if kind is Kind.DELETE:
@@ -202,6 +209,7 @@ def test_an_error_of_the_handler_is_told_and_the_connection_goes_on(caplog: pyte
                 (Kind.PING, "failed at PING: RuntimeError$"),
                 (Kind.GET, "STORED is no answer to GET"),
                 (Kind.DELETE, "cannot be sent as JSON"),
+                (Kind.INDEX, r"NotFoundError: \?\[2J\?x{100,500}$"),
             ):
                 with pytest.raises(ServerError, match=says):
                     await proxy.request(kind)
@@ -298,13 +306,47 @@ def test_a_peer_that_does_not_read_its_answers_is_served_no_more() -> None:
             first.pause_reading()
             intos = [memory(len(SHARD)) for _ in range(30)]
             waiting = asyncio.gather(*(proxy.request(Kind.GET, {"shard": len(SHARD)}, into=each) for each in intos))
-            await asyncio.sleep(60)
+            await asyncio.sleep(30)
             assert second.get_write_buffer_size() <= config.piece_bytes
             # What fits one receive is taken together.
             assert node.statistics().serving_requests <= 30
             first.resume_reading()
             await waiting
             assert all(into == SHARD for into in intos)
+
+    run(test)
+
+
+def test_a_peer_that_takes_nothing_for_too_long_is_given_up() -> None:
+    async def test() -> None:
+        config = ConnectionConfig(stall_seconds=20.0)
+        slow = LinkConfig(bytes_per_second=10_000, window_bytes=100_000)
+        async with joined(Server(), config=config, link=slow) as (proxy, _, wire):
+            await proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD])  # slow is not stalled
+            wire.ends[1].freeze()
+            with pytest.raises(ConnectionLostError, match="took nothing for 20 s"):
+                await proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD])
+            assert isinstance(proxy.failure, DeadlineError)
+
+    run(test)
+
+
+def test_who_serves_says_where_bodies_go_or_that_they_do_not() -> None:
+    async def test() -> None:
+        asked, made = [], bytearray(1000)
+
+        def room(body_bytes: int) -> bytearray | None:
+            asked.append(body_bytes)
+            return made if body_bytes == len(made) else None
+
+        server = Server()
+        async with joined(server, room=room) as (proxy, _, _):
+            for size in (0, 1000, 2_000_000):
+                await proxy.request(Kind.SET, {"shard": str(size)}, body=[(SHARD * 2)[:size]])
+            assert asked == [1000, 2_000_000]
+            assert server.stored["1000"] is made
+            assert made == SHARD[:1000]
+            assert server.stored["0"] == server.stored["2000000"] == b""
 
     run(test)
 
@@ -757,3 +799,90 @@ def test_requests_may_follow_right_behind_the_welcome() -> None:
 def test_a_limit_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         ConnectionConfig(**{name: 0})
+
+
+# Real sockets.
+
+
+@dataclass
+class Pair:
+    """Both sides of a connection over loopback."""
+
+    proxy: Connection
+    node: Connection
+    server: Server
+
+
+@asynccontextmanager
+async def over_loopback(
+    server: ssl.SSLContext | None = None, client: ssl.SSLContext | None = None, fingerprint: str = ""
+) -> AsyncIterator[Pair]:
+    loop, serve = asyncio.get_running_loop(), Server()
+    proxy = proxy_side(fingerprint=fingerprint)
+    listening = await loop.create_server(lambda: proxy, "127.0.0.1", 0, ssl=server)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        _, node = await loop.create_connection(
+            lambda: node_side(serve, fingerprint=fingerprint), "127.0.0.1", port, ssl=client
+        )
+        try:
+            await node.ready()
+            await proxy.ready()
+            yield Pair(proxy, node, serve)
+        finally:
+            await node.close()
+            await proxy.close()
+
+
+async def exchange_over(pair: Pair) -> None:
+    """Read and write over a connection, and give up some of it."""
+    intos = [memory(len(SHARD)) for _ in range(20)]
+    asking = [asyncio.create_task(pair.proxy.request(Kind.GET, {"shard": len(SHARD)}, into=each)) for each in intos]
+    await asyncio.sleep(0)
+    for each in asking[10:]:
+        each.cancel()
+    await asyncio.wait(asking)
+    assert all(into == SHARD for into in intos[:10])
+    reply = await pair.proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD] * 8, timeout=60)
+    assert reply.head == {"bytes": 8 * len(SHARD)}
+
+
+def test_it_works_over_a_socket() -> None:
+    async def test() -> None:
+        async with over_loopback() as pair:
+            await exchange_over(pair)
+
+    asyncio.run(test())
+
+
+def test_it_works_over_tls_and_the_certificate_is_part_of_the_handshake(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path)
+    client = ssl.create_default_context(cafile=str(authority.bundle))
+    text = (tmp_path / "server.pem").read_text()
+    certificate = ssl.PEM_cert_to_DER_cert(text[: text.index("-----END") + len("-----END CERTIFICATE-----\n")])
+
+    async def test(fingerprint: str) -> None:
+        async with over_loopback(authority.server, client, fingerprint) as pair:
+            await exchange_over(pair)
+
+    asyncio.run(test(sha256(certificate).hexdigest()))
+    with pytest.raises(CredentialsError, match="fingerprint"):
+        asyncio.run(test("ab" * 32))
+
+
+def test_what_a_socket_has_not_taken_of_a_cancelled_body_is_sent_as_it_was() -> None:
+    async def test() -> None:
+        async with over_loopback() as pair:
+            assert pair.node._transport is not None
+            pair.node._transport.pause_reading()
+            body = bytearray(SHARD * 12)
+            asking = asyncio.create_task(pair.proxy.request(Kind.SET, {"shard": "a"}, body=[body]))
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            await asyncio.wait([asking])
+            body[:] = bytes(len(body))
+            pair.node._transport.resume_reading()
+            await pair.proxy.request(Kind.PING)
+            assert pair.server.stored["a"] == SHARD * 12
+
+    asyncio.run(test())
