@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from stoker.cache.spec import CacheSpec
+from stoker.cache.tiers import Sharers, made_tiers
 from stoker.errors import BudgetError, ConfigError
 from stoker.feed import FeedConfig
 from stoker.fetch.config import FetchConfig
@@ -364,3 +366,37 @@ def test_a_link_that_brings_nothing_in_time_is_an_error_with_its_figures() -> No
 def test_memory_for_no_window_at_all_is_an_error_that_says_how_much_one_takes(there_is: int) -> None:
     with pytest.raises(BudgetError, match=r"that a rank may have: window 2 with super-samples of .* takes"):
         advise(workload(super_samples=40, size=40_000), replace(RESOURCES, memory_bytes=there_is))
+
+
+@pytest.mark.parametrize("super_samples", [1, 4, 64, 640])
+def test_ranks_that_share_super_samples_each_read_them(super_samples: int) -> None:
+    ranks = 64
+    found = predict(workload(super_samples=super_samples, samples=6400 // super_samples, nodes=ranks, rate=100.0))
+    cuts = ranks - 1
+    assert 0 < found.simulated <= 1.0
+    assert super_samples <= found.later.requests <= 1.15 * (super_samples + cuts)
+    assert found.later.requests >= 0.8 * max(ranks, super_samples)
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 4])
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_an_advised_cache_is_one_that_a_loader_takes(kind: str, ranks_per_node: int) -> None:
+    size = 300_000
+    slow = ranked(ranks_per_node, super_samples=60, size=size, rate=500_000, node=5e6, memory=14 * size)
+    there_is = RESOURCES if kind == "memory" else replace(RESOURCES, memory_bytes=14 * size, disk_bytes=30 * size)
+    found, by_name = advised(slow, there_is)
+    assert by_name["cache"].advised.startswith(kind)
+    (text,) = re.findall(r'^Loader\(cache="(.*)"\)$', by_name["cache"].command)
+    made_tiers(CacheSpec.parse_all(text), found.workload.manifest, Sharers(ranks=ranks_per_node))
+
+
+def test_no_disk_is_advised_that_has_no_room_for_a_super_sample_of_each_rank() -> None:
+    slow = ranked(4, super_samples=60, size=300_000, rate=500_000, node=5e6, memory=14 * 300_000)
+    _, by_name = advised(slow, replace(RESOURCES, memory_bytes=14 * 300_000, disk_bytes=1_200_000))
+    assert (by_name["cache"].advised, by_name["cache"].reason) == ("none", "too small to help")
+
+
+@pytest.mark.parametrize("folder", ["", "/mnt/a?b", '/mnt/a"b'])
+def test_a_folder_that_no_cache_can_be_told_is_refused(folder: str) -> None:
+    with pytest.raises(ConfigError, match="disk_folder"):
+        Resources(memory_bytes=MIB, disk_bytes=1, disk_folder=folder)

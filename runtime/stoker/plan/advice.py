@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from stoker.budget import window_slots
-from stoker.errors import BudgetError, StokerError
+from stoker.cache.disk_folder import BLOCK_BYTES
+from stoker.errors import BudgetError, ConfigError, StokerError
 from stoker.manifest import Manifest
 from stoker.plan.dataset import described
 from stoker.plan.predict import Cache, Prediction, Workload, predict
@@ -29,7 +31,7 @@ _WINDOW, _LEAST_WINDOW = 8, 2
 _WINDOWS_EACH = 4
 """A rank should have at least so many windows of super-samples in an epoch, or there is little to shuffle."""
 _STALL = 0.01
-"""A stall below this is not worth a change; nor is a change that lowers it by less."""
+"""A stall below this is not worth a change; nor is a change that makes an epoch shorter by a smaller part of it."""
 _SLOTS_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Of a window's slots, tried in this order: the least that is enough is advised."""
 _IN_FLIGHT = 4
@@ -52,15 +54,22 @@ class Resources:
         slowest_seconds: of the first bytes seen.
         median_seconds: of them.
         epochs: that the run is to have.
+
+    Raises:
+        ConfigError: there is a disk, and its folder cannot be written into ``cache="disk:…"``.
     """
 
     memory_bytes: int
     disk_bytes: int = 0
-    disk_folder: str = ""
+    disk_folder: str = "/mnt/nvme/stoker"
     disk_bytes_per_second: float = 2e9
     slowest_seconds: float = 0.0
     median_seconds: float = 0.0
     epochs: int = 10
+
+    def __post_init__(self) -> None:
+        if self.disk_bytes and (not self.disk_folder or set(self.disk_folder) & set('?"\\\0')):
+            raise ConfigError(f'disk_folder {self.disk_folder!r} is empty, or has one of ?, ", \\ in it: name another')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,13 +215,13 @@ def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
     """Return the memory with which ``factor`` times a window's slots, and some in flight, fit."""
     feed, manifest = given.feed, given.manifest
     order = replace(feed.order, window=window)
-    slot_bytes = -(-manifest.largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    slot_bytes = _rounded(manifest.largest_bytes, ALIGNMENT_BYTES)
     slots = math.ceil(factor * window_slots(len(manifest), order, feed.partition(manifest.samples))) + _IN_FLIGHT
     return manifest.file_bytes + feed.held_bytes + slots * slot_bytes
 
 
 def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tuple[Workload, Suggestion]:
-    """Return the workload with the least memory with which it stalls about as little as with all that there is.
+    """Return the workload with the least memory with which an epoch takes about as long as with all that there is.
 
     Raises:
         BudgetError: there is not even enough for the window.
@@ -232,10 +241,10 @@ def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tu
     best = predict(having(most)).later
     chosen = most
     for factor in _SLOTS_FACTORS:
-        size_bytes = _rounded(_least_memory(given, window, factor))
+        size_bytes = _rounded(_least_memory(given, window, factor), 16 * _MIB)
         if size_bytes >= most:
             break
-        if predict(having(size_bytes)).later.stall <= best.stall + _STALL / 2:
+        if predict(having(size_bytes)).later.seconds <= best.seconds * (1 + _STALL / 2):
             chosen = size_bytes
             break
     fits = memory_bytes <= most
@@ -254,46 +263,56 @@ def _written(size_bytes: int) -> str:
     return str(size_bytes) if size_bytes % _MIB else f'"{size_bytes // _MIB}MiB"'
 
 
-def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // (16 * _MIB)) * 16 * _MIB
+def _rounded(size_bytes: int, unit_bytes: int) -> int:
+    return -(-size_bytes // unit_bytes) * unit_bytes
 
 
 def _cached(given: Workload, resources: Resources) -> tuple[Workload, Suggestion]:
     """Return the workload with a cache, if one is worth having."""
     none = replace(given, cache=None)
-    stall = predict(none).later.stall
+    without = predict(none).later
     said = "none" if given.cache is None else format_bytes(given.cache.size_bytes)
-    spare_bytes = resources.memory_bytes - given.feed.memory_bytes
-    needed_bytes = math.ceil(1.02 * given.manifest.size_bytes)
     if resources.epochs < 2:
-        return none, Suggestion(
-            name="cache", given=said, advised="none", reason="there is one epoch: nothing comes back"
-        )
-    if stall < _STALL:
-        reason = f"training waits {stall:.1%} of the time without one"
-        return none, Suggestion(name="cache", given=said, advised="none", reason=reason)
-    choices = [("memory", min(spare_bytes, needed_bytes), _MEMORY_BYTES_PER_SECOND)]
-    choices += [("disk", min(resources.disk_bytes, needed_bytes), resources.disk_bytes_per_second)]
-    for kind, size_bytes, rate in choices:
-        if size_bytes < given.manifest.largest_bytes:
-            continue
-        cached = replace(given, cache=Cache(size_bytes=size_bytes, bytes_per_second=rate, is_of_rank=kind == "memory"))
-        found = predict(cached)
-        if found.later.stall < stall - _STALL and (kind == "disk" or found.later.stall < stall / 2):
-            folder = resources.disk_folder if kind == "disk" else ""
-            url = f"{kind}:{folder}?limit={size_bytes // _MIB}MiB"
-            return cached, Suggestion(
-                name="cache",
-                given=said,
-                advised=f"{kind}, {format_bytes(size_bytes)}",
-                reason=f"serves {found.hit_rate:.0%} of later epochs: the stall falls from {stall:.0%} to "
-                f"{found.later.stall:.0%}",
-                command=f'Loader(cache="{url}")',
-            )
-    reason = (
-        "name a disk with --disk: a node could keep what it reads" if not resources.disk_bytes else "too small to help"
-    )
+        reason = "there is one epoch: nothing comes back"
+    elif without.stall < _STALL:
+        reason = f"training waits {without.stall:.1%} of the time without one"
+    else:
+        for cache in _caches(given, resources):
+            cached = replace(given, cache=cache)
+            found = predict(cached)
+            later = found.later
+            shortens = later.seconds < (1 - _STALL) * without.seconds
+            halves = later.wait_seconds < without.wait_seconds / 2
+            if halves if cache.is_of_rank else shortens:
+                place = "memory:" if cache.is_of_rank else f"disk:{resources.disk_folder}"
+                return cached, Suggestion(
+                    name="cache",
+                    given=said,
+                    advised=f"{place.partition(':')[0]}, {format_bytes(cache.size_bytes)}",
+                    reason=f"serves {found.hit_rate:.0%} of later epochs: a stall of {later.stall:.0%} instead of "
+                    f"{without.stall:.0%}, in {later.seconds / without.seconds:.0%} of the time",
+                    command=f'Loader(cache="{place}?limit={_limit(cache.size_bytes)}")',
+                )
+        has_disk = resources.disk_bytes > 0
+        reason = "too small to help" if has_disk else "name a disk with --disk: a node could keep what it reads"
     return none, Suggestion(name="cache", given=said, advised="none", reason=reason)
+
+
+def _caches(given: Workload, resources: Resources) -> Iterator[Cache]:
+    """Yield a cache in what memory is left over, and one on the disk, where a super-sample fits into a rank's part."""
+    needed_bytes = math.ceil(1.02 * given.manifest.size_bytes)
+    memory_bytes = min(resources.memory_bytes - given.feed.memory_bytes, needed_bytes)
+    disk_bytes = min(resources.disk_bytes, needed_bytes)
+    least_bytes = _rounded(given.manifest.largest_bytes, BLOCK_BYTES)
+    if memory_bytes >= least_bytes:
+        yield Cache(size_bytes=memory_bytes, bytes_per_second=_MEMORY_BYTES_PER_SECOND, is_of_rank=True)
+    if disk_bytes // given.ranks_per_node >= least_bytes:
+        yield Cache(size_bytes=disk_bytes, bytes_per_second=resources.disk_bytes_per_second)
+
+
+def _limit(size_bytes: int) -> str:
+    """Return a cache's limit as a person writes it; a small one to the byte, since it may hold one super-sample."""
+    return str(size_bytes) if size_bytes < 100 * _MIB else f"{size_bytes // _MIB}MiB"
 
 
 def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestion:
@@ -309,7 +328,5 @@ def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestio
         is_worth, reason = True, "the bucket answers late, and several nodes would share what it holds"
     else:
         is_worth, reason = False, "late answers are few enough to be asked for again"
-    return Suggestion(
-        name="warm tier", given="off", advised="on" if is_worth else "off", reason=reason,
-        command="see docs/serve.md" if is_worth else "",
-    )  # fmt: skip
+    advised, command = ("on", "see docs/serve.md") if is_worth else ("off", "")
+    return Suggestion(name="warm tier", given="off", advised=advised, reason=reason, command=command)

@@ -36,7 +36,9 @@ _MOST_RANKS = 8
 _EPOCHS = 3
 """The second is what every later one is like: begun with a full ring, and with another one to look ahead into."""
 _DRAWS = 501
+"""Of a first byte, for its median: odd, so that it is one of them."""
 _HIT_OBJECTS, _HIT_EPOCHS, _HIT_SETTLED = 300, 12, 6
+"""Of a reader in an epoch; epochs; and from which of them on a cache counts as settled. Costs milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,7 @@ def predict(workload: Workload, *, seed: int = 0) -> Prediction:
     cold = _simulated(small, 0.0, seed)
     settled = _simulated(small, hit_rate, seed) if hit_rate else cold
     each_for = feed.world_size / small.feed.world_size
-    growth = workload.manifest.samples / each_for / small.manifest.samples
+    growth = max(1.0, workload.manifest.samples / each_for / small.manifest.samples)
     begun = max(each.first_batch_seconds or 0.0 for each in cold.of_epoch(0))
     rest = _forecast(cold, 1, each_for).grown(growth - 1.0)
     bound = bound_of(_demand(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate))
@@ -236,7 +238,7 @@ def predict(workload: Workload, *, seed: int = 0) -> Prediction:
         later=_forecast(settled, 1, each_for).grown(growth).at_least(bound.seconds),
         bound=bound,
         hit_rate=hit_rate,
-        simulated=1.0 / growth,
+        simulated=min(1.0, 1.0 / growth),
         slots=slots.slots,
     )
 
@@ -275,7 +277,7 @@ def _cut(workload: Workload) -> Workload:
     kept = max(min(_MOST_FETCHES, int(_MOST_STEPS * step_fetches)), least)
     if kept >= share and ranks == feed.world_size:
         return workload
-    small = _thinned(manifest, max(1, min(kept, round(share))))
+    small = _thinned(manifest, max(1, min(kept, round(share))), manifest.samples * ranks / feed.world_size)
     lanes = max(1, feed.order.lanes * ranks // feed.world_size)
     held_bytes = feed.held_bytes + manifest.file_bytes - small.file_bytes
     cut = replace(
@@ -288,8 +290,11 @@ def _cut(workload: Workload) -> Workload:
     return replace(workload, manifest=small, feed=cut)
 
 
-def _thinned(manifest: Manifest, kept: int) -> Manifest:
-    """Return a manifest of so many super-samples evenly taken from another, the largest one always among them."""
+def _thinned(manifest: Manifest, kept: int, most_samples: float) -> Manifest:
+    """Return a manifest of so many super-samples evenly taken from another, the largest one always among them.
+
+    Where more ranks share a super-sample than are simulated, each has fewer samples, ``most_samples`` in all.
+    """
     rows = manifest.rows
     keep = np.zeros(len(manifest), np.bool_)
     keep[np.linspace(0, len(manifest) - 1, kept).astype(np.int64)] = True
@@ -297,7 +302,11 @@ def _thinned(manifest: Manifest, kept: int) -> Manifest:
     if not keep[largest]:
         keep[int(np.flatnonzero(keep)[0])], keep[largest] = False, True
     run = PackRun(manifest.runs[0].run, 0, int(keep.sum()))
-    return replace(manifest, rows=rows.kept(keep), runs=(run,))
+    rows = rows.kept(keep)
+    too_many = float(rows.samples.sum()) / most_samples
+    if too_many > 1.0:
+        rows = replace(rows, samples=np.maximum(1, rows.samples / too_many).astype(rows.samples.dtype))
+    return replace(manifest, rows=rows, runs=(run,))
 
 
 def _simulated(workload: Workload, hit_rate: float, seed: int) -> Run:
