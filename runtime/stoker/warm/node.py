@@ -31,6 +31,12 @@ Dial = Callable[[Wake, Callable[[], Connection]], Awaitable[Connection]]
 """Connects what it is given a way to make to the proxy of an invocation."""
 
 _MOST_CRC = (1 << 32) - 1
+_BYE_SECONDS = 1.0
+"""For what is being sent when it is time to go, and for saying so."""
+_STALL_SECONDS = 5.0
+"""A proxy that takes nothing of an answer for so long is not there any more."""
+_LOOK_SECONDS = 0.01
+"""The least time between two looks at what is being sent."""
 
 
 async def _dial(wake: Wake, make: Callable[[], Connection]) -> Connection:
@@ -52,8 +58,6 @@ class NodeServer:
         self._instance = instance or secrets.token_hex(8)
         self._connection: Connection | None = None
         self._address = ("", "")
-        self._used_seconds = 0.0
-        self._open = 0
         self._is_told_to_stop = False
         self._changed = asyncio.Event()
 
@@ -72,11 +76,11 @@ class NodeServer:
         """Do what an invocation asks, and return the report.
 
         Ends when nobody has asked for anything for ``linger_seconds``, when the proxy says so, when the connection
-        ends, or when the time is over; what is being answered then is answered first, if there is time.
+        ends, or when it is time to go; what is being answered then is answered first, if there is time.
 
         Args:
             wake: the invocation.
-            seconds: that it may take.
+            seconds: after which it is time to go; to say so may take one more.
 
         Raises:
             StokerError: the proxy cannot be reached, or one of both does not know the secret.
@@ -124,30 +128,40 @@ class NodeServer:
 
     async def _serve(self, connection: Connection, wake: Wake, stop_at_seconds: float) -> None:
         """Be there until it is time to go; the requests themselves are answered by the connection."""
+        self._is_told_to_stop = False
+        ended = asyncio.ensure_future(connection.closed())
+        ended.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._linger(connection, wake.linger_seconds, stop_at_seconds)
+        finally:
+            ended.cancel()
+            await asyncio.wait([ended])
+        patience_seconds = max(0.0, stop_at_seconds - asyncio.get_running_loop().time())
+        with suppress(StokerError, TimeoutError):
+            async with asyncio.timeout(_BYE_SECONDS + min(patience_seconds, _STALL_SECONDS)):
+                connection.notify(Kind.BYE, self.report.to_json())
+                await connection.flush()
+
+    async def _linger(self, connection: Connection, linger_seconds: float, stop_at_seconds: float) -> None:
+        """Wait until nothing has come or gone on a connection for a while, or there is another reason to go."""
         loop = asyncio.get_running_loop()
-        self._used_seconds, self._is_told_to_stop = loop.time(), False
+        moved_seconds, sent_bytes = loop.time(), 0
         while connection.is_open and not self._is_told_to_stop:
-            idle_at_seconds = stop_at_seconds if self._open else self._used_seconds + wake.linger_seconds
-            left_seconds = min(stop_at_seconds, idle_at_seconds) - loop.time()
+            now_seconds, state = loop.time(), connection.statistics()
+            is_sending = state.serving_requests > 0 and state.sent_bytes > sent_bytes
+            moved_seconds = now_seconds if is_sending else max(moved_seconds, state.heard_seconds)
+            sent_bytes = state.sent_bytes
+            patience_seconds = max(linger_seconds, _STALL_SECONDS) if state.serving_requests else linger_seconds
+            left_seconds = min(stop_at_seconds, moved_seconds + patience_seconds) - now_seconds
             if left_seconds <= 0.0:
                 break
             self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(left_seconds):
+                async with asyncio.timeout(min(left_seconds, max(linger_seconds, _LOOK_SECONDS))):
                     await self._changed.wait()
-        with suppress(StokerError, TimeoutError):
-            async with asyncio.timeout(max(0.0, stop_at_seconds - loop.time())):
-                connection.notify(Kind.BYE, self.report.to_json())
-                await connection.flush()
 
     async def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
-        self._open += 1
-        try:
-            return self._answered(kind, head, body)
-        finally:
-            self._open -= 1
-            self._used_seconds = asyncio.get_running_loop().time()
-            self._changed.set()
+        return self._answered(kind, head, body)
 
     def _answered(self, kind: Kind, head: Head, body: bytearray) -> Answer:
         match kind:
@@ -169,6 +183,7 @@ class NodeServer:
                 return Kind.LISTED, listed, ()
             case Kind.STOP:
                 self._is_told_to_stop = True
+                self._changed.set()
                 return Kind.BYE, self.report.to_json(), ()
         raise WireError(f"a node does not know what to do with {kind.name}")
 
