@@ -292,3 +292,15 @@ def test_the_last_of_the_most_nodes_can_be_used() -> None:
     assert found is not None
     assert found.nodes == [MOST_NODES - 1, MOST_NODES - 2, -1]
     assert directory.lost(MOST_NODES - 1).gone == [name]
+
+
+def test_a_newcomer_does_not_count_as_used_because_the_object_before_it_in_its_row_was() -> None:
+    directory = made(nodes=3, objects_a_node=2)
+    put(directory, named(0))
+    assert is_there(directory, named(0))
+    directory.forget(named(0))
+    put(directory, named(1))
+    put(directory, named(2))
+    assert is_there(directory, named(2))
+    put(directory, named(3))
+    assert [len(directory.forget(named(number))) for number in range(4)] == [0, 0, 3, 3]

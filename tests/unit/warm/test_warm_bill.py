@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.prices import GB_BYTES, Egress, FunctionPrices, Prices, StorePrices
+from stoker.warm.bill import Bill, CostMeter, Purpose
+
+MEMORY = 1536 << 20
+MIB = 1 << 20
+PRICES = Prices.load()
+LAMBDA = PRICES.function("lambda")
+S3 = PRICES.store("s3")
+ROUND = FunctionPrices(
+    name="round", region="", source="", dollars_per_request=1.0, dollars_per_gb_second=10.0, dollars_per_vcpu_second=0.5
+)
+
+
+def call(meter: CostMeter, purpose: Purpose, seconds: float = 1.0, **figures: Any) -> None:
+    figures = {"memory_bytes": GB_BYTES, "vcpus": 0.0, "is_cold": False} | figures
+    meter.called(purpose, billed_seconds=seconds, **figures)
+
+
+def an_hour(reads: int, *, served_gb_seconds: float, store: StorePrices = S3, egress: Egress = "same_region") -> Bill:
+    """Return the bill of 12 functions that are kept warm each minute, and of reads of 8 MiB."""
+    meter = CostMeter()
+    for _ in range(12 * 60):
+        call(meter, Purpose.WARM, 0.002, memory_bytes=MEMORY)
+    for _ in range(reads):
+        call(meter, Purpose.SERVE, served_gb_seconds)
+        meter.delivered(8 * MIB)
+    return meter.bill(3600.0, LAMBDA, store, egress)
+
+
+def test_a_meter_that_counted_nothing_has_no_bill() -> None:
+    bill = CostMeter().bill(0.0, LAMBDA, S3)
+    assert (bill.dollars, bill.bucket_dollars, bill.break_even_reads_per_hour) == (0.0, 0.0, None)
+    assert math.isnan(bill.standing_dollars_per_hour)
+
+
+def test_calls_are_billed_by_what_they_were_for() -> None:
+    meter = CostMeter()
+    call(meter, Purpose.SERVE, 2.0, is_cold=True)
+    call(meter, Purpose.WARM, 0.5, memory_bytes=2 * GB_BYTES)
+    call(meter, Purpose.WARM, 0.5, is_cold=None)
+    call(meter, Purpose.BACKUP, 3.0, vcpus=2.0)
+    bill = meter.bill(7200.0, ROUND, S3)
+    assert bill.serve_dollars == 1.0 + 20.0
+    assert bill.warm_dollars == 2.0 + 15.0
+    assert bill.backup_dollars == 1.0 + 30.0 + 3.0
+    assert bill.dollars == 72.0
+    assert bill.standing_dollars_per_hour == (17.0 + 34.0) / 2
+    assert [bill.used[purpose].calls for purpose in Purpose] == [1, 2, 1]
+    assert [bill.used[purpose].cold_starts for purpose in Purpose] == [1, 0, 0]
+    assert bill.used[Purpose.WARM].billed_seconds == 1.0
+    assert bill.used[Purpose.WARM].gb_seconds == 1.5
+    assert bill.used[Purpose.BACKUP].vcpu_seconds == 6.0
+
+
+def test_the_lines_of_a_bill_add_up_to_it() -> None:
+    bill = an_hour(10, served_gb_seconds=0.2)
+    lines = [part for purpose, used in bill.used.items() for part in used.parts(LAMBDA, purpose)]
+    assert sum(part.dollars for part in lines) == pytest.approx(bill.dollars)
+    assert {part.name for part in lines} >= {"warm: requests", "serve: running"}
+
+
+def test_an_earlier_bill_does_not_grow_with_the_meter() -> None:
+    meter = CostMeter()
+    before = meter.bill(1.0, LAMBDA, S3)
+    call(meter, Purpose.SERVE)
+    assert before.used[Purpose.SERVE].calls == 0
+
+
+def test_the_same_reads_from_the_bucket_are_one_get_each_and_bytes_where_they_cost() -> None:
+    assert an_hour(1000, served_gb_seconds=0.1).bucket_dollars == pytest.approx(0.0004)
+    elsewhere = an_hour(1000, served_gb_seconds=0.1, egress="other_region")
+    assert elsewhere.bucket_dollars == pytest.approx(0.0004 + 1000 * 8 / 1024 * 0.02)
+
+
+def test_beside_a_bucket_of_the_same_region_the_tier_never_pays_however_much_is_read() -> None:
+    """8 MiB at 75 MB/s from functions of 1.5 GB: 0.17 GB-s, at the packaged prices, against one GET."""
+    for reads in (1, 100, 10_000):
+        bill = an_hour(reads, served_gb_seconds=8 * MIB / 75e6 * 1.5)
+        assert bill.break_even_reads_per_hour is None
+        assert bill.dollars > bill.bucket_dollars
+
+
+def test_where_bytes_cost_it_pays_from_some_rate_on() -> None:
+    figures: dict[str, Any] = {"served_gb_seconds": 8 * MIB / 75e6 * 1.5, "egress": "other_region"}
+    reads = an_hour(10, **figures).break_even_reads_per_hour
+    assert reads is not None
+    assert 1 < reads < 10_000
+    below, above = an_hour(math.floor(reads), **figures), an_hour(math.ceil(reads), **figures)
+    assert below.dollars >= below.bucket_dollars
+    assert above.dollars <= above.bucket_dollars
+
+
+def test_a_tier_that_nobody_reads_tells_no_rate() -> None:
+    assert an_hour(0, served_gb_seconds=0.0, egress="internet").break_even_reads_per_hour is None
+
+
+def test_calls_without_an_answer_are_counted() -> None:
+    meter = CostMeter()
+    meter.lost()
+    assert meter.unanswered == 1
+    assert meter.bill(1.0, LAMBDA, S3).dollars == 0.0
+
+
+@pytest.mark.parametrize("name", ["seconds", "memory_bytes", "vcpus"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf])
+def test_figures_that_make_no_sense_are_refused(name: str, value: float) -> None:
+    meter = CostMeter()
+    with pytest.raises(ConfigError, match=name):
+        call(meter, Purpose.SERVE, **{name: value})
+    assert meter.bill(1.0, LAMBDA, S3).used[Purpose.SERVE].calls == 0
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
+def test_a_bill_is_of_a_stretch_of_time(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="duration"):
+        CostMeter().bill(seconds, LAMBDA, S3)
