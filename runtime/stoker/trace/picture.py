@@ -191,7 +191,7 @@ def _draw_loop(axes: Any, recording: Recording, section: Section) -> None:
         if wait.seconds and all(abs(at - other) > 0.12 * width for other in labelled):
             labelled.append(at)
             (phase, _), _ = next(iter(wait.by_cause().items()))
-            text = f"batch {wait.batch}: {wait.seconds:.3g} s {phase}"
+            text = f"batch {wait.batch}: {wait.seconds:.3f} s {phase}"
             axes.text(at, 0.46, text, fontsize=7.5, ha="center", va="bottom")
     axes.set(yticks=[], ylim=(-0.5, 0.8), title="training loop: what it waits for")
 
