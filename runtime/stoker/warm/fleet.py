@@ -105,7 +105,8 @@ class Node:
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
-        await self._call(Task.WARM)
+        # One that is gone is to greet: it is not believed before.
+        await self._call(Task.SERVE if self.life.state is State.GONE else Task.WARM)
 
     async def stop(self) -> None:
         """Tell it to return."""
