@@ -400,3 +400,13 @@ def test_no_disk_is_advised_that_has_no_room_for_a_super_sample_of_each_rank() -
 def test_a_folder_that_no_cache_can_be_told_is_refused(folder: str) -> None:
     with pytest.raises(ConfigError, match="disk_folder"):
         Resources(memory_bytes=MIB, disk_bytes=1, disk_folder=folder)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("super_samples", [40, 400])
+def test_tiny_batches_are_predicted_as_larger_ones_are(super_samples: int, nodes: int) -> None:
+    given = workload(super_samples=super_samples, samples=20_000, rate=400_000, nodes=nodes)
+    tiny, usual = (predict(replace(given, feed=replace(given.feed, batch_size=size))) for size in (2, 500))
+    assert tiny.later.requests == pytest.approx(usual.later.requests, rel=0.02)
+    assert tiny.later.seconds == pytest.approx(usual.later.seconds, rel=0.02)
+    assert tiny.first_batch_seconds == pytest.approx(usual.first_batch_seconds, rel=0.05)

@@ -31,6 +31,8 @@ _MOST_STEPS = 3_000
 """Simulated in an epoch, on all ranks together: less than a second. The rest is extrapolated."""
 _LEAST_WINDOWS = 4
 """Simulated on each rank, however many steps that is."""
+_MOST_TINY_STEPS, _TINY_STEPS_EACH = 4 * _MOST_STEPS, 32
+"""Where there are more steps than the first, some are simulated as one, but each super-sample lasts for the second."""
 _MOST_RANKS = 8
 """Simulated, or one node's; where there are more, each has as much to do as before, in a data set as much smaller."""
 _EPOCHS = 3
@@ -276,18 +278,27 @@ def _cut(workload: Workload) -> Workload:
     least = _LEAST_WINDOWS * feed.order.window * feed.order.lanes * ranks // feed.world_size
     kept = max(min(_MOST_FETCHES, int(_MOST_STEPS * step_fetches)), least)
     if kept >= share and ranks == feed.world_size:
-        return workload
+        return replace(workload, feed=replace(feed, batch_size=_coarse_batch(feed.batch_size, manifest)))
     small = _thinned(manifest, max(1, min(kept, round(share))), manifest.samples * ranks / feed.world_size)
     lanes = max(1, feed.order.lanes * ranks // feed.world_size)
     held_bytes = feed.held_bytes + manifest.file_bytes - small.file_bytes
+    batch_size = _coarse_batch(feed.batch_size, small)
     cut = replace(
         feed,
+        batch_size=batch_size,
         world_size=ranks,
         held_bytes=held_bytes,
         order=replace(feed.order, lanes=lanes),
-        drop_last=feed.drop_last or small.samples >= 2 * feed.batch_size * ranks,
+        drop_last=feed.drop_last or small.samples >= 2 * batch_size * ranks,
     )
     return replace(workload, manifest=small, feed=cut)
+
+
+def _coarse_batch(batch_size: int, manifest: Manifest) -> int:
+    """Return the size of batches to simulate: several at once where they are many, and tiny beside super-samples."""
+    several = manifest.samples // (batch_size * _MOST_TINY_STEPS)
+    each = manifest.samples // (batch_size * len(manifest) * _TINY_STEPS_EACH)
+    return batch_size * max(1, min(several, each))
 
 
 def _thinned(manifest: Manifest, kept: int, most_samples: float) -> Manifest:
