@@ -89,7 +89,8 @@ class LifeMachine(RuleBasedStateMachine):
     @rule(who=WHO, is_told=st.booleans())
     def an_instance_is_given_something(self, who: int, is_told: bool) -> None:
         name = self.pick(who)
-        if name is None or (is_told and (name != self.life.instance or not self.life.is_connected)):
+        is_known = name == self.life.instance and self.life.is_connected
+        if name is None or (is_told and not is_known):
             return
         self.things += 1
         instance = self.instances[name]
@@ -97,6 +98,8 @@ class LifeMachine(RuleBasedStateMachine):
         if is_told:
             self.life.changed(name, instance.digest)
             self.believed |= {self.things}
+        elif is_known:
+            self.life.doubted(name)
 
     @precondition(lambda self: self.life.is_connected and self.believed)
     @rule()

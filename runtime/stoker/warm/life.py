@@ -202,6 +202,14 @@ class Life:
         if self._is_known(instance):
             self.expected = digest
 
+    def doubted(self, instance: str) -> None:
+        """An instance was told to put shards away or to let them go, and whether it did is not known.
+
+        Its next word on a change covers this one, too, so digests alone would not tell: what it holds is unknown until
+        it is :meth:`listed`, at its next greeting at the latest.
+        """
+        self.is_listed &= instance != self.instance
+
     def said_bye(self, instance: str, now_seconds: float) -> bool:
         """An instance is about to return; return whether it is the node's."""
         if not self._is_known(instance) or not self._advance(Event.BYE):

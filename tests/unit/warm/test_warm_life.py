@@ -266,6 +266,17 @@ def test_an_instance_that_is_not_known_cannot_say_what_is_held() -> None:
     assert life.expected == NEWER
 
 
+def test_a_change_of_which_no_word_came_is_not_covered_up_by_the_next() -> None:
+    life = awake()
+    life.doubted(TWO)
+    assert life.is_listed
+    life.doubted(ONE)
+    life.changed(ONE, NEWER)
+    assert life.greeted(ONE, NEWER, 5.0) is Contents.UNKNOWN
+    life.listed(ONE)
+    assert life.greeted(ONE, NEWER, 6.0) is Contents.EXPECTED
+
+
 def test_the_end_of_a_call_that_was_not_made_is_an_error() -> None:
     with pytest.raises(StateError, match="not under way"):
         Life().returned()
