@@ -21,7 +21,7 @@ from stoker.trace.event_file import EventFile
 from stoker.trace.fetches import Fetch, Request
 from stoker.trace.recorder import Sink, Wait
 
-__all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "RanksTrace", "ProcessTrace"]
+__all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "ProcessTrace", "RanksTrace"]
 
 LOOP_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 1_000, 1_000_000
 """The row of the training loop, and the first of slots and requests."""
@@ -39,17 +39,18 @@ class ProcessTrace:
         process: its number in the timeline.
         name: of the process in the timeline.
         origin_seconds: the moment from which times are told, on the clock of waits.
+        label: what else is to be said of the process.
     """
 
-    def __init__(self, file: EventFile, process: int, name: str, origin_seconds: float) -> None:
+    def __init__(self, file: EventFile, process: int, name: str, origin_seconds: float, label: str = "") -> None:
         self._file, self._process, self._origin = file, process, origin_seconds
         self._rows: set[int] = set()
         self._lanes: list[float] = []
         self._ready = 0
-        begun = f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}"
         with file.lock:
             file.add(self._described(0, "process_name", "name", quoted(name)))
-            file.add(self._described(0, "process_labels", "labels", quoted(begun)))
+            if label:
+                file.add(self._described(0, "process_labels", "labels", quoted(label)))
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         """Write an item's fetch, and the requests for it."""
@@ -185,7 +186,8 @@ class ChromeTrace(ProcessTrace):
     ) -> None:
         file = EventFile(path, limit=limit, clock=clock)
         self._finalizer = weakref.finalize(self, file.close)
-        super().__init__(file, os.getpid(), name, clock())
+        begun = f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}"
+        super().__init__(file, os.getpid(), name, clock(), begun)
 
     @property
     def path(self) -> Path:
