@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -144,10 +146,16 @@ def test_a_job_takes_as_long_as_the_fetcher_does_in_virtual_time_while_its_cache
     assert run.seconds == pytest.approx(fluid["job"], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"gpus": 0}, {"seconds": -1.0}, {"seconds": math.nan}, {"seconds": math.inf}]
+)
+def test_a_submission_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="the job 'fast' is handed in at a time from 0, for 1 epoch"):
+        submitted(FAST, **wrong)
+
+
 def test_a_queue_that_can_never_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'fast' needs at least 1 epoch and 1 to 8 GPUs"):
+    with pytest.raises(ConfigError, match="'fast' wants 9 GPUs, and there are 8"):
         done(submitted(FAST, gpus=9))
-    with pytest.raises(ConfigError, match="'fast' needs at least 1 epoch"):
-        done(submitted(FAST, epochs=0))
     with pytest.raises(ConfigError, match="bytes_per_second of the cluster must be more than 0"):
         done(submitted(FAST), cluster=Cluster(cache_bytes=100, bytes_per_second=0.0))

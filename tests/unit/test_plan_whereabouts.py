@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,3 +93,19 @@ def test_a_service_that_talks_nonsense_is_not_believed(tmp_path: Path, answers: 
 
 def test_a_service_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
     assert whereabouts({}, vendor(tmp_path, "Amazon EC2"), NOBODY) == Whereabouts()
+
+
+def test_a_service_that_speaks_no_http_is_not_believed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail.example ESMTP\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        assert whereabouts({}, vendor(tmp_path, "Amazon EC2"), url) == Whereabouts()
+        thread.join()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from stoker.errors import ConfigError
 from stoker.plan.allocation import Caches, Cluster, Job, Policy
+from stoker.sizes import counted
 
 __all__ = ["Completion", "Submission", "completions"]
 
@@ -30,12 +31,22 @@ class Submission:
         seconds: when it is handed in.
         epochs: how many it trains.
         gpus: that it holds while it runs.
+
+    Raises:
+        ConfigError: a number cannot be.
     """
 
     job: Job
     seconds: float
     epochs: int
     gpus: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seconds < math.inf or self.epochs < 1 or self.gpus < 1:
+            raise ConfigError(
+                f"the job {self.job.name!r} is handed in at a time from 0, for 1 epoch and on 1 GPU at least, not at "
+                f"{self.seconds} s, for {self.epochs} and on {self.gpus}"
+            )
 
     @property
     def least_seconds(self) -> float:
@@ -85,8 +96,8 @@ def completions(submissions: Sequence[Submission], cluster: Cluster, gpus: int, 
         ConfigError: a job wants more GPUs than there are, or nothing comes from the bucket, so that no cache can fill.
     """
     for each in submissions:
-        if not 0 < each.gpus <= gpus or each.epochs < 1:
-            raise ConfigError(f"the job {each.job.name!r} needs at least 1 epoch and 1 to {gpus} GPUs, not {each}")
+        if each.gpus > gpus:
+            raise ConfigError(f"the job {each.job.name!r} wants {counted(each.gpus, 'GPU')}, and there are {gpus}")
     if not cluster.bytes_per_second > 0:
         raise ConfigError("bytes_per_second of the cluster must be more than 0 for jobs to read their data")
     return _Queue(submissions, cluster, gpus, policy).run()

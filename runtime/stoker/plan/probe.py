@@ -29,8 +29,9 @@ LEAST_PROBE_BYTES = 64 << 10
 _READ_SECONDS = 0.5
 """About as long as a measured transfer may take: the slower a connection, the fewer bytes are asked for."""
 _CONNECTIONS = (4, 8, 16, 32)
-_READS_EACH = 2
-_READS_STEADY = 3
+"""Tried one after the other, until the link is full."""
+_READS_EACH, _READS_STEADY = 2, 3
+"""Of each connection while that is found out, and then: the first reads begin together, and leave the link idle."""
 _SLOWER, _MUCH_SLOWER = 1.3, 1.6
 """The link is full when several transfers take so many times as long as one alone; the second one where that is told by
 whole reads, of which first bytes are a large part."""
@@ -73,6 +74,7 @@ class Probe:
         connect_seconds: by how much a connection's first request took longer than others: names, handshakes.
         first_byte_seconds: of each small read, from the request to its answer.
         connection_bytes_per_second: of one transfer alone.
+        is_rate_assumed: whether the objects are too small to tell that rate, and the usual one is taken.
         total_bytes_per_second: of several together.
         is_saturated: whether more connections would bring no more; if not, there may be more than the total.
         connections: that brought it.
@@ -85,6 +87,7 @@ class Probe:
     connect_seconds: float
     first_byte_seconds: tuple[float, ...] = field(repr=False)
     connection_bytes_per_second: float
+    is_rate_assumed: bool
     total_bytes_per_second: float
     is_saturated: bool
     connections: int
@@ -102,11 +105,6 @@ class Probe:
     def slowest_seconds(self) -> float:
         """The longest time to a first byte."""
         return max(self.first_byte_seconds)
-
-    @property
-    def is_rate_assumed(self) -> bool:
-        """Whether the objects are too small to tell a rate, and the usual one is taken."""
-        return self.connection_bytes_per_second == _USUAL_BYTES_PER_SECOND
 
     def bucket(self) -> BucketModel:
         """Return a bucket that answers like this one; what all share is the machine's network, not the bucket's."""
@@ -156,12 +154,13 @@ class _Prober:
         async with self._in_time():
             reads = [await self._read(_SMALL_BYTES) for _ in range(self._limits.first_bytes)]
             waits = tuple(read.done - read.sent for read in self._some(reads[1:]))  # the first one may connect
-            alone = await self._alone(median(waits))
-            total, is_saturated, connections = await self._together(alone, median(waits))
+            alone, is_assumed = await self._alone(median(waits))
+            total, is_saturated, connections = await self._together(alone, is_assumed, median(waits))
         return Probe(
             connect_seconds=max(0.0, self._connecting_seconds - median(waits)),
             first_byte_seconds=waits,
             connection_bytes_per_second=alone,
+            is_rate_assumed=is_assumed,
             total_bytes_per_second=total,
             is_saturated=is_saturated,
             connections=connections,
@@ -182,20 +181,22 @@ class _Prober:
                 raise
             raise DeadlineError(
                 f"{self._store.url} was not measured within {self._limits.seconds:g} seconds: "
-                f"{counted(self._requests, 'request')} brought {format_bytes(self._read_bytes)}"
+                f"{counted(self._requests, 'request')} brought {format_bytes(self._read_bytes)}; "
+                "measure fewer bytes, or plan with figures that are given"
             ) from self._last
 
-    async def _alone(self, first_byte_seconds: float) -> float:
-        """Return the bytes a second of one transfer alone, from three of growing size."""
+    async def _alone(self, first_byte_seconds: float) -> tuple[float, bool]:
+        """Return the bytes a second of one transfer alone, from three of growing size, and whether that is assumed."""
         reads: list[_Read] = []
         size_bytes = min(_LARGE_BYTES, self._limits.size_bytes // 16)
         for wanted in (size_bytes // 8, size_bytes, size_bytes):
             reads += [read for read in [await self._read(self._sized(wanted, reads))] if read is not None]
         telling = self._some(reads)[-2:]
         found = median(_rate(read, first_byte_seconds) for read in telling)
-        return found if telling[-1].size_bytes >= _TELLING_BYTES else min(found, _USUAL_BYTES_PER_SECOND)
+        is_assumed = telling[-1].size_bytes < _TELLING_BYTES and found >= _USUAL_BYTES_PER_SECOND
+        return (_USUAL_BYTES_PER_SECOND if is_assumed else found), is_assumed
 
-    async def _together(self, alone: float, first_byte_seconds: float) -> tuple[float, bool, int]:
+    async def _together(self, alone: float, is_assumed: bool, first_byte_seconds: float) -> tuple[float, bool, int]:
         """Return the bytes a second of several transfers, whether the link is full, and how many they were.
 
         It is full when they take longer than one alone would; then twice as many keep it full for a while.
@@ -207,7 +208,7 @@ class _Prober:
                 break
             batch = self._some(chain.from_iterable(await self._at_once(connections, _READS_EACH, size_bytes)))
             if _slower(batch, alone, first_byte_seconds) <= 1.0:
-                believed = min(connections, _BELIEVED) if alone == _USUAL_BYTES_PER_SECOND else connections
+                believed = min(connections, _BELIEVED) if is_assumed else connections
                 found = believed * alone, False, connections
                 continue
             rough = sum(read.size_bytes for read in batch) / _span(batch)

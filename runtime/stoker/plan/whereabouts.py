@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 __all__ = ["Whereabouts", "whereabouts"]
@@ -63,7 +64,7 @@ def whereabouts(
         if vendor == "Google":
             zone = _asked(f"{google_url}/computeMetadata/v1/instance/zone", {"Metadata-Flavor": "Google"})
             return Whereabouts(region=zone.rpartition("/")[2].rpartition("-")[0], source="Google's metadata")
-    except (OSError, ValueError):  # it does not answer, or not as a metadata service does
+    except (OSError, ValueError, HTTPException):  # it does not answer, or not as a metadata service does
         pass
     return Whereabouts()
 
