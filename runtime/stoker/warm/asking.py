@@ -85,7 +85,7 @@ class Asking:
             self._permits.release()
             raise
         outcome: asyncio.Future[Reply | StokerError] = asyncio.get_running_loop().create_future()
-        request = self._requests[number] = _Request(kind, frame, into, outcome)
+        request = self._requests[number] = _Request(kind, frame, into.cast("B") if into is not None else None, outcome)
         self._outbox.add(frame)
         self._pump()
         try:

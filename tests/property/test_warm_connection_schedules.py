@@ -1,0 +1,157 @@
+"""Random lives of a connection: who is answered has the right bytes, and nobody else's memory is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+
+from stoker.clock import run_virtual
+from stoker.errors import ConnectionLostError, DeadlineError, StokerError
+from stoker.warm.connection import Answer, Connection, ConnectionConfig
+from stoker.warm.handshake import PeerSide, ProxySide, Secret
+from stoker.warm.wire import Head, Kind
+from support.warm_wires import Link, LinkConfig
+
+SCHEDULES = 60
+SECRET = Secret(bytes(32))
+GUARD = b"\xa5"
+
+
+def content(number: int, size_bytes: int) -> bytes:
+    return random.Random(number).randbytes(size_bytes)
+
+
+class Life:
+    """One connection with both sides asking, and a network that is as bad as its seed makes it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.outcomes: Counter[str] = Counter()
+        self.numbers = count(1)
+        self.config = ConnectionConfig(
+            open_requests=rng.choice([1, 3, 64]),
+            serving_requests=rng.choice([1, 3, 64]),
+            serving_bytes=rng.choice([1000, 1 << 20]),
+            piece_bytes=rng.choice([100, 5000, 1 << 20]),
+            stall_seconds=rng.choice([2.0, 60.0]),
+        )
+        link = LinkConfig(
+            latency_seconds=rng.choice([0.0, 0.001, 0.1]),
+            bytes_per_second=rng.choice([None, 1e5, 1e7]),
+            window_bytes=rng.choice([500, 20_000, 1 << 20]),
+            segment_bytes=rng.choice([7, 1000, 64 << 10]),
+        )
+        self.link = Link(link)
+        self.sides = (
+            Connection(ProxySide(SECRET), self.serve, config=self.config),
+            Connection(PeerSide(SECRET, "node", "n", "0" * 16), self.serve, config=self.config),
+        )
+
+    async def serve(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+        wait_seconds, number, size_bytes = head["wait"], head["number"], head["size"]
+        if wait_seconds:
+            await asyncio.sleep(wait_seconds)
+        if kind is Kind.SET:
+            self.outcomes["body that was never sent"] += body != content(number, size_bytes)
+            return Kind.STORED, {}, ()
+        return Kind.FOUND, {}, (content(number, size_bytes),)
+
+    async def ask(self, side: Connection) -> None:
+        rng, number = self.rng, next(self.numbers)
+        size_bytes = rng.choice([0, 1, 1000, 20_000, 100_000])
+        head = {"number": number, "size": size_bytes, "wait": rng.choice([0.0, 0.0, 0.01, 1.0])}
+        kind, timeout = rng.choice([Kind.GET, Kind.SET]), rng.choice([None, None, 0.05, 1.0])
+        into, body = bytearray(GUARD * size_bytes), bytearray(content(number, size_bytes))
+        try:
+            await side.request(
+                kind,
+                head,
+                body=[body] if kind is Kind.SET else [],
+                into=memoryview(into) if kind is Kind.GET else None,
+                timeout=timeout,
+            )
+            assert kind is Kind.SET or into == content(number, size_bytes)
+            self.outcomes["answered"] += 1
+        except (ConnectionLostError, DeadlineError) as error:
+            self.outcomes[type(error).__name__] += 1
+        finally:
+            body[:] = bytes(size_bytes)  # it is ours again: nobody may send this
+            into[:] = GUARD * size_bytes  # and nobody write here
+            await asyncio.shield(self.unmoved(into))
+
+    async def unmoved(self, into: bytearray) -> None:
+        await asyncio.sleep(3.0)
+        assert into == GUARD * len(into), "memory was written to after its request had ended"
+
+    def faults(self) -> Iterator[None]:
+        rng, link = self.rng, self.link
+        while True:
+            fault = rng.randrange(12)
+            end = rng.choice(link.ends)
+            if fault < 3:
+                end.freeze()
+            elif fault < 7:
+                for each in link.ends:
+                    each.thaw()
+            elif fault == 7 and rng.random() < 0.5:
+                end.cut_after(end.sent_bytes + rng.randrange(3000))
+            elif fault == 8 and rng.random() < 0.2:
+                rng.choice(self.sides).abort()
+            elif fault == 9 and rng.random() < 0.1:
+                link.cut()
+            yield
+
+    async def live(self) -> None:
+        rng = self.rng
+        self.link.join(*self.sides)
+        asking: list[asyncio.Task[None]] = []
+        try:
+            for side in self.sides:
+                await side.ready()
+            for _ in self.faults():
+                asking += [asyncio.create_task(self.ask(rng.choice(self.sides))) for _ in range(rng.randrange(4))]
+                if asking and rng.random() < 0.5:
+                    asking[rng.randrange(len(asking))].cancel()
+                await asyncio.sleep(rng.choice([0.0, 0.001, 0.05, 0.5]))
+                if len(asking) > 40:
+                    break
+        finally:
+            for end in self.link.ends:
+                end.thaw()
+            if rng.random() < 0.5:
+                await asyncio.wait(asking, timeout=20)
+            for side in self.sides:
+                await side.close()
+        await asyncio.sleep(10)  # for those who look after their memory
+        for each in await asyncio.gather(*asking, return_exceptions=True):
+            if isinstance(each, BaseException) and not isinstance(each, asyncio.CancelledError):
+                raise each
+            self.outcomes["cancelled"] += each is not None
+        for side in self.sides:
+            statistics = side.statistics()
+            assert (statistics.open_requests, statistics.serving_requests, statistics.serving_bytes) == (0, 0, 0)
+
+
+def test_whatever_happens_memory_is_right_and_nothing_is_left() -> None:
+    outcomes: Counter[str] = Counter()
+    complaints: list[object] = []
+    for seed in range(SCHEDULES):
+
+        async def main(seed: int = seed) -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            life = Life(seed)
+            await life.live()
+            outcomes.update(life.outcomes)
+
+        try:
+            run_virtual(main())
+        except (AssertionError, StokerError) as error:
+            error.add_note(f"seed {seed}")
+            raise
+        assert complaints == [], f"seed {seed}"
+    assert min(outcomes[each] for each in ("answered", "cancelled", "ConnectionLostError", "DeadlineError")) > 100, (
+        outcomes
+    )
