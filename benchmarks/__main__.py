@@ -24,7 +24,7 @@ NAMES = (
     "plots",
     "report",
 )
-BY_NAME = ("cache_tiers", "trace_overhead", "prediction", "simulation", "deli_calibration", "flat_memory")
+BY_NAME = ("cache_tiers", "trace_overhead", "prediction", "simulation", "deli_calibration", "flat_memory", "warm_tier")
 QUICK = (("compare", "--quick"), ("targets", str(RESULTS / "quick.jsonl")))
 
 

@@ -1,0 +1,72 @@
+"""The warm tier in the local function cloud: `python -m benchmarks.warm_tier [rate|tail|memory] [--quick]`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from benchmarks.document import table
+from benchmarks.warm_tier.memory import memory
+from benchmarks.warm_tier.rate import Rates, measured
+from benchmarks.warm_tier.tail import tails
+from stoker.warm.code import Code
+
+CODES = (Code(10, 1), Code(4, 2), Code(10, 2))
+
+
+def show_rate(quick: bool) -> None:
+    rounds, reads = (2, 20) if quick else (9, 60)
+    rows = [_row(asyncio.run(measured(code, rounds, reads))) for code in CODES]
+    print("8 MiB, one read after the other, through the proxy of this process; medians of", rounds, "rounds")
+    print(table(("code", "GB/s", "plain copy GB/s", "rate", "processor time", "read", "restored"), rows))
+
+
+def _row(found: Rates) -> Sequence[str]:
+    return (
+        str(found.code),
+        f"{found.bytes_per_second / 1e9:.2f}",
+        f"{found.plain_bytes_per_second / 1e9:.2f}",
+        f"{found.rate:.0%}",
+        f"{found.processor:.1f}x",
+        f"{1000 * found.median_seconds:.1f} ms",
+        f"{found.restored:.0%}",
+    )
+
+
+def show_tail(quick: bool) -> None:
+    found = asyncio.run(tails(60 if quick else 400))
+    rows = [
+        (each.name, f"{1000 * each.median_seconds:.0f} ms", f"{1000 * each.p99_seconds:.0f} ms", f"{each.requests:.2f}")
+        for each in found
+    ]
+    print(f"8 MiB, {found[0].reads} reads, 5% of the bucket's requests late by 2 s")
+    print(table(("read from", "median", "p99", "requests to the bucket, a read"), rows))
+
+
+def show_memory(quick: bool) -> None:
+    found = asyncio.run(memory(1000 if quick else 10_000))
+    rows = [(f"{each.reads:,}", f"{each.resident_bytes / 1e6:.0f} MB") for each in found]
+    print("resident memory of the proxy's process, with the objects and the function cloud")
+    print(table(("reads", "memory"), rows))
+
+
+PARTS = {"rate": show_rate, "tail": show_tail, "memory": show_memory}
+
+
+def main() -> int:
+    parser = ArgumentParser(prog="python -m benchmarks.warm_tier", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default all")
+    parser.add_argument("--quick", action="store_true", help="fewer reads, to see that it runs")
+    given = parser.parse_args()
+    if unknown := [name for name in given.parts if name not in PARTS]:
+        parser.error(f"there is no part {', '.join(unknown)}")
+    for name in given.parts or PARTS:
+        PARTS[name](given.quick)
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Node functions in the local function cloud, and the proxy of this process that calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from stoker.cache.naming import name_of
+from stoker.checksum import crc32c
+from stoker.fanout import ExecutorOptions, open_executor
+from stoker.tier import ObjectRef
+from stoker.warm.handshake import Secret
+from stoker.warm.proxy import Proxy
+from stoker.warm.settings import WarmConfig
+from stoker.warm.sockets import Address, TcpDoor
+from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
+
+__all__ = ["Fleet", "Object", "fleet", "made_objects"]
+
+_PREFIX = "stoker"
+_SECRET = Secret(bytes(range(32)))
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A super-sample, as the tier sees one."""
+
+    ref: ObjectRef
+    data: bytes
+
+    @property
+    def name(self) -> str:
+        return name_of(self.ref)
+
+
+def made_objects(count: int, size_bytes: int) -> list[Object]:
+    """Return objects with bytes that no other has."""
+    rng = np.random.default_rng(7)
+    bodies = [rng.bytes(size_bytes) for _ in range(count)]
+    return [
+        Object(ObjectRef(key=f"data/{row}", size_bytes=size_bytes, crc32c=crc32c(data)), data)
+        for row, data in enumerate(bodies)
+    ]
+
+
+class Fleet:
+    """A proxy and its nodes.
+
+    Attributes:
+        cloud: that runs the nodes.
+        proxy: of this process.
+    """
+
+    def __init__(self, cloud: FunctionCloud, proxy: Proxy) -> None:
+        self.cloud, self.proxy = cloud, proxy
+
+    async def put(self, objects: Sequence[Object]) -> None:
+        """Put objects away, and wait until all are."""
+        for each in objects:
+            self.proxy.offer(each.name, memoryview(each.data))
+            await self.quiet()
+        assert self.proxy.statistics().stored >= len(objects), self.proxy.statistics()
+
+    async def quiet(self) -> None:
+        """Wait until nothing is being written."""
+        while self.proxy.statistics().pending_bytes:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the nodes' processes."""
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if process.environ().get("AWS_LAMBDA_FUNCTION_NAME", "").startswith(f"{_PREFIX}-warm-"):
+                    found.append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def node_seconds(self) -> float:
+        """Return the processor time of all nodes, to the nanosecond where the system tells."""
+        return sum(_processor_seconds(process.pid) for process in self.processes())
+
+    def kill(self, nodes: Sequence[int]) -> None:
+        """SIGKILL every instance of some nodes."""
+        for process in self.processes():
+            if process.environ().get("AWS_LAMBDA_FUNCTION_NAME") in {f"{_PREFIX}-warm-{node}" for node in nodes}:
+                process.kill()
+
+
+def _processor_seconds(pid: int) -> float:
+    try:
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    except OSError:
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
+
+
+@asynccontextmanager
+async def fleet(config: WarmConfig, **spec: Any) -> AsyncIterator[Fleet]:
+    """Run a fleet of real awslambdaric processes; when the block is left, nothing of it is."""
+    functions = tuple(
+        FunctionSpec(
+            name=f"{_PREFIX}-{config.name_of(node)}",
+            handler="stoker_functions.aws.warm_node",
+            environment={"STOKER_WARM_SECRET": _SECRET.reveal()},
+            **{"memory_mb": 512, "timeout_seconds": 900.0, "concurrency": 2, **spec},
+        )
+        for node in range(config.nodes)
+    )
+    async with function_cloud(FunctionCloudConfig(functions=functions, init_seconds=120.0)) as cloud:
+        before = dict(os.environ)
+        os.environ.update(cloud.environment())
+        try:
+            async with AsyncExitStack() as stack:
+                options = ExecutorOptions(prefix=_PREFIX, endpoint_url=cloud.url)
+                executor = await stack.enter_async_context(open_executor("lambda", options))
+                proxy = Proxy(config, _SECRET, executor.call, TcpDoor(Address("127.0.0.1", 0)))
+                await proxy.start()
+                try:
+                    yield Fleet(cloud, proxy)
+                finally:
+                    await proxy.close()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)

@@ -1,0 +1,99 @@
+"""Latency of super-samples where 5% of a bucket's requests are late by 2 s: alone, hedged, and behind the tier."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.warm_tier.fleet import Object, fleet, made_objects
+from benchmarks.warm_tier.rate import patient
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.ring import Ring
+from stoker.store import open_store
+from stoker.warm.code import Code
+from stoker.warm.tier import WarmTier
+from stoker_local import PROFILES, BucketConfig, bucket_process
+
+__all__ = ["Tail", "tails"]
+
+OBJECT_BYTES, OBJECTS = 8 << 20, 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """Latencies of reads, one after the other.
+
+    Attributes:
+        name: of the way to read.
+        median_seconds: of all reads.
+        p99_seconds: 99 of 100 took no longer.
+        requests: to the bucket, for each read.
+        reads: that were made.
+    """
+
+    name: str
+    median_seconds: float
+    p99_seconds: float
+    requests: float
+    reads: int
+
+
+async def tails(reads: int) -> list[Tail]:
+    """Measure the three ways."""
+    objects = made_objects(OBJECTS, OBJECT_BYTES)
+    code, alone, rng = Code(10, 2), FetchConfig(hedge=False), random.Random(1)
+    with (
+        bucket_process(BucketConfig(shape=PROFILES["cloud-tail"])) as bucket,
+        patch.dict(os.environ, bucket.environment()),
+    ):
+        store = open_store("s3://stoker/warm")
+        try:
+            for each in objects:
+                await store.put(each.ref.key, each.data)
+            reading = Reading(objects, reads)
+            found = [await reading.tail("bucket", Fetcher(store, ring=reading.ring, rng=rng, config=alone))]
+            found.append(await reading.tail("bucket, hedged", Fetcher(store, ring=reading.ring, rng=rng)))
+            async with fleet(patient(code)) as running:
+                await running.put(objects)
+                warm = Fetcher(store, ring=reading.ring, rng=rng, warm=WarmTier(running.proxy))
+                await reading.tail("once, so that all memory is in use", warm)
+                found.append(await reading.tail(f"warm tier, {code}", warm))
+        finally:
+            await store.close()
+    return found
+
+
+class Reading:
+    """Objects that are read in turn, one after the other.
+
+    Args:
+        objects: which.
+        reads: how many of them.
+    """
+
+    def __init__(self, objects: Sequence[Object], reads: int) -> None:
+        self.ring = Ring(4, OBJECT_BYTES)
+        self._objects, self._reads = objects, reads
+
+    async def tail(self, name: str, fetcher: Fetcher) -> Tail:
+        """Read with a fetcher of the ring."""
+        seconds, before = [], fetcher.stats.requests
+        for number in range(self._reads):
+            began = time.perf_counter()
+            slot = await fetcher.fetch(self._objects[number % len(self._objects)].ref)
+            seconds.append(time.perf_counter() - began)
+            self.ring.release(slot)
+        half, most = np.percentile(seconds, [50, 99])
+        return Tail(
+            name=name,
+            median_seconds=float(half),
+            p99_seconds=float(most),
+            requests=(fetcher.stats.requests - before) / self._reads,
+            reads=self._reads,
+        )
