@@ -88,7 +88,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> int:
-    feed = _feed(args)
+    feed, money = _feed(args), _Money(args)
     workload, bucket = asyncio.run(_looked(args, feed))
     memory_bytes = look().free_bytes // 2 if args.memory is None else args.memory
     resources = Resources(
@@ -100,7 +100,6 @@ def _run(args: Namespace) -> int:
         epochs=args.epochs,
     )
     advice = advise(workload, resources)
-    money = _Money(args)
     if args.json:
         print(json_text(_as_json(args, workload, bucket, advice, money)))
     else:
@@ -185,7 +184,7 @@ class _Money:
 
     def __init__(self, args: Namespace) -> None:
         self._args, self._prices = args, Prices.load()
-        self.is_free = not self._prices.store(args.url).name or self._prices.store(args.url).region == "local"
+        self.is_free = self._prices.store(args.url).region == "local"
 
     def of(self, epoch: EpochForecast) -> float:
         """Return what the bucket asks for."""

@@ -213,3 +213,13 @@ def test_ranks_of_a_node_share_its_memory_and_its_network(tmp_path: Path, capsys
     assert four["given"]["bound"]["limit"] == "bandwidth"
     assert main(["plan", *slow, "--ranks-per-node", "4"]) == 0
     assert "1 node of 4 ranks, each rank 100,000 samples/s" in capsys.readouterr().out
+
+
+def test_prices_that_cannot_be_read_are_found_out_before_anything_is(
+    bucket: LocalBucket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_PRICES", "/dev/zero")
+    before = bucket.counts.requests["GetObject"]
+    assert main(["plan", "s3://stoker/data", "--gpu-rate", "5"]) == 2
+    assert "/dev/zero cannot be read: it is no regular file" in capsys.readouterr().err
+    assert bucket.counts.requests["GetObject"] == before
