@@ -68,7 +68,7 @@ class Fetch:
     strands: list[Strand] = field(default_factory=list)
     past: Sequence[Span] = ()
     requests: list[Request] = field(default_factory=list)
-    _path: Sequence[Span] | None = None
+    _known_path: Sequence[Span] | None = None
 
     @property
     def object(self) -> str:
@@ -91,9 +91,9 @@ class Fetch:
         1959). A strand that stands in line waits for others to end: as long as strands of the same fetch do, these are
         told.
         """
-        if self._path is None:
-            self._path = merged(_path(self.strands, self.past, self.issued_seconds, self.ready_seconds))
-        return self._path
+        if self._known_path is None:
+            self._known_path = merged(_path(self.strands, self.past, self.issued_seconds, self.ready_seconds))
+        return self._known_path
 
 
 FOLLOWED: ContextVar[Fetch | None] = ContextVar("stoker_fetch", default=None)

@@ -6,7 +6,6 @@ A trace is read as a stream (:func:`read_trace`); whoever wants all of it, or a 
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ __all__ = ["Answer", "Filled", "Full", "Held", "Named", "Recording", "Told", "re
 _MOST_PROCESSES, _MOST_ROWS, _MOST_SPANS = 1_000, 10_000, 100_000
 """Of a file, of a process, and of a batch: more has none that stoker wrote, and they are held while it is read."""
 _NAME_CHARACTERS = 100
+_LONGEST = 1e15
+"""Of times, in microseconds: thirty years."""
 
 
 class Filled(NamedTuple):
@@ -248,20 +249,20 @@ _KINDS: Mapping[str, Callable[[_Process, Mapping[str, Any]], Iterator[Wait | Fil
 
 def _spans(told: Any, begin: float, key: str) -> Iterator[Span]:
     for phase, after_ms, took_ms in told:
-        start = begin + _number(after_ms) / 1e3
-        yield Span(Phase(phase), start, start + _number(took_ms) / 1e3, key)
+        start = begin + _time(after_ms) / 1e3
+        yield Span(Phase(phase), start, start + _time(took_ms) / 1e3, key)
 
 
 def _times(event: Mapping[str, Any]) -> tuple[float, float]:
-    begin, seconds = _number(event["ts"]) / 1e6, _number(event["dur"]) / 1e6
+    begin, seconds = _time(event["ts"]) / 1e6, _time(event["dur"]) / 1e6
     if seconds < 0:
         raise ValueError(f"an event takes {seconds} s")
     return begin, begin + seconds
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.40} is not a number")
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LONGEST:
+        raise ValueError(f"{value!r:.40} is not a time")
     return float(value)
 
 

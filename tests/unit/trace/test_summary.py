@@ -159,7 +159,7 @@ WAIT = X % (1, 0, 1, '"w"', '"wait"', '{"batch":0,"phase":"transfer","object":""
         [f'{{"ph":"M","pid":{number}}}' for number in range(1001)],
         [X % (row, 0, 1, '"first_byte"', '"request"', '{"bytes":1,"whole":true}') for row in range(10_001)],
         [X % (1, 0, 1, '"no_answer"', '"request"', f'{{"bytes":{size},"whole":1}}') for size in (1e3, -1, 9**30)],
-        [X % (1, at, 1, '"held"', '"held"', "{}") for at in ("null", '"1"', "1e999", "true", "9" * 400)],
+        [X % (1, at, 1, '"held"', '"held"', "{}") for at in ("null", '"1"', "1e999", "-1e16", "true", "9" * 400)],
         [X % (1, 0, 1, '"a"', "[]", "{}")], [X % (1, 0, 1, '"a"', '"fetch"', '{"spans":[[1,2]]}')],
         [X % (1, 0, 1, "7", '"fetch"', '{"spans":[]}')], [X % (1, 0, 1, '"a"', '"fetch"', '{"spans":[["x",1,2]]}')],
         [X % ('"1"', 0, 1, '"a"', '"held"', "{}")], [X % (1, 0, -1, '"a"', '"held"', "{}")],
