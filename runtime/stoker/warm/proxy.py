@@ -477,7 +477,8 @@ class Proxy:
             if errand.task is Errands.WARM:
                 await node.keep_warm()
             else:
-                self._tally.backed_up += await back_up(node, self.config)
+                copied = await back_up(node, self.config)
+                self._tally.backed_up += copied  # read after the wait, during which others have counted
             is_well = True
         finally:
             upkeep.done(errand.node, asyncio.get_running_loop().time(), is_well=is_well)
