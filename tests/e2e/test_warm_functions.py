@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
 
 from stoker.warm.code import Code
+from stoker.warm.handshake import Secret
 from stoker.warm.settings import WarmConfig
-from support.warm_cloud import objects, warm_cloud
+from stoker.warm.wake import Report, Task, Wake
+from stoker_functions.warm_node import RESERVED_BYTES
+from support.function_cloud import until
+from support.warm_cloud import PREFIX, SECRET, objects, warm_cloud
 
-CONFIG = WarmConfig(nodes=4, code=Code(2, 1), linger_seconds=0.1)
+CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)
 OBJECTS = objects(6)
+ALL = range(CONFIG.nodes)
 
 
 def test_objects_are_kept_while_their_nodes_stand_still_and_are_read_when_they_are_called_again() -> None:
@@ -20,8 +31,145 @@ def test_objects_are_kept_while_their_nodes_stand_still_and_are_read_when_they_a
                 await warm.asleep()
                 assert await warm.read_all(OBJECTS) == OBJECTS
             figures = warm.cloud.statistics().values()
-            assert [each.cold_starts for each in figures] == [1] * 4, "each node is one instance"
-            assert sum(each.invocations for each in figures) >= 8
+            assert [each.cold_starts for each in figures] == [1] * CONFIG.nodes, "each node is one instance"
+            assert sum(each.invocations for each in figures) >= 2 * CONFIG.nodes
             assert warm.proxy.statistics().hits == 2 * len(OBJECTS)
+
+    asyncio.run(check())
+
+
+def test_as_many_nodes_as_there_is_parity_may_die_at_a_time_and_no_read_fails() -> None:
+    async def check() -> None:
+        async with warm_cloud(CONFIG) as warm:
+            await warm.put(OBJECTS)
+            for victim in (0, 2):
+                await warm.asleep()
+                await warm.kill([victim])
+                assert await warm.read_all(OBJECTS) == OBJECTS
+                # Once it is known what has died, whoever reads writes it again, so that the next may die.
+                await warm.asleep()
+                assert await warm.read_all(OBJECTS) == OBJECTS
+                await until(lambda: not warm.proxy.statistics().pending_bytes)
+            found = warm.proxy.statistics()
+            assert (found.losses, found.misses) == (0, 0)
+            assert found.rebuilt >= len(OBJECTS)
+
+    asyncio.run(check())
+
+
+def test_when_one_more_dies_each_object_is_lost_once_and_can_be_put_away_again() -> None:
+    async def check() -> None:
+        async with warm_cloud(CONFIG) as warm:
+            await warm.put(OBJECTS)
+            await warm.asleep()
+            await warm.kill([0, 1])
+            for _ in range(2):
+                assert await warm.read_all(OBJECTS) == dict.fromkeys(OBJECTS)
+            found = warm.proxy.statistics()
+            assert found.losses + found.misses == 2 * len(OBJECTS)
+            assert found.losses <= len(OBJECTS)
+            await warm.put(OBJECTS)
+            assert await warm.read_all(OBJECTS) == OBJECTS
+
+    asyncio.run(check())
+
+
+def test_a_proxy_that_has_restarted_learns_what_nodes_hold() -> None:
+    async def check() -> None:
+        async with warm_cloud(CONFIG) as warm:
+            await warm.put(OBJECTS)
+            await warm.restart()
+            await until(lambda: warm.proxy.statistics().objects == len(OBJECTS))
+            assert await warm.read_all(OBJECTS) == OBJECTS
+            assert [each.cold_starts for each in warm.cloud.statistics().values()] == [1] * CONFIG.nodes
+
+    asyncio.run(check())
+
+
+def test_nodes_with_another_secret_than_the_proxy_hold_nothing_and_no_log_has_a_secret(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    other = Secret.generate()
+
+    async def check() -> None:
+        async with warm_cloud(CONFIG, secret=other) as warm:
+            name, data = next(iter(OBJECTS.items()))
+            warm.proxy.offer(name, memoryview(data))
+            await until(lambda: warm.proxy.statistics().nodes["gone"] == CONFIG.nodes)
+            await until(lambda: not warm.proxy.statistics().pending_bytes)
+            assert await warm.read(name) is None
+            assert not warm.proxy.statistics().stored
+            written = "".join(warm.cloud.log(f"{PREFIX}-warm-{number}") for number in ALL) + caplog.text
+            assert "STOKER_WARM_SECRET" in written
+            assert SECRET.reveal() not in written
+            assert other.reveal() not in written
+
+    asyncio.run(check())
+
+
+def test_a_node_that_is_called_while_it_serves_is_a_second_instance_which_takes_nothing_from_the_first() -> None:
+    async def check() -> None:
+        async with warm_cloud(dataclasses.replace(CONFIG, linger_seconds=1.0)) as warm:
+            await warm.put(OBJECTS)
+            wake = Wake(node="warm-0", proxy=warm.proxy.door.address, linger_seconds=0.1)
+            outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", wake.to_event())
+            assert not outcome.error_type
+            assert outcome.is_cold
+            assert await warm.read_all(OBJECTS) == OBJECTS
+            found = warm.proxy.statistics()
+            assert (found.losses, found.misses, found.rebuilt) == (0, 0, 0)
+
+    asyncio.run(check())
+
+
+def test_the_second_instance_of_a_node_that_was_backed_up_serves_when_the_first_is_killed() -> None:
+    async def check() -> None:
+        async with warm_cloud(dataclasses.replace(CONFIG, backup_seconds=0.5)) as warm:
+            await warm.put(OBJECTS)
+            await until(lambda: warm.proxy.statistics().backed_up >= CONFIG.nodes * len(OBJECTS))
+            await warm.asleep()
+            for number in ALL:
+                first, _ = warm.instances(number)
+                os.kill(first.pid, signal.SIGKILL)
+            assert await warm.read_all(OBJECTS) == OBJECTS
+            found = warm.proxy.statistics()
+            assert (found.losses, found.misses) == (0, 0)
+
+    asyncio.run(check())
+
+
+def test_a_node_that_is_wanted_for_longer_than_its_time_returns_before_it_is_over_and_is_called_again() -> None:
+    async def check() -> None:
+        config = dataclasses.replace(CONFIG, linger_seconds=60.0)
+        async with warm_cloud(config, timeout_seconds=3.0) as warm:
+            await warm.put(OBJECTS)
+            await warm.asleep()
+            assert await warm.read_all(OBJECTS) == OBJECTS
+            await warm.asleep()
+            for figures in warm.cloud.statistics().values():
+                assert (figures.errors, figures.cold_starts) == (0, 1)
+                assert figures.invocations == 2
+
+    asyncio.run(check())
+
+
+def test_what_a_node_holds_and_what_is_on_its_way_fit_into_the_memory_of_its_function() -> None:
+    memory_bytes, object_bytes = 256 << 20, 8 << 20
+    objects_held = (memory_bytes - RESERVED_BYTES) // object_bytes - 1  # a little more than its bytes is counted
+
+    async def check() -> None:
+        config = dataclasses.replace(CONFIG, nodes=1, code=Code(1, 0))
+        async with warm_cloud(config, memory_mb=memory_bytes >> 20) as warm:
+            for round_ in range(3):
+                await warm.put(objects(objects_held, object_bytes, seed=round_))
+            assert warm.proxy.statistics().evicted > objects_held
+            await warm.asleep()
+            wake = Wake(node="warm-0", proxy=warm.proxy.door.address, task=Task.WARM)
+            outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", wake.to_event())
+            report = Report.parse(json.loads(outcome.payload))
+            assert report.limit_bytes == memory_bytes - RESERVED_BYTES
+            assert report.limit_bytes - object_bytes < report.held_bytes <= report.limit_bytes
+            assert report.limit_bytes < outcome.memory_bytes < memory_bytes
+            assert not warm.cloud.statistics()[f"{PREFIX}-warm-0"].errors  # it would have been killed
 
     asyncio.run(check())

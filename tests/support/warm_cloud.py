@@ -35,18 +35,19 @@ _PATIENT = {"ping_seconds": 5.0, "wake_seconds": 60.0, "read_seconds": 60.0, "wr
 def node_function(number: int, **changes: Any) -> FunctionSpec:
     """Return a node as it is deployed; ``secret`` for another than the proxy's."""
     secret = changes.pop("secret", SECRET.reveal())
-    settings = {"memory_mb": 512, "timeout_seconds": 60.0, "concurrency": 2, **changes}
+    settings = {"memory_mb": 256, "timeout_seconds": 60.0, "concurrency": 2, **changes}
     return FunctionSpec(
         name=f"{PREFIX}-warm-{number}",
         handler="stoker_functions.aws.warm_node",
-        environment={"STOKER_WARM_SECRET": secret, "STOKER_WARM_SHELF_BYTES": "64MiB"},
+        environment={"STOKER_WARM_SECRET": secret},
         **settings,
     )
 
 
-def objects(count: int, size_bytes: int = 100_000) -> dict[str, bytes]:
+def objects(count: int, size_bytes: int = 100_000, *, seed: int = 0) -> dict[str, bytes]:
     """Return objects by their names, each with bytes that no other has."""
-    bodies = [random.Random(number).randbytes(size_bytes) for number in range(count)]
+    rng = random.Random(seed)
+    bodies = [rng.randbytes(size_bytes) for _ in range(count)]
     refs = [ObjectRef(key=f"data/{row}", size_bytes=size_bytes, crc32c=crc32c(data)) for row, data in enumerate(bodies)]
     return {name_of(ref): data for ref, data in zip(refs, bodies, strict=True)}
 
