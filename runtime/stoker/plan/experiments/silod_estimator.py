@@ -20,6 +20,7 @@ from stoker.plan.latency import Constant, Latency, LogNormal
 from stoker.plan.scenario import Scenario, simulate
 from stoker.plan.simulated_tier import SimulatedTier
 from stoker.plan.tier_model import TierModel
+from stoker.sizes import counted
 from stoker.tier import ObjectRef
 
 __all__ = ["EXPERIMENTS", "Case", "Circumstances", "cases", "simulated_rate"]
@@ -241,7 +242,7 @@ def _remark(kind: str, found: _Found) -> str:
     sizes = sorted(abs(error) for _, error in found)
     within = sum(size < _GOOD for size in sizes) / len(sizes)
     return (
-        f"{kind}: {len(sizes)} cases, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
+        f"{kind}: {counted(len(sizes), 'case')}, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
         f"{within:.0%} of them are within {_GOOD:.0%}."
     )
 
