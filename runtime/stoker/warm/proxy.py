@@ -271,11 +271,21 @@ class Proxy:
         if lost is None:
             self._tally.losses += 1
             return False
-        self._tally.hits += 1
-        self.meter.delivered(len(into))
+        self.delivered(len(into))
         if lost:
             self._rebuild(name, found.code, into)
         return True
+
+    def delivered(self, size_bytes: int) -> None:
+        """Count a read of an object, be it one that another read has fetched."""
+        self._tally.hits += 1
+        self.meter.delivered(size_bytes)
+
+    def lacks(self, name: str) -> bool:
+        """Return whether an object is not here, which counts as a miss."""
+        is_missed = self._directory.find(name) is None
+        self._tally.misses += is_missed
+        return is_missed
 
     async def _read_shards(self, name: str, found: Found, into: memoryview) -> list[int] | None:
         """Fill ``into``; return the positions that nodes have lost, or None if the object is lost."""

@@ -1,0 +1,103 @@
+"""A proxy in virtual time that clients share, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stoker.cache.naming import name_of, size_of
+from stoker.checksum import crc32c
+from stoker.errors import ConnectionLostError
+from stoker.prices import Prices
+from stoker.tier import ObjectRef
+from stoker.warm.client import ClientConfig, WarmClient
+from stoker.warm.connection import Connection
+from stoker.warm.handshake import Secret
+from stoker.warm.proxy import Proxy
+from stoker.warm.server import ProxyServer, ServerConfig, Tariff
+from stoker.warm.settings import WarmConfig
+from stoker.warm.sockets import Address
+from support.warm_platform import ADDRESS, SECRET, MemoryDoor, Tier
+from support.warm_wires import End
+
+__all__ = ["SharedTier", "loaded", "objects", "until_stored"]
+
+
+def objects(count: int, size_bytes: int = 100_000, *, seed: int = 0) -> dict[str, bytes]:
+    """Return objects by their names."""
+    rng = random.Random(seed)
+    bodies = [rng.randbytes(size_bytes) for _ in range(count)]
+    refs = [
+        ObjectRef(key=f"{seed}/{row}", size_bytes=size_bytes, crc32c=crc32c(data)) for row, data in enumerate(bodies)
+    ]
+    return {name_of(ref): data for ref, data in zip(refs, bodies, strict=True)}
+
+
+class SharedTier(Tier):
+    """A proxy that answers clients; ``async with``.
+
+    Attributes:
+        server: of the proxy that runs now.
+        ends: of the connections that clients made.
+    """
+
+    def __init__(self, config: WarmConfig | None = None, *, server: ServerConfig | None = None, **options: Any) -> None:
+        self._server_config = server
+        self.ends: list[End] = []
+        self._clients: list[WarmClient] = []
+        super().__init__(config, **options)
+
+    def new_proxy(self) -> Proxy:
+        """Return a proxy that knows nothing of what nodes hold, and has a server of its own."""
+        prices = Prices.load()
+        tariff = Tariff(functions=prices.function("lambda"), store=prices.store("s3"))
+        self.server = ProxyServer(tariff, self._server_config)
+        door = MemoryDoor(self.network)
+        proxy = Proxy(self.config, SECRET, self.platform.invoke, door, clients=self.server, rng=self.rng)
+        self.server.attend(proxy)
+        return proxy
+
+    async def replace_proxy(self) -> None:
+        """Put a proxy in the place of this one that knows nothing of what nodes hold."""
+        await self.proxy.close()
+        self.proxy = self.new_proxy()
+        await self.proxy.start()
+
+    async def dial(self, make: Callable[[], Connection]) -> Connection:
+        """Connect to the proxy."""
+        try:
+            end, connection = await self.network.dial(ADDRESS, make, name="client")
+        except ConnectionRefusedError as error:
+            raise ConnectionLostError(str(error)) from None
+        self.ends.append(end)
+        return connection
+
+    def client(self, config: ClientConfig | None = None, *, secret: Secret = SECRET) -> WarmClient:
+        """Return a client, which is closed with the tier."""
+        address = Address.parse(ADDRESS)
+        made = WarmClient(address, secret, config=config, connect=self.dial, rng=random.Random(len(self._clients)))
+        self._clients.append(made)
+        return made
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients:
+            await client.close()
+        await super().__aexit__()
+
+
+async def until_stored(proxy: Proxy) -> None:
+    """Wait until nothing waits to be written to nodes."""
+    while proxy.statistics().pending_bytes:  # noqa: ASYNC110 - tests ask as everybody can
+        await asyncio.sleep(0.05)
+
+
+async def loaded(client: WarmClient, names: Sequence[str]) -> dict[str, bytes | None]:
+    """Return objects by their names, read at once."""
+
+    async def read(name: str) -> bytes | None:
+        into = bytearray(size_of(name))
+        return bytes(into) if await client.read(name, memoryview(into)) else None
+
+    return dict(zip(names, await asyncio.gather(*map(read, names)), strict=True))

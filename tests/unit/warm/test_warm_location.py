@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.fanout import ExecutorOptions
+from stoker.warm.client import WarmClient
+from stoker.warm.code import Code
+from stoker.warm.handshake import Secret
+from stoker.warm.location import Fleet, WarmLocation, open_keeper
+from stoker.warm.settings import WarmConfig
+from stoker.warm.sockets import Address, Certificate
+
+FINGERPRINT = "0123456789abcdef" * 4
+FLEET = "warm+lambda://stoker?listen=10.0.0.5:7411"
+
+
+def fleet(url: str) -> Fleet:
+    found = WarmLocation.parse(url)
+    assert found.proxy is None
+    assert found.fleet is not None
+    return found.fleet
+
+
+@pytest.mark.parametrize(
+    ("url", "proxy", "fingerprint"),
+    [
+        ("warm://10.0.0.5:7411", Address("10.0.0.5", 7411), ""),
+        ("warm://10.0.0.5:7411/", Address("10.0.0.5", 7411), ""),
+        ("warm://trainer-0.internal:1", Address("trainer-0.internal", 1), ""),
+        (f"warm://[fd00::5]:7411?fingerprint={FINGERPRINT}", Address("fd00::5", 7411), FINGERPRINT),
+    ],
+)
+def test_a_proxy_elsewhere_is_named_by_its_address(url: str, proxy: Address, fingerprint: str) -> None:
+    found = WarmLocation.parse(url)
+    assert (found.proxy, found.fingerprint, found.fleet, found.url) == (proxy, fingerprint, None, url)
+
+
+def test_functions_need_a_prefix_and_where_they_dial_and_have_defaults_for_the_rest() -> None:
+    assert fleet(FLEET) == Fleet(
+        executor="lambda",
+        options=ExecutorOptions(prefix="stoker"),
+        config=WarmConfig(),
+        listen=Address("10.0.0.5", 7411),
+    )
+    assert fleet("warm+gcf://mine?listen=127.0.0.1:0").executor == "gcf"
+    assert fleet("warm+gcf://mine?listen=127.0.0.1:0").bucket == "gs"
+
+
+def test_every_setting_of_functions_is_taken() -> None:
+    url = (
+        "warm+lambda://team-a?nodes=20&code=4+2&listen=0.0.0.0:7411&advertise=10.0.0.5:17411&region=eu-central-1"
+        "&backup=300s&keep_warm=45s&linger=0.5s&ping=0.1s&wake=4s&read=2s&write=9s&pending=1GiB&writes=3&objects=5000"
+        "&endpoint=http://127.0.0.1:9000&certificate=/a%20b/c.pem&key=/k.pem&memory=1GiB&vcpus=2&bucket=s3express"
+        "&egress=other_region"
+    )
+    config = WarmConfig(
+        nodes=20,
+        code=Code(4, 2),
+        backup_seconds=300.0,
+        keep_warm_seconds=45.0,
+        linger_seconds=0.5,
+        ping_seconds=0.1,
+        wake_seconds=4.0,
+        read_seconds=2.0,
+        write_seconds=9.0,
+        pending_bytes=1 << 30,
+        writes=3,
+        most_objects=5000,
+    )
+    options = ExecutorOptions(
+        prefix="team-a",
+        region="eu-central-1",
+        endpoint_url="http://127.0.0.1:9000",
+        memory_bytes=1 << 30,
+        vcpus=2,
+    )
+    assert fleet(url) == Fleet(
+        executor="lambda",
+        options=options,
+        config=config,
+        listen=Address("0.0.0.0", 7411),  # noqa: S104 - nobody listens
+        advertised=Address("10.0.0.5", 17411),
+        certificate=Certificate(chain=Path("/a b/c.pem"), key=Path("/k.pem")),
+        bucket="s3express",
+        egress="other_region",
+    )
+    assert fleet("warm+gcf://p?listen=10.0.0.5:1&project=mine&account=a%40b.iam").options == ExecutorOptions(
+        prefix="p", project="mine", service_account="a@b.iam"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("", "no kind of warm tier"),
+        ("10.0.0.5:7411", "no kind of warm tier"),
+        ("http://10.0.0.5:7411", "no kind of warm tier"),
+        ("warm+local://stoker?listen=10.0.0.5:7411", "no kind of warm tier"),
+        ("warm://", "host and port"),
+        ("warm://10.0.0.5", "host and port"),
+        ("warm://10.0.0.5:0", "port 0"),
+        ("warm://10.0.0.5:65536", "host and port"),
+        ("warm://10.0.0.5:7411/more", "host and port"),
+        ("warm://10.0.0.5:7411?fingerprint=abc", "fingerprint"),
+        (f"warm://10.0.0.5:7411?fingerprint={FINGERPRINT.upper()}", "fingerprint"),
+        (f"warm://10.0.0.5:7411?fingerprint={FINGERPRINT}&fingerprint={FINGERPRINT}", "twice"),
+        ("warm://10.0.0.5:7411?nodes=3", "'nodes'"),
+        ("warm+lambda://stoker", "listen"),
+        ("warm+lambda://?listen=10.0.0.5:7411", "prefix"),
+        ("warm+lambda://a/b?listen=10.0.0.5:7411", "prefix"),
+        ("warm+lambda://stoker?listen=here", "listen"),
+        (f"{FLEET}&advertise=10.0.0.5:0", "advertise"),
+        (f"{FLEET}&listen=10.0.0.5:7412", "listen is given twice"),
+        (f"{FLEET}&nodes=x", "nodes"),
+        (f"{FLEET}&nodes=3", "12 to"),
+        (f"{FLEET}&nodes=12&nodes=12", "nodes is given twice"),
+        (f"{FLEET}&nodes=-1", "nodes"),
+        (f"{FLEET}&nodes=", "nodes has no value"),
+        (f"{FLEET}&code=10%2B", "code"),
+        (f"{FLEET}&code=ten", "code"),
+        (f"{FLEET}&backup=300", "backup"),
+        (f"{FLEET}&backup=0s", "backup_seconds"),
+        (f"{FLEET}&backup=nans", "backup"),
+        (f"{FLEET}&pending=8M", "pending"),
+        (f"{FLEET}&pending=0", "pending_bytes"),
+        (f"{FLEET}&key=/k.pem", "certificate and key"),
+        (f"{FLEET}&egress=moon", "egress"),
+        (f"{FLEET}&endpoint=http://10.0.0.5/%0a", "endpoint"),
+        (f"{FLEET}&&", "''"),
+        (f"{FLEET}&memory=0", "memory_bytes"),
+        (f"{FLEET}&region=\u00e9", "region"),
+    ],
+)
+def test_what_is_wrong_is_named(url: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        WarmLocation.parse(url)
+
+
+@pytest.mark.parametrize("url", ["warm://user:hunter2@10.0.0.5:7411", f"{FLEET}&secret=hunter2"])
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        WarmLocation.parse(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_text_is_wanted() -> None:
+    with pytest.raises(ConfigError, match="by a URL"):
+        WarmLocation.parse(None)  # type: ignore[arg-type]  # as a user may give it
+
+
+def test_a_setting_that_means_nothing_to_the_functions_is_refused_before_anything_listens() -> None:
+    async def check() -> None:
+        with pytest.raises(ConfigError, match="project means nothing"):
+            await open_keeper(WarmLocation.parse(f"{FLEET}&project=mine"), Secret.generate())
+
+    asyncio.run(check())
+
+
+def test_a_proxy_elsewhere_need_not_be_there_when_it_is_opened() -> None:
+    async def check() -> None:
+        keeper = await open_keeper(WarmLocation.parse("warm://127.0.0.1:1"), Secret.generate())
+        assert isinstance(keeper, WarmClient)
+        assert not await keeper.read("0" * 32, memoryview(bytearray()))
+        await keeper.close()
+
+    asyncio.run(check())
