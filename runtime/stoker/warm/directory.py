@@ -93,7 +93,7 @@ class Directory:
         nodes: how many there are.
         codes: that objects may be cut by; where an object is there under several, the first is preferred.
         limit_bytes: of each node, for payloads and :data:`~stoker.warm.shelf.OVERHEAD_BYTES` a shard.
-        most_objects: rows, at most: bounds the directory's own memory.
+        most_objects: rows, at most: bounds the directory's own memory, about 160 bytes each with 12 shards.
 
     Raises:
         ConfigError: there is no node or too many, no code or one that needs more nodes to be read than there are.
