@@ -1,0 +1,121 @@
+"""The function that is a node: what it is told by its environment, and what it says to events that it cannot take."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from stoker.errors import ConfigError, EventError, ThrottledError
+from stoker.warm.handshake import Secret
+from stoker.warm.wake import Report, Task, Wake
+from stoker_functions.deadline import Deadline
+from stoker_functions.deployment import Deployment
+from stoker_functions.hosted import Hosted
+from stoker_functions.settings import Settings
+from stoker_functions.warm_node import RESERVED_BYTES, secret_of, shelf_bytes, warm_node
+
+SECRET = Secret.generate()
+ENVIRONMENT = {"STOKER_WARM_SECRET": SECRET.reveal(), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1024"}
+
+
+def settings(**changes: str) -> Settings:
+    """Return what a node's environment says: nothing of data sets or buckets."""
+    return Settings.from_environment({**ENVIRONMENT, **changes})
+
+
+def event(**changes: Any) -> dict[str, Any]:
+    return {**Wake(node="warm-3", proxy="127.0.0.1:1", task=Task.WARM).to_event(), **changes}
+
+
+async def called(deployment: Deployment, given: object, seconds: float = 10.0) -> dict[str, Any]:
+    return await warm_node(given, deployment, Deadline.after(seconds))
+
+
+def test_a_node_has_its_memory_for_shards_but_for_what_the_program_takes() -> None:
+    assert shelf_bytes(settings()) == (1 << 30) - RESERVED_BYTES
+    assert shelf_bytes(settings(AWS_LAMBDA_FUNCTION_MEMORY_SIZE="193")) == 1 << 20
+    assert shelf_bytes(settings(STOKER_WARM_SHELF_BYTES="100MiB")) == 100 << 20
+
+
+@pytest.mark.parametrize(
+    "changes", [{"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "192"}, {"STOKER_WARM_SHELF_BYTES": "0"}], ids=str
+)
+def test_a_node_without_memory_for_shards_says_so(changes: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="no room for shards"):
+        shelf_bytes(settings(**changes))
+
+
+def test_a_limit_that_is_no_number_of_bytes_is_named() -> None:
+    with pytest.raises(ConfigError, match="STOKER_WARM_SHELF_BYTES"):
+        settings(STOKER_WARM_SHELF_BYTES="much")
+
+
+def test_without_a_secret_a_node_says_how_to_make_one_that_it_takes() -> None:
+    with pytest.raises(ConfigError, match="STOKER_WARM_SECRET") as caught:
+        secret_of(settings(STOKER_WARM_SECRET=""))
+    command = str(caught.value).partition('python -c "')[2].partition('"')[0]
+    names: dict[str, Any] = {}
+    exec(command.replace("print(", "made = ("), names)  # noqa: S102 - our own advice
+    secret_of(settings(STOKER_WARM_SECRET=names["made"]))
+
+
+@pytest.mark.parametrize("text", ["c2hvcnQ", "not base64url!", "x" * 41])
+def test_what_is_no_secret_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(ConfigError, match="secret") as caught:
+        secret_of(settings(STOKER_WARM_SECRET=text))
+    assert text not in str(caught.value)
+
+
+def test_settings_do_not_show_the_secret() -> None:
+    assert SECRET.reveal() not in repr(settings())
+
+
+def test_an_instance_is_one_node_from_one_invocation_to_the_next_and_another_instance_is_another() -> None:
+    async def check() -> None:
+        one, other = Deployment(settings()), Deployment(settings())
+        reports = [Report.parse(await called(deployment, event())) for deployment in (one, one, other)]
+        assert reports[0] == reports[1]
+        assert reports[0].instance != reports[2].instance
+        assert (reports[0].held_bytes, reports[0].limit_bytes) == (0, (1 << 30) - RESERVED_BYTES)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("given", [None, [], {}, event(node="../etc"), event(task="rob"), event(more=1)])
+def test_an_event_that_is_none_of_a_proxy_is_refused(given: object) -> None:
+    with pytest.raises(EventError, match="warm node's event"):
+        asyncio.run(called(Deployment(settings()), given))
+
+
+def test_an_instance_that_is_given_two_requests_at_a_time_takes_one_and_google_is_told_to_try_another() -> None:
+    async def check() -> None:
+        greeted, left = asyncio.Event(), asyncio.Event()
+
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            greeted.set()
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+            left.set()
+
+        server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+        serve = event(task="serve", proxy=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        hosted = Hosted(settings())
+        first = asyncio.create_task(hosted.answer(warm_node, json.dumps(serve).encode()))
+        await greeted.wait()
+        with pytest.raises(ThrottledError, match="concurrency of 1"):
+            await called(hosted.deployment, serve)
+        answer, status = await hosted.answer(warm_node, json.dumps(serve).encode())
+        assert (status, answer["errorType"]) == (429, "ThrottledError")
+        first.cancel()
+        await asyncio.wait([first])
+        await left.wait()
+        server.close()
+        await server.wait_closed()
+        assert (await hosted.answer(warm_node, json.dumps(event()).encode()))[1] == 200
+
+    asyncio.run(check())
