@@ -43,13 +43,13 @@ FLOORS = {
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task
         trace.phases
-        warm.bill warm.code warm.directory warm.handshake warm.life warm.outbox warm.parity warm.shard warm.shelf
-        warm.upkeep warm.settings warm.wake warm.wire""",
+        warm.bill warm.code warm.directory warm.handshake warm.life warm.limits warm.outbox warm.parity warm.shard
+        warm.shelf warm.upkeep warm.settings warm.wake warm.wire""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget
-        trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values trace.open_telemetry
-        trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
+        trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values
+        trace.open_telemetry trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
         warm.asking warm.client warm.connection warm.memory_pool warm.node warm.serving warm.sockets""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk

@@ -25,7 +25,7 @@ from typing import Literal, Protocol
 from stoker.errors import ConfigError, CredentialsError, WireError
 from stoker.warm.wire import VERSION, Head, Kind
 
-__all__ = ["Handshake", "Message", "Peer", "PeerSide", "ProxySide", "Secret", "check_address", "is_private"]
+__all__ = ["Handshake", "Message", "Peer", "PeerSide", "ProxySide", "Secret", "is_private"]
 
 Role = Literal["node", "client"]
 Greeting = Mapping[str, str | int]
@@ -282,19 +282,6 @@ def is_private(address: str) -> bool:
         return False
     ip = getattr(ip, "ipv4_mapped", None) or ip
     return any(ip in network for network in _PRIVATE)
-
-
-def check_address(address: str, *, has_tls: bool) -> None:
-    """Refuse to listen at or to have dialled an address that is not private, without TLS.
-
-    Raises:
-        ConfigError: it is neither private, nor is there TLS.
-    """
-    if not has_tls and not is_private(address):
-        raise ConfigError(
-            f"{address} is no loopback or private address: give the proxy a TLS certificate and its key, "
-            "or let it listen in a private network"
-        )
 
 
 def _expect(wanted: Kind, kind: Kind, is_due: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, CredentialsError, WireError
-from stoker.warm.handshake import Handshake, Message, Peer, PeerSide, ProxySide, Secret, check_address, is_private
+from stoker.warm.handshake import Handshake, Message, Peer, PeerSide, ProxySide, Secret, is_private
 from stoker.warm.wire import Kind
 
 KEY = bytes(range(40))
@@ -303,9 +303,3 @@ def test_macs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_private_is_what_no_stranger_can_listen_in_on(address: str, private: bool) -> None:
     assert is_private(address) is private
-    check_address(address, has_tls=True)
-    if private:
-        check_address(address, has_tls=False)
-    else:
-        with pytest.raises(ConfigError, match="TLS certificate"):
-            check_address(address, has_tls=False)
