@@ -20,6 +20,7 @@ from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
 from stoker.spending import parse_dollars
 from stoker.store.options import StoreOptions
+from stoker.tier import Tier
 from stoker.trace.recorder import Sink
 
 __all__ = ["LoaderConfig", "LoaderShuffle", "Settings", "SharedSettings"]
@@ -62,6 +63,9 @@ class LoaderConfig:
             ``"disk:/mnt/nvme/stoker?limit=20GB"``, ``"memory:?limit=2GB"``, or a sequence of such, the nearest first;
             with ``&policy=`` ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. A disk's limit is the machine's,
             one in memory the rank's, or the machine's as ``limit=node:8GB``, beside ``memory``.
+        warm: a tier of super-samples in the memory of warm functions, between this machine and the bucket:
+            ``"warm://10.0.0.5:7411"``, a proxy that trainers share, or one in this process:
+            ``"warm+lambda://stoker?nodes=12&code=10+2"``. The secret is in ``STOKER_WARM_SECRET``. Default none.
         rank: and ``world_size``: default torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
         drop_last: leave out the last global batch of an epoch if it is not full; else it is divided evenly.
         evaluation: every sample exactly once, with no repeats and no drops; ranks may differ by one batch, so do not
@@ -106,6 +110,7 @@ class LoaderConfig:
     lanes: int | None = None
     memory: int | str = "512MB"
     cache: str | Sequence[str] | None = None
+    warm: str | None = None
     rank: int | None = None
     world_size: int | None = None
     drop_last: bool = False
@@ -149,6 +154,7 @@ class LoaderConfig:
             raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
         self.memory_bytes()
         self.caches()
+        self.warm_tier()
         if self.egress not in get_args(Egress):
             raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
         if self.budget is not None:
@@ -223,6 +229,18 @@ class LoaderConfig:
         """
         return CacheSpec.parse_all(self.cache)
 
+    def warm_tier(self, processes: int = 1) -> Tier | None:
+        """Return the tier that ``warm`` names, for one of so many processes; nothing is connected to before a read.
+
+        Raises:
+            ConfigError: it is not right, there is no secret, or several processes would each have a proxy.
+        """
+        if self.warm is None:
+            return None
+        from stoker.warm.opening import warm_tier_at  # a loader without it loads nothing of it
+
+        return warm_tier_at(self.warm, processes=processes)
+
     def sharers(self, feed: FeedConfig) -> Sharers:
         """Return who shares the caches of the machine with the process that has a feed."""
         workers = feed.workers or 1
@@ -259,6 +277,7 @@ class SharedSettings(TypedDict, total=False):
     lanes: int | None
     memory: int | str
     cache: str | Sequence[str] | None
+    warm: str | None
     rank: int | None
     world_size: int | None
     drop_last: bool

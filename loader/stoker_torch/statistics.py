@@ -40,6 +40,7 @@ class LoaderStatistics:
         retries: requests that were tried again.
         hedges: requests that were sent a second time because they were late.
         hedge_wins: of these, those that were faster.
+        tier_hits: super-samples that came from a nearer place than the bucket, by its name: ``"warm"``, and ``caches``.
         caches: look-ups, hits, evictions and what is held, by name: ``"memory"``, ``"disk:/mnt/nvme/stoker"``.
         dollars: what the store asks for the requests and bytes, from the price file.
     """
@@ -62,6 +63,7 @@ class LoaderStatistics:
     hedges: int
     hedge_wins: int
     dollars: float
+    tier_hits: Mapping[str, int] = field(default_factory=dict)
     caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
     @property
@@ -138,6 +140,7 @@ def statistics(
         retries=sum(feed.fetch.retries.values()),
         hedges=feed.fetch.hedges,
         hedge_wins=feed.fetch.hedge_wins,
+        tier_hits=feed.fetch.tier_hits,
         dollars=reading.dollars(prices),
         caches=feed.caches,
     )

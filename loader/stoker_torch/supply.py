@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.cache.keeping import KeepingTier
+from stoker.cache.keeping import Nearer
 from stoker.cache.tiers import made_tiers
 from stoker.errors import ConfigError
 from stoker.feed import BatchSource, Feed, FeedConfig
@@ -37,13 +36,13 @@ class Supply:
         store: where the data set is; counts what is asked of it.
         thread: the only one that uses the store.
         feed: in use, None before there is one.
-        tiers: what keeps super-samples nearer, for one feed after the other; None before there is one.
+        nearer: where super-samples are looked for first, by one feed after the other; None before there is one.
     """
 
     store: MeteredStore
     thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
     feed: BatchSource | None = None
-    tiers: Sequence[KeepingTier] | None = None
+    nearer: Nearer | None = None
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
@@ -77,16 +76,17 @@ class Supply:
         unknown = [name for name in config.decode if name not in manifest.schema]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
-        if self.tiers is None:
+        if self.nearer is None:
             caches = config.caches()
-            self.tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
+            tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
+            self.nearer = Nearer(tiers, config.warm_tier(feed_config.world_size * (feed_config.workers or 1)))
         if config.shuffle != "materialized":
-            return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, tiers=self.tiers)
+            return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, nearer=self.nearer)
 
         def check(feed: Feed) -> None:
             LoaderPlan.of(feed, Prices.load(), config.egress).check_dollars(config.max_dollars_per_epoch)
 
-        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder, self.tiers)
+        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder, self.nearer)
 
     def arm(self, owner: object) -> None:
         """Have everything closed when its owner is garbage or the interpreter exits.
@@ -100,8 +100,8 @@ class Supply:
 
     async def _end(self) -> None:
         try:
-            for tier in self.tiers or ():
-                await tier.close()
+            if self.nearer is not None:
+                await self.nearer.close()
         finally:
             await self.store.close()
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker.cache.keeper import CacheStatistics
-from stoker.cache.keeping import KeepingTier
+from stoker.cache.keeping import Nearer
 from stoker.cache.tiers import follow
 from stoker.errors import BudgetError, ConfigError
 from stoker.fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
@@ -279,7 +279,7 @@ class Feed:
         rows: how rows are copied out of the ring.
         allocate: returns the ring's memory.
         recorder: follows fetches, and is told of waits.
-        tiers: keep super-samples nearer than the store; not where samples are read in groups.
+        nearer: where super-samples are looked for first; not where samples are read in groups.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
@@ -295,13 +295,13 @@ class Feed:
         rows: GatherRows = gather_rows,
         allocate: Callable[[int], memoryview] = anonymous_memory,
         recorder: Recorder | None = None,
-        tiers: Sequence[KeepingTier] = (),
+        nearer: Nearer | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
         self.columns = manifest.schema.chosen(config.columns)
         self.slots: SlotPlan = self._planned_slots()
-        self._tiers = () if self.slots.holds_groups else tuple(tiers)
+        self._nearer = Nearer() if nearer is None or self.slots.holds_groups else nearer
         self._thread, self._rows, self._allocate, self._recorder = thread, rows, allocate, recorder
         self._waits = WalkStatistics()
         self._batches = self._samples = self._repeated = 0
@@ -340,7 +340,8 @@ class Feed:
             small_hedge_bytes=self.slots.hedge_buffer_bytes,
             ring=self._ring,
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
-            tiers=self._tiers,
+            tiers=self._nearer.tiers,
+            warm=self._nearer.warm,
         )
         parts = ReadingParts(manifest=self.manifest, columns=self.columns, fetcher=self._fetcher, ring=self._ring)
         self._reading: Reading[Any] = (
@@ -389,9 +390,9 @@ class Feed:
             end_epoch=self.config.end_epoch if end_epoch is None else end_epoch,
         )
         taken = None
-        if self._tiers:
+        if self._nearer.tiers:
             others = self.config.other_dealings(self.manifest.samples)
-            taken = self._thread.run(follow(self._tiers, self.manifest, stretch, others))
+            taken = self._thread.run(follow(self._nearer.tiers, self.manifest, stretch, others))
         if self._first_touch is None:
             self._first_touch = FirstTouch(self._ring.memory[:_TOUCHED_BYTES])
         self._walk = Walk(
@@ -480,5 +481,5 @@ class Feed:
             wait_seconds=self._waits.wait_seconds,
             first_batch_seconds=self._first_batch_seconds,
             fetch=self._fetcher.stats,
-            caches={tier.name: tier.statistics() for tier in self._tiers},
+            caches={tier.name: tier.statistics() for tier in self._nearer.tiers},
         )

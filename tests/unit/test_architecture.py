@@ -50,7 +50,7 @@ FLOORS = {
         fetch.deadline fetch.gate reading.byte_budget
         trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values
         trace.open_telemetry trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
-        warm.asking warm.client warm.connection warm.memory_pool warm.node warm.serving warm.sockets""",
+        warm.asking warm.client warm.connection warm.lazy warm.memory_pool warm.node warm.serving warm.sockets warm.tier""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
         fetch.fetcher fetch.prefetcher fetch.race fetch.range_reader fetch.step_queue
@@ -59,7 +59,7 @@ FLOORS = {
         reading.super_samples reading.values
         shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work
         shuffling.writing
-        warm.backup warm.fleet warm.location warm.proxy warm.server warm.tier""",
+        warm.backup warm.fleet warm.location warm.opening warm.proxy warm.server""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

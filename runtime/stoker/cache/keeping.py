@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.cache.future import Future
@@ -9,7 +11,7 @@ from stoker.cache.keeper import CacheStatistics
 from stoker.manifest import Manifest
 from stoker.tier import Tier
 
-__all__ = ["KeepingTier"]
+__all__ = ["KeepingTier", "Nearer"]
 
 
 class KeepingTier(Tier, Protocol):
@@ -34,3 +36,21 @@ class KeepingTier(Tier, Protocol):
     def statistics(self) -> CacheStatistics:
         """Return a snapshot; from any thread."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nearer:
+    """Places that are nearer than the store.
+
+    Attributes:
+        tiers: of this machine, that keep by the order, the nearest first.
+        warm: behind them, across a network.
+    """
+
+    tiers: Sequence[KeepingTier] = ()
+    warm: Tier | None = None
+
+    async def close(self) -> None:
+        """Release what they hold. Idempotent."""
+        for tier in (*self.tiers, *([self.warm] if self.warm is not None else [])):
+            await tier.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.budget import SlotPlan
-from stoker.cache.keeping import KeepingTier
+from stoker.cache.keeping import Nearer
 from stoker.errors import (
     BudgetError,
     ChecksumError,
@@ -94,7 +94,8 @@ class MaterializedFeed:
         rows: how rows are copied out of the ring.
         check: is given the feed of an epoch that is about to be read as ``full``; raises BudgetError to refuse.
         recorder: follows fetches, and is told of waits.
-        tiers: keep the data set's super-samples; an epoch's own objects, which are read once, pass them by.
+        nearer: where the data set's super-samples are looked for first; an epoch's own objects, which are read once,
+            are not.
 
     Raises:
         BudgetError: the memory is too small for an epoch's own objects, if these are as large as the data set's.
@@ -110,12 +111,12 @@ class MaterializedFeed:
         rows: GatherRows = gather_rows,
         check: Callable[[Feed], object] = lambda feed: None,
         recorder: Recorder | None = None,
-        tiers: Sequence[KeepingTier] = (),
+        nearer: Nearer | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
         self._thread, self._rows, self._check, self._recorder = thread, rows, check, recorder
-        self._tiers = tiers
+        self._nearer = nearer
         self._memory = _LentMemory()
         self._packed_starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._source: _Epoch | None = None  # what the feed reads, if not the data set itself
@@ -136,8 +137,8 @@ class MaterializedFeed:
         except BudgetError as error:
             raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
 
-    def _made(self, store: Store, manifest: Manifest, config: FeedConfig, tiers: Sequence[KeepingTier] = ()) -> Feed:
-        return Feed(store, manifest, config, self._thread, self._rows, self._memory.take, self._recorder, tiers)
+    def _made(self, store: Store, manifest: Manifest, config: FeedConfig, nearer: Nearer | None = None) -> Feed:
+        return Feed(store, manifest, config, self._thread, self._rows, self._memory.take, self._recorder, nearer)
 
     # What is being read, and how.
 
@@ -227,7 +228,7 @@ class MaterializedFeed:
 
     def _full_feed(self) -> Feed:
         try:
-            feed = self._made(self.store, self.manifest, self.config, self._tiers)
+            feed = self._made(self.store, self.manifest, self.config, self._nearer)
             self._check(feed)
         except BudgetError as error:
             raise BudgetError(

@@ -1,0 +1,46 @@
+"""A warm tier from what a setting says of it."""
+
+from __future__ import annotations
+
+import os
+
+from stoker.errors import ConfigError
+from stoker.warm.handshake import Secret
+from stoker.warm.lazy import LazyKeeper
+from stoker.warm.location import WarmLocation, open_keeper
+from stoker.warm.tier import WarmTier
+
+__all__ = ["secret_of_environment", "warm_tier_at"]
+
+_VARIABLE = "STOKER_WARM_SECRET"
+
+
+def secret_of_environment() -> Secret:
+    """Return the deployment's secret, of the variable ``STOKER_WARM_SECRET``.
+
+    Raises:
+        ConfigError: there is none, or it is not one.
+    """
+    text = os.environ.get(_VARIABLE, "")
+    if not text:
+        raise ConfigError(f"{_VARIABLE} is not set: it is the secret that the warm tier's nodes were deployed with")
+    return Secret.parse(text)
+
+
+def warm_tier_at(url: str, *, processes: int = 1) -> WarmTier:
+    """Return a tier; nothing is connected to, and no function called, before the first read.
+
+    Args:
+        url: as :class:`~stoker.warm.location.WarmLocation` has it.
+        processes: that read through a tier each, in the whole job.
+
+    Raises:
+        ConfigError: it is not right, there is no secret, or every process would have a proxy of its own.
+    """
+    location, secret = WarmLocation.parse(url), secret_of_environment()
+    if location.fleet is not None and processes > 1:
+        raise ConfigError(
+            f"{processes} processes read, and nodes serve one proxy: run `stoker warm proxy` with this URL, and give "
+            "all of them the warm:// URL that it prints"
+        )
+    return WarmTier(LazyKeeper(lambda: open_keeper(location, secret)))
