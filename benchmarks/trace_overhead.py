@@ -6,7 +6,8 @@ twice, which tells what the figures are worth; the record that every loader keep
 gives the ratio of each to no record, of samples a second and of samples a second of processor time; the ratios' medians
 are told. On a machine that does other things, too, the second is the one to look at.
 
-Before that: the processor time of a fetch of 1,000 bytes on the virtual clock, where nothing but the machinery is.
+Before that: the processor time of the record alone, and of a fetch of 1,000 bytes on the virtual clock, where nothing
+but the machinery is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 import stoker
 from benchmarks.virtual_clock import BODY, REF, SleepingStore
-from stoker.clock import run_virtual
+from stoker.clock import VirtualClockLoop, run_virtual
 from stoker.feed import BatchSource
 from stoker.fetch.fetcher import Fetcher
 from stoker.fetch.prefetcher import Item, Prefetcher
@@ -34,12 +35,15 @@ from stoker.manifest import Manifest
 from stoker.ring import Ring
 from stoker.schedule import Continuous
 from stoker.trace.chrome import ChromeTrace
+from stoker.trace.fetches import Request, strand
+from stoker.trace.phases import Phase
 from stoker.trace.recorder import Recorder
 from stoker_torch import Loader
 
 SAMPLES, BATCH, ROUNDS = 50_000, 256, 25
 FETCHES, FETCH_ROUNDS = 10_000, 5
 """So many that the interpreter's collections of garbage, each of which walks over all that is loaded, count evenly."""
+RECORDS, KEY = 4_000, "data/90f25dfd4803e5f7/00000004"
 SETTLE_SECONDS = 0.1
 """In which the loaders whose turn it is not have filled their rings."""
 SCHEMA = {"image": stoker.Array("uint8", (32, 32, 3)), "label": stoker.Array("int64")}
@@ -111,6 +115,37 @@ async def fetch_all(recorder: Recorder | None) -> None:
             prefetcher.release(index)
 
 
+def measure_record() -> None:
+    """Print what the record itself takes, and what a trace takes with it: nothing is fetched."""
+    costs: dict[str, list[float]] = {"record": [], "trace": []}
+    with tempfile.TemporaryDirectory() as folder, ChromeTrace(Path(folder) / "trace.json", limit="1GB") as trace:
+        for _ in range(ROUNDS):
+            for name, recorder in zip(costs, (Recorder(), Recorder([trace])), strict=True):
+                begun = time.process_time()
+                run_virtual(record_all(recorder))
+                costs[name].append((time.process_time() - begun) / RECORDS * 1e6)
+    told = ", ".join(f"{name} {median(figures):.1f}" for name, figures in costs.items())
+    print(f"µs to record a fetch, a wait for it and a batch, medians of {ROUNDS} rounds: {told}")
+
+
+async def record_all(recorder: Recorder) -> None:
+    """Tell a recorder of fetches of one request each, all of which are waited for."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualClockLoop)
+    for item in range(RECORDS):
+        asked = loop.time()
+        with recorder.following(item, item) as fetch:
+            with strand(KEY, Phase.QUEUE) as told:
+                loop.jump(0.02)
+                told.attempted([Request(asked, asked + 0.01, asked + 0.02, 1000, is_whole=True, object=KEY)])
+            with strand(KEY, Phase.VERIFY):
+                loop.jump(0.001)
+            fetch.slot = item % 32
+        recorder.waited_for(item, asked, loop.time())
+        recorder.yielded(0, asked, loop.time())
+        recorder.released(item - 16)
+
+
 def measure_fetches() -> None:
     """Print what a fetch, a wait for it and a batch cost together."""
     costs: dict[str, list[float]] = {"no record": [], "record": [], "trace": []}
@@ -130,6 +165,7 @@ def measure_fetches() -> None:
 
 
 def main() -> None:
+    measure_record()
     measure_fetches()
     print(f"medians of {ROUNDS} rounds of an epoch for each, in turn")
     for size_bytes in SIZES:
