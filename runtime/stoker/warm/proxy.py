@@ -206,7 +206,7 @@ class Proxy:
     # All nodes at once.
 
     async def wake(self) -> dict[str, str]:
-        """Call all nodes, also those that were given up, and wait until they have greeted.
+        """Call all nodes, also those that were given up, and wait until it is known what they hold.
 
         Returns:
             Name → why it is not there, of those that are not.
@@ -236,6 +236,8 @@ class Proxy:
             if node.life.state is State.GONE:
                 await node.keep_warm()
             await node.request(Kind.PING, {}, seconds=self.config.wake_seconds)
+            if not node.life.is_listed:
+                await self._learn(node)
         except StokerError as error:
             return str(node.failure or error)
         return ""
