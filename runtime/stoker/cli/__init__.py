@@ -28,6 +28,7 @@ from stoker.cli import (
     token,
     trace,
     verify,
+    warm,
 )
 from stoker.cli.command import Command
 from stoker.cli.output import printable
@@ -51,6 +52,7 @@ _COMMANDS = (
     allocate.command,
     simulate.command,
     trace.command,
+    warm.command,
     token.command,
 )
 _GROUP = "stoker.commands"

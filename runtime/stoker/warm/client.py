@@ -126,7 +126,7 @@ class WarmClient:
         )
         self._turns = asyncio.Semaphore(self._config.offers)
         self._offered: dict[str, asyncio.Task[None]] = {}
-        self._is_closed = False
+        self._is_closed = self._has_warned = False
 
     def statistics(self) -> ClientStatistics:
         """Return a snapshot."""
@@ -141,6 +141,7 @@ class WarmClient:
         connection = None if self._is_closed else await self._reads.connected()
         if connection is None:
             self._tally.unreachable += 1
+            self._warn()
             return False
         sent_seconds = asyncio.get_running_loop().time()
         try:
@@ -152,6 +153,7 @@ class WarmClient:
             _log.debug("the warm tier's proxy does not give %s: %s", name, error)
             return False
         self._reads.is_well()
+        self._has_warned = False
         is_whole = reply.kind is Kind.FOUND and reply.body_bytes == len(into)
         self._tally.hits += is_whole
         self._tally.misses += reply.kind is Kind.MISSING
@@ -171,7 +173,7 @@ class WarmClient:
         task.add_done_callback(lambda _: self._handed_over(name, len(data)))
 
     async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return how the tier does; see :func:`~stoker.warm.server.overview`.
+        """Return how the tier does; see :func:`~stoker.warm.server.overview`. What waits here is pending, too.
 
         Args:
             wakes: whether all nodes are called before.
@@ -179,7 +181,8 @@ class WarmClient:
         Raises:
             StokerError: the proxy cannot be asked.
         """
-        return await self._asked(Kind.STATUS, {"wake": int(wakes)}, Kind.LISTED)
+        told = await self._asked(Kind.STATUS, {"wake": int(wakes)}, Kind.LISTED)
+        return {**told, "pending_bytes": told.get("pending_bytes", 0) + self._tally.pending_bytes}
 
     async def down(self, *, forgets: bool = False) -> list[str]:
         """Have all nodes return, and the proxy end.
@@ -207,6 +210,12 @@ class WarmClient:
             await asyncio.wait(tasks)
         await self._reads.close()
         await self._writes.close()
+
+    def _warn(self) -> None:
+        """Say that there is no proxy: once, until there is one."""
+        if self._reads.failure is not None and not self._has_warned:
+            self._has_warned = True
+            _log.warning("the warm tier is done without until its proxy is back: %s", self._reads.failure)
 
     async def _asked(self, kind: Kind, head: Head, wanted: Kind) -> Head:
         """Ask for what may take as long as all nodes need to wake."""
@@ -257,6 +266,8 @@ class _Line:
         self._failed = 0  # times in a row
         self._next_seconds = float("-inf")
         self.connects = 0
+        self.failure: StokerError | None = None
+        """Of the last attempt to connect, if that failed."""
 
     @property
     def is_open(self) -> bool:
@@ -325,17 +336,17 @@ class _Line:
                 self._connection = await self._connect(make)
                 await self._connection.ready()
         except (StokerError, TimeoutError) as error:
-            failure = error if isinstance(error, StokerError) else DeadlineError(f"{self._proxy} does not answer")
-            level = logging.WARNING if self._failed == 1 else logging.DEBUG
-            _log.log(level, "the warm tier is done without until its proxy is back: %s", failure)
+            lost = DeadlineError(f"the warm tier's proxy at {self._proxy} does not answer")
+            self.failure = error if isinstance(error, StokerError) else lost
             if connection is not None:
                 connection.abort()
-            return failure
+            return self.failure
         except BaseException:
             if connection is not None:
                 connection.abort()
             raise
         self.connects += 1
+        self.failure = None
         return None
 
 

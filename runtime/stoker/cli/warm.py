@@ -1,0 +1,122 @@
+"""``stoker warm``: runs, watches, measures and stops a tier in the memory of functions."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from stoker.cli.command import Command
+from stoker.cli.flags import number_from, positive, size_from
+from stoker.cli.output import counted, json_text, printable, table
+from stoker.cli.warm_bench import measured, rows_of_bench
+from stoker.cli.warm_proxy import run_proxy
+from stoker.cli.warm_status import rows_of_status
+from stoker.errors import ConfigError
+from stoker.sizes import format_bytes
+from stoker.warm.handshake import Secret
+from stoker.warm.location import WarmKeeper, WarmLocation, open_keeper
+from stoker.warm.opening import secret_of_environment
+from stoker.warm.wire import MAX_BODY_BYTES
+
+__all__ = ["command"]
+
+_MOST_EVERY_SECONDS = 86_400.0
+
+
+def _configure(parser: ArgumentParser) -> None:
+    parser.epilog = "The secret of the nodes stands in the variable STOKER_WARM_SECRET; see docs/warm-tier.md."
+    actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
+
+    def add(name: str, help_: str) -> ArgumentParser:
+        action = actions.add_parser(name, help=help_, description=help_)
+        action.add_argument("url", metavar="URL", help="warm://HOST:PORT, or warm+lambda://PREFIX?listen=HOST:PORT&…")
+        return action
+
+    proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them")
+    proxy.add_argument("--certificate", type=Path, metavar="FILE", help="PEM; a must off private networks")
+    proxy.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
+    every = number_from(0.1, _MOST_EVERY_SECONDS)
+    proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
+    add("up", "call all nodes, and say how much they can hold; 1 if some do not come")
+    status = add("status", "say what the tier holds, does and costs")
+    bench = add("bench", "write and read objects, which stay there until others take their place")
+    bench.add_argument("--objects", type=positive, default=32, metavar="N", help="how many (default: 32)")
+    size = size_from(0, MAX_BODY_BYTES)
+    bench.add_argument("--size", type=size, default=8 << 20, metavar="SIZE", help="of each (default: 8MiB)")
+    bench.add_argument("--at-once", type=positive, default=4, metavar="N", help="reads at once (default: 4)")
+    for action in (status, bench):
+        action.add_argument("--json", action="store_true", help="write JSON")
+    down = add("down", "have nodes return, and the proxy end")
+    down.add_argument("--forget", action="store_true", help="have nodes drop what they hold before")
+    actions.add_parser("secret", help="make a secret for STOKER_WARM_SECRET, and print it")
+
+
+def _run(args: Namespace) -> int:
+    if args.action == "secret":
+        print(Secret.generate().reveal())
+        return 0
+    location = WarmLocation.parse(args.url)
+    if args.action == "proxy":
+        return asyncio.run(run_proxy(args, location, secret_of_environment()))
+    return asyncio.run(_ACTIONS[args.action](args, location))
+
+
+async def _up(args: Namespace, location: WarmLocation) -> int:
+    async with _opened(location) as keeper:
+        told = await keeper.status(wakes=True)
+    nodes, absent = sum(told["nodes"].values()), told["absent"]
+    print(f"{nodes - absent:,} of {counted(nodes, 'node')} came, and can hold {format_bytes(told['limit_bytes'])}")
+    for problem in told["problems"]:
+        print(printable(problem))
+    return 1 if absent else 0
+
+
+async def _status(args: Namespace, location: WarmLocation) -> int:
+    async with _opened(location) as keeper:
+        # A proxy that begins here knows nothing before its nodes have told what they hold.
+        told = await keeper.status(wakes=location.fleet is not None)
+    print(json_text(told) if args.json else table(rows_of_status(told), indent=""))
+    return 0
+
+
+async def _bench(args: Namespace, location: WarmLocation) -> int:
+    async with _opened(location) as keeper:
+        found = await measured(keeper, objects=args.objects, size_bytes=args.size, at_once=args.at_once)
+    print(json_text(found) if args.json else table(rows_of_bench(found), indent=""))
+    return 0 if found["read"] == args.objects else 1
+
+
+async def _down(args: Namespace, location: WarmLocation) -> int:
+    if location.fleet is not None and not args.forget:
+        raise ConfigError(
+            "nodes return by themselves when nobody asks; give --forget for them to drop what they hold, or the "
+            "warm:// URL of the proxy that is to end"
+        )
+    async with _opened(location) as keeper:
+        problems = await keeper.down(forgets=args.forget)
+    for problem in problems:
+        print(printable(problem))
+    return 1 if problems else 0
+
+
+_ACTIONS = {"up": _up, "status": _status, "bench": _bench, "down": _down}
+
+
+@asynccontextmanager
+async def _opened(location: WarmLocation) -> AsyncIterator[WarmKeeper]:
+    keeper = await open_keeper(location, secret_of_environment())
+    try:
+        yield keeper
+    finally:
+        await keeper.close()
+
+
+command = Command(
+    name="warm",
+    help="keep super-samples in the memory of functions: run, watch, stop it",
+    configure=_configure,
+    run=_run,
+)
