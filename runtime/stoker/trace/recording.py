@@ -6,7 +6,6 @@ A trace is read as a stream (:func:`read_trace`); whoever wants all of it, or a 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,14 +135,6 @@ class Recording:
                 case Full():
                     recording.is_full = True
         return recording
-
-    def by_phase(self) -> dict[Phase, float]:
-        """Return the seconds that were waited, by phase."""
-        seconds: defaultdict[Phase, float] = defaultdict(float)
-        for wait in self.waits:
-            for span in wait.spans:
-                seconds[span.phase] += span.seconds
-        return dict(seconds)
 
 
 def read_trace(path: Path) -> Iterator[Told]:
