@@ -25,8 +25,9 @@ import stoker
 from stoker.feed import FeedConfig
 from stoker.manifest import Manifest
 from stoker.order import OrderConfig
-from stoker.plan.predict import Prediction, Workload, predict
+from stoker.plan.predict import Prediction, predict
 from stoker.plan.probe import Probe, ProbeLimits, probe
+from stoker.plan.workload import Workload
 from stoker.schedule import Continuous, NextBatch, Schedule
 from stoker.versions import read_manifest
 from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process

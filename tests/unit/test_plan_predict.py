@@ -20,8 +20,9 @@ from stoker.plan.advice import Advice, Resources, Suggestion, advise
 from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
 from stoker.plan.latency import Constant, LogNormal
-from stoker.plan.predict import Cache, Prediction, Workload, predict, settled_hit_rate
+from stoker.plan.predict import Prediction, predict
 from stoker.plan.scenario import Scenario, simulate
+from stoker.plan.workload import Cache, Workload, settled_hit_rate
 from stoker.prices import Operation, Prices
 from stoker.schedule import NextBatch
 from stoker.sizes import parse_bytes

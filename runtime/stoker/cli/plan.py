@@ -21,9 +21,10 @@ from stoker.plan.advice import Advice, Resources, Suggestion, advise
 from stoker.plan.bucket import BucketModel
 from stoker.plan.latency import Constant
 from stoker.plan.machine import look
-from stoker.plan.predict import EpochForecast, Prediction, Workload
+from stoker.plan.predict import EpochForecast, Prediction
 from stoker.plan.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
 from stoker.plan.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
+from stoker.plan.workload import Workload
 from stoker.prices import Egress, Prices
 from stoker.schedule import Continuous, NextBatch, Schedule
 from stoker.sizes import format_bytes

@@ -11,7 +11,8 @@ from stoker.cache.disk_folder import BLOCK_BYTES
 from stoker.errors import BudgetError, ConfigError, StokerError
 from stoker.manifest import Manifest
 from stoker.plan.dataset import described
-from stoker.plan.predict import Cache, Prediction, Workload, predict
+from stoker.plan.predict import Prediction, predict
+from stoker.plan.workload import Cache, Workload
 from stoker.ring import ALIGNMENT_BYTES
 from stoker.schedule import Continuous
 from stoker.sizes import format_bytes
