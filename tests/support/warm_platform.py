@@ -1,28 +1,38 @@
-"""A platform of node functions in virtual time: instances that start, freeze, are taken back, and dial out."""
+"""A platform of node functions in virtual time: instances that start, freeze, are taken back, dial out, and lie."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-from stoker.errors import ConnectionLostError, ThrottledError
+from stoker.cache.naming import name_of
+from stoker.checksum import crc32c
+from stoker.errors import ConnectionLostError, ServerError, ThrottledError
 from stoker.fanout import Answer
+from stoker.tier import ObjectRef
 from stoker.warm.connection import Connection
 from stoker.warm.handshake import Secret
 from stoker.warm.node import NodeServer
 from stoker.warm.proxy import Proxy
 from stoker.warm.settings import WarmConfig
+from stoker.warm.shard import ShardId
 from stoker.warm.shelf import Shelf
 from stoker.warm.wake import Wake
 from support.warm_wires import End, LinkConfig, Network
 
-__all__ = ["ADDRESS", "SECRET", "Instance", "MemoryDoor", "Platform", "Tier"]
+__all__ = ["ADDRESS", "SECRET", "Call", "Instance", "MemoryDoor", "Platform", "Tier", "named"]
 
 SECRET = Secret(b"of all tests of the warm tier, 32 bytes at least")
 ADDRESS = "proxy:7411"
+
+
+def named(number: int, size_bytes: int) -> tuple[str, bytes]:
+    """Return an object's name and bytes."""
+    data = random.Random(number).randbytes(size_bytes)
+    return name_of(ObjectRef(key=str(number), size_bytes=size_bytes, crc32c=crc32c(data))), data
 
 
 class MemoryDoor:
@@ -44,42 +54,72 @@ class MemoryDoor:
 
 
 class Instance:
-    """A process of a function."""
+    """A process of a function. Between invocations it is frozen.
 
-    def __init__(self, platform: Platform, name: str, shelf_bytes: int) -> None:
+    Attributes:
+        running: the invocation, None between two.
+        link: how its connections carry bytes, if not as the network's others.
+    """
+
+    def __init__(self, platform: Platform, name: str) -> None:
         self.name, self.platform = name, platform
-        self.shelf = Shelf(shelf_bytes)
+        self.shelf = Shelf(platform.shelf_bytes)
         self.ends: list[End] = []
         self.running: asyncio.Task[dict[str, Any]] | None = None
-        self.is_dead = False
-        instance = f"{platform.rng.getrandbits(64):016x}"
-        self.node = NodeServer(self.shelf, SECRET, connect=self._dial, instance=instance)
+        self.is_dead = self.is_stopped = False
+        self.link: LinkConfig | None = None
+        self.instance = f"{platform.rng.getrandbits(64):016x}"
+        self.node = platform.node_type(self.shelf, SECRET, connect=self._dial, instance=self.instance)
+
+    async def run(self, event: Mapping[str, Any], start_seconds: float) -> dict[str, Any]:
+        """Run one invocation."""
+        try:
+            await asyncio.sleep(start_seconds)
+            self._hold(is_held=False)
+            return await self.node.run(Wake.parse(event), self.platform.limit_seconds)
+        finally:
+            self._hold(is_held=True)
+            self.running = None
 
     async def _dial(self, wake: Wake, make: Callable[[], Connection]) -> Connection:
+        if self.platform.is_split:
+            await asyncio.sleep(self.platform.dial_seconds)
+            raise ConnectionLostError("nobody answers")
         try:
             end, connection = await self.platform.network.dial(wake.proxy, make, name=self.name)
         except ConnectionRefusedError as error:
             raise ConnectionLostError(str(error)) from None
-        self.ends.append(end)
+        if self.link is not None:
+            self.platform.network.links[-1].config = self.link
+        self.ends = [*(each for each in self.ends if not each.is_closing()), end]
+        self._hold(is_held=False)
         return connection
 
     def kill(self) -> None:
         """End the process: what it held is lost, its connections are reset."""
         self.is_dead = True
         for end in self.ends:
+            end.thaw()
             end.abort()
         if self.running is not None:
             self.running.cancel()
 
     def freeze(self) -> None:
         """Stop the process in the middle of whatever it does, for the network at least."""
-        for end in self.ends:
-            end.freeze()
+        self.is_stopped = True
+        self._hold(is_held=True)
 
     def thaw(self) -> None:
         """Let it go on."""
+        self.is_stopped = False
+        self._hold(is_held=self.running is None)
+
+    def _hold(self, *, is_held: bool) -> None:
         for end in self.ends:
-            end.thaw()
+            if (is_held or self.is_stopped) and not self.is_dead:
+                end.freeze()
+            else:
+                end.thaw()
 
 
 @dataclass(slots=True)
@@ -88,79 +128,153 @@ class Counts:
 
     calls: int = 0
     cold: int = 0
+    throttled: int = 0
+    failed: int = 0
+    unanswered: int = 0
     billed_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An invocation that was begun."""
+
+    at_seconds: float
+    name: str
+    task: str
+    is_cold: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Mood:
+    """How calls fare: the probabilities of each kind of failure, and how long starts take."""
+
+    throttled: float = 0.0
+    failed: float = 0.0
+    unanswered: float = 0.0
+    cold_seconds: float = 0.3
+    warm_seconds: float = 0.01
+
+
+@dataclass(slots=True, kw_only=True)
 class Platform:
     """Runs instances of functions, one invocation at a time each; scales out when all of a function's are busy.
 
-    Args:
-        network: that instances dial over.
+    A call that is given up, or of which the answer is lost, runs on.
+
+    Attributes:
+        network: that instances dial over; nobody gets through while ``is_split``.
         shelf_bytes: of each instance.
         rng: for what is drawn.
         most: instances of a function, at most.
+        limit_seconds: that an invocation may take.
+        node_type: makes what runs in an instance.
+        calls: that were begun.
     """
 
-    def __init__(
-        self, network: Network, *, shelf_bytes: int = 64 << 20, rng: random.Random | None = None, most: int = 3
-    ) -> None:
-        self.network, self.shelf_bytes, self.most = network, shelf_bytes, most
-        self.rng = rng or random.Random(0)
-        self.counts = Counts()
-        self.instances: dict[str, list[Instance]] = {}
-        self.cold_seconds, self.warm_seconds = 0.3, 0.01
+    network: Network
+    rng: random.Random
+    shelf_bytes: int = 64 << 20
+    most: int = 3
+    limit_seconds: float = 900.0
+    dial_seconds: float = 5.0
+    node_type: Callable[..., NodeServer] = NodeServer
+    mood: Mood = field(default_factory=Mood)
+    counts: Counts = field(default_factory=Counts)
+    calls: list[Call] = field(default_factory=list)
+    instances: dict[str, list[Instance]] = field(default_factory=dict)
+    is_split: bool = False
+    _running: set[asyncio.Task[dict[str, Any]]] = field(default_factory=set)
 
     async def invoke(self, name: str, event: Mapping[str, Any]) -> Answer:
         """Call a function."""
         instances = self.instances.setdefault(name, [])
         idle = [each for each in instances if each.running is None]
         is_cold = not idle
+        if self.rng.random() < self.mood.throttled or (is_cold and len(instances) >= self.most):
+            self.counts.throttled += 1
+            raise ThrottledError(f"{name} runs too often")
+        if self.rng.random() < self.mood.failed:
+            self.counts.failed += 1
+            await asyncio.sleep(self.rng.uniform(0.0, 0.2))
+            raise ServerError(f"{name} cannot be called")
         if is_cold:
-            if len(instances) >= self.most:
-                raise ThrottledError(f"{name} runs too often")
-            instances.append(Instance(self, name, self.shelf_bytes))
-            idle = [instances[-1]]
-        instance = idle[0]
-        instance.running = asyncio.ensure_future(self._run(instance, event, is_cold))
-        begun = asyncio.get_running_loop().time()
-        try:
-            result = await instance.running
-        except asyncio.CancelledError:
-            if not instance.is_dead:
-                instance.running.cancel()
-                raise
-            raise ConnectionLostError(f"the instance of {name} was killed") from None
-        finally:
+            idle = [Instance(self, name)]
+            instances.append(idle[0])
+        begun_seconds = asyncio.get_running_loop().time()
+        self.calls.append(Call(begun_seconds, name, str(event["task"]), is_cold))
+        running = self._begin(idle[0], event, is_cold)
+        if self.rng.random() < self.mood.unanswered:
+            self.counts.unanswered += 1
+            await asyncio.wait([running], timeout=self.rng.uniform(0.0, 1.0))
+            raise ConnectionLostError(f"the answer of {name} is lost")
+        await asyncio.wait([running])
+        if running.cancelled():
+            raise ConnectionLostError(f"the instance of {name} was killed")
+        seconds = asyncio.get_running_loop().time() - begun_seconds
+        return Answer(result=running.result(), billed_seconds=seconds, memory_bytes=1 << 30, is_cold=is_cold)
+
+    def _begin(self, instance: Instance, event: Mapping[str, Any], is_cold: bool) -> asyncio.Task[dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+        begun_seconds = loop.time()
+        start_seconds = self.mood.cold_seconds if is_cold else self.mood.warm_seconds
+        running = instance.running = loop.create_task(instance.run(event, start_seconds))
+        self._running.add(running)
+
+        def ended(task: asyncio.Task[dict[str, Any]]) -> None:
+            self._running.discard(task)
             instance.running = None
+            if not task.cancelled():
+                task.exception()  # whoever called may not be there any more
             self.counts.calls += 1
             self.counts.cold += is_cold
-            self.counts.billed_seconds += asyncio.get_running_loop().time() - begun
-        seconds = asyncio.get_running_loop().time() - begun
-        return Answer(result=result, billed_seconds=seconds, memory_bytes=1 << 30, is_cold=is_cold)
+            self.counts.billed_seconds += loop.time() - begun_seconds
 
-    async def _run(self, instance: Instance, event: Mapping[str, Any], is_cold: bool) -> dict[str, Any]:
-        await asyncio.sleep(self.cold_seconds if is_cold else self.warm_seconds)
-        return await instance.node.run(Wake.parse(event), 900.0)
+        running.add_done_callback(ended)
+        return running
+
+    def all_instances(self) -> list[Instance]:
+        """Return all that there are."""
+        return [instance for name in sorted(self.instances) for instance in self.instances[name]]
+
+    def holds(self, name: str, instance: str | None) -> set[ShardId]:
+        """Return what an instance of a function holds; nothing if there is no such instance."""
+        return {
+            shard for each in self.instances.get(name, []) if each.instance == instance for shard in each.shelf.ids()
+        }
+
+    def kill(self, instance: Instance) -> None:
+        """Take one instance."""
+        self.instances[instance.name].remove(instance)
+        instance.kill()
 
     def reclaim(self, name: str) -> None:
         """Take all instances of a function."""
-        for instance in self.instances.pop(name, []):
-            instance.kill()
+        for instance in list(self.instances.get(name, [])):
+            self.kill(instance)
 
     async def close(self) -> None:
         """End everything."""
         for name in list(self.instances):
             self.reclaim(name)
+        while self._running:
+            await asyncio.wait(list(self._running))
         await asyncio.sleep(2.0)
 
 
 class Tier:
     """A proxy with its nodes, in virtual time; ``async with``."""
 
-    def __init__(self, config: WarmConfig | None = None, *, seed: int = 0, link: LinkConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: WarmConfig | None = None,
+        *,
+        seed: int = 0,
+        link: LinkConfig | None = None,
+        **platform: Any,
+    ) -> None:
         self.rng = random.Random(seed)
         self.network = Network(link)
-        self.platform = Platform(self.network, rng=self.rng)
+        self.platform = Platform(network=self.network, rng=self.rng, **platform)
         self.config = config or WarmConfig()
         self.proxy = self.new_proxy()
 
@@ -168,7 +282,47 @@ class Tier:
         """Return a proxy that knows nothing of what nodes hold."""
         return Proxy(self.config, SECRET, self.platform.invoke, MemoryDoor(self.network), rng=self.rng)
 
-    async def __aenter__(self) -> Tier:
+    async def replace(self, *, is_crash: bool = False) -> None:
+        """Have another proxy in the place of this one; of a crash, nodes that are frozen hear nothing."""
+        old = self.proxy
+        if is_crash:
+            for link in self.network.links:
+                link.split()
+        await old.close()
+        self.proxy = self.new_proxy()
+        await self.proxy.start()
+
+    async def kept(self, name: str, data: bytes) -> bool:
+        """Return whether an object can be read, and check that what is read are its bytes."""
+        into = bytearray(len(data))
+        found = await self.proxy.read(name, memoryview(into))
+        assert not found or into == data
+        return found
+
+    async def put(self, *objects: tuple[str, bytes]) -> None:
+        """Put objects away, and wait until they are."""
+        for name, data in objects:
+            self.proxy.offer(name, memoryview(data))
+        while self.proxy.statistics().pending_bytes:  # noqa: ASYNC110 - tests ask as everybody can
+            await asyncio.sleep(0.01)
+
+    def believed(self) -> dict[str, set[ShardId]]:
+        """Return node → shards that the proxy believes it to hold."""
+        directory, believed = self.proxy._directory, dict[str, set[ShardId]]()
+        for key in list(directory._rows):
+            row = directory._rows[key]
+            name, code = directory._name_and_code(row)
+            for position, node in enumerate(directory._cells_of(row, code)):
+                if node < 0x8000:
+                    believed.setdefault(f"warm-{node}", set()).add(ShardId(name, code.data, code.parity, position))
+        return believed
+
+    def held(self) -> dict[str, set[ShardId]]:
+        """Return node → shards that the instance holds which the proxy knows."""
+        held = {node.name: self.platform.holds(node.name, node.life.instance) for node in self.proxy._nodes}
+        return {name: shards for name, shards in held.items() if shards}
+
+    async def __aenter__(self) -> Self:
         await self.proxy.start()
         return self
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.errors import WireError
 from stoker.task_group import task_group
 from stoker.warm.connection import Connection
-from stoker.warm.fleet import Node
+from stoker.warm.fleet import Node, listed_page
 from stoker.warm.node import LISTED_AT_ONCE
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
@@ -63,10 +62,7 @@ async def _listed(peer: Connection, config: WarmConfig) -> list[ShardId]:
     shards, after = list[ShardId](), dict[str, str]()
     while True:
         reply = await peer.request(Kind.INDEX, after, timeout=config.write_seconds)
-        page = reply.head.get("shards")
-        if not isinstance(page, list):
-            raise WireError(f"a node lists {page!r:.40}, not shards")
-        shards += [ShardId.parse(each) for each in page]
-        if not (page and reply.head.get("more")):
+        shards += listed_page("a second instance", reply.head, shards, config.most_objects)
+        if not reply.head.get("more"):
             return shards
         after = {"after": shards[-1].to_text()}

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from stoker.errors import ConnectionLostError, DeadlineError, StokerError, ThrottledError, WireError
+from stoker.errors import ConnectionLostError, DeadlineError, StokerError, ThrottledError, TransientError, WireError
 from stoker.fanout import Answer
 from stoker.warm.connection import Connection, Reply
 from stoker.warm.life import Contents, Life, State
@@ -18,7 +19,7 @@ from stoker.warm.shard import ShardId
 from stoker.warm.wake import Report, Task, Wake
 from stoker.warm.wire import Head, Kind
 
-__all__ = ["Invoke", "Node", "NodeParts"]
+__all__ = ["Invoke", "Node", "NodeParts", "listed_page"]
 
 Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
 """Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.fanout.Executor.call`."""
@@ -33,7 +34,7 @@ class NodeParts:
         invoke: calls functions.
         proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
         spawn: runs something that ends by itself, in the proxy's task group.
-        billed: is told what a call came to, and what it was for.
+        billed: is told what a call came to, and what it was for; None where no answer came.
         found: is told what a node holds, each time that it has greeted or was given up.
     """
 
@@ -41,7 +42,7 @@ class NodeParts:
     invoke: Invoke
     proxy: Callable[[], tuple[str, str]]
     spawn: Callable[[Coroutine[Any, Any, None]], object]
-    billed: Callable[[Answer, Task], None]
+    billed: Callable[[Answer | None, Task], None]
     found: Callable[[Node, Contents], None]
 
 
@@ -67,6 +68,14 @@ class Node:
         self._changed = asyncio.Event()
         self._waking: asyncio.Task[ConnectionLostError | None] | None = None
         self._silent_seconds = float("-inf")
+        self._calm_seconds = float("-inf")
+        self._failed_calls = 0  # in a row
+        self._may_run = False
+        self._waiting = 0  # for it to be awake
+        self._asked = 0  # and not answered
+        self._is_called_back = False
+        self._changes = 0  # of what it holds
+        self._is_closed = False
         self._peer: asyncio.Future[Connection] | None = None
 
     # What the proxy asks of it.
@@ -89,24 +98,42 @@ class Node:
         """
         loop = asyncio.get_running_loop()
         end_seconds = loop.time() + seconds
-        connection, instance = await self._ready()
-        sent_seconds = loop.time()
+        try:
+            async with asyncio.timeout_at(end_seconds):
+                connection, instance = await self._ready()
+        except TimeoutError:
+            raise ConnectionLostError(f"{self.name} was not awake within {seconds:g} s") from None
+        sent_seconds, is_change = loop.time(), kind in (Kind.SET, Kind.DELETE)
+        self._asked += 1
         try:
             reply = await connection.request(
                 kind, head, body=body, into=into, timeout=max(0.0, end_seconds - sent_seconds)
             )
-        except DeadlineError:
-            self._was_silent(sent_seconds)
+        except BaseException as error:
+            if isinstance(error, DeadlineError):
+                self._was_silent(sent_seconds)
+            if is_change and connection is self._connection and connection.is_open:
+                self._doubt()
             raise
+        finally:
+            self._asked -= 1
+        if is_change and connection is not self._connection:
+            raise ConnectionLostError(f"{self.name} has another connection than the one that answered")
         self._heard(instance)
-        if kind in (Kind.SET, Kind.DELETE) and reply.kind is Kind.STORED:
+        self._is_called_back = False
+        if is_change and reply.kind is Kind.STORED:
             self._noted(Report.parse(_without(reply.head, "evicted")))
         return reply
 
     async def keep_warm(self) -> None:
         """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
+        if self.life.state is not State.GONE:
+            await self._call(Task.WARM)
+            return
         # One that is gone is to greet: it is not believed before.
-        await self._call(Task.SERVE if self.life.state is State.GONE else Task.WARM)
+        self._changed.clear()
+        self._parts.spawn(self._call(Task.SERVE))
+        await self._has_changed(self._parts.config.wake_seconds)
 
     async def stop(self) -> None:
         """Tell it to return."""
@@ -116,6 +143,7 @@ class Node:
 
     async def close(self) -> None:
         """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
+        self._is_closed = True
         await self.stop()
         if self._waking is not None:
             self._waking.cancel()
@@ -124,19 +152,29 @@ class Node:
             await self._connection.close()
 
     async def listed(self) -> list[ShardId] | None:
-        """Return all that it holds; None if the instance that began to tell is not the node any more."""
-        instance, listed = self.life.instance, list[ShardId]()
+        """Return all that it holds; None if the instance that began to tell is not the node any more.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, failed, or lists what cannot be.
+        """
+        while True:
+            instance, changes = self.life.instance, self._changes
+            listed = await self._list(instance)
+            if listed is None or instance is None:
+                return None
+            if self._changes == changes:  # otherwise some of it came or went behind the page that would have told
+                self.life.listed(instance)
+                return listed
+
+    async def _list(self, instance: str | None) -> list[ShardId] | None:
+        listed = list[ShardId]()
         while True:
             after = {"after": listed[-1].to_text()} if listed else {}
             reply = await self.request(Kind.INDEX, after, seconds=self._parts.config.write_seconds)
-            if self.life.instance != instance or instance is None:
+            if self.life.instance != instance:
                 return None
-            page = reply.head.get("shards")
-            if not isinstance(page, list):
-                raise WireError(f"{self.name} lists {page!r:.40}, not shards")
-            listed += [ShardId.parse(each) for each in page]
-            if not (page and reply.head.get("more")):
-                self.life.listed(instance)
+            listed += listed_page(self.name, reply.head, listed, self._parts.config.most_objects)
+            if not reply.head.get("more"):
                 return listed
 
     async def forget(self) -> None:
@@ -183,11 +221,13 @@ class Node:
     def greeted(self, connection: Connection, greeting: Head) -> None:
         """An instance has connected and knows the secret."""
         report, task = Report.parse(_without(greeting, "task")), greeting.get("task")
-        if task == Task.BACKUP and self._peer is not None and not self._peer.done():
+        is_peer, contents = task == Task.BACKUP and report.instance != self.life.instance, None
+        if is_peer and self._peer is not None and not self._peer.done():
             self._peer.set_result(connection)
             return
-        contents = self.life.greeted(report.instance, report.digest, asyncio.get_running_loop().time())
-        if contents is None or task == Task.BACKUP:
+        if not is_peer:
+            contents = self.life.greeted(report.instance, report.digest, asyncio.get_running_loop().time())
+        if contents is None:
             self._parts.spawn(_dismissed(connection, self._parts.config.ping_seconds))
             return
         if self._connection is not None:
@@ -223,46 +263,73 @@ class Node:
         Raises:
             ConnectionLostError: it is gone, or could not be woken.
         """
-        while not (self.life.may_send(asyncio.get_running_loop().time()) and self._connection is not None):
-            if self._waking is None or self._waking.done():
-                self._waking = asyncio.ensure_future(self._wake())
-            # Whoever wants it waits for the same call; one that is cancelled leaves it to the others.
-            await asyncio.wait([self._waking])
-            error = (
-                ConnectionLostError(f"{self.name} was let go") if self._waking.cancelled() else self._waking.result()
-            )
+        is_ready = self.life.may_send(asyncio.get_running_loop().time())
+        while not is_ready or self._connection is None:
+            self._waiting += 1
+            try:
+                waking = self._rouse()
+                # Whoever wants it waits for the same call; one that is cancelled leaves it to the others.
+                await asyncio.wait([waking])
+            finally:
+                self._waiting -= 1
+            error = ConnectionLostError(f"{self.name} was let go") if waking.cancelled() else waking.result()
             if error is not None:
-                raise error
+                raise ConnectionLostError(str(error))
+            is_ready = self.life.state is State.AWAKE
         return self._connection, str(self.life.instance)
 
+    def _rouse(self) -> asyncio.Task[ConnectionLostError | None]:
+        """Begin to wake it, unless that is under way."""
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.ensure_future(self._wake())
+        return self._waking
+
     async def _wake(self) -> ConnectionLostError | None:
-        """Do what it takes to have it awake; return the error if that fails."""
+        """Do what it takes to hear of it, as long as somebody wants it; return the error if that fails."""
         loop, config = asyncio.get_running_loop(), self._parts.config
-        while not self.life.may_send(loop.time()):
+        begun_seconds = loop.time()
+        while not (self.life.may_send(loop.time()) or self._is_awake_since(begun_seconds)):
             if self.life.state is State.GONE:
                 return ConnectionLostError(f"{self.name} was called {self.life.tries} times and does not come")
-            if self.life.must_ping(loop.time()) and self._connection is not None:
+            if self._is_closed or not (self._waiting or self._asked):
+                return ConnectionLostError(f"{self.name} was let go")
+            if self._connection is not None and (self._may_run or self.life.state is State.AWAKE):
                 await self._ping(self._connection)
+                continue
+            self._changed.clear()
+            pause_seconds = self._calm_seconds - loop.time() if self.life.must_invoke else 0.0
+            if pause_seconds > 0.0:
+                await self._has_changed(pause_seconds)
                 continue
             if self.life.must_invoke:
                 self._parts.spawn(self._call(Task.SERVE))
                 await asyncio.sleep(0)
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(config.wake_seconds):
-                    await self._changed.wait()
-            except TimeoutError:
+            if not await self._has_changed(config.wake_seconds):
                 self._gave_up(self.life.silent())
         return None
 
+    def _is_awake_since(self, begun_seconds: float) -> bool:
+        return self.life.state is State.AWAKE and self.life.heard_seconds >= begun_seconds
+
+    async def _has_changed(self, seconds: float) -> bool:
+        """Wait until something happens to it; return whether that was in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def _ping(self, connection: Connection) -> None:
+        self._may_run = False
         sent_seconds, instance = asyncio.get_running_loop().time(), self.life.instance
         try:
             await connection.request(Kind.PING, timeout=self._parts.config.ping_seconds)
-        except DeadlineError:
-            self._was_silent(sent_seconds)
         except StokerError:
-            await asyncio.sleep(0)  # the connection is lost: that is being told
+            if connection.is_open:
+                self._was_silent(sent_seconds)
+            else:
+                self.lost(connection)
         else:
             self._heard(str(instance))
 
@@ -276,7 +343,11 @@ class Node:
     async def _call_peer(self) -> None:
         """Call the function while its instance is busy: that makes a second one."""
         with suppress(StokerError):
-            self._parts.billed(await self._parts.invoke(self.name, self._event(Task.BACKUP)), Task.BACKUP)
+            answer = None
+            try:
+                answer = await self._parts.invoke(self.name, self._event(Task.BACKUP))
+            finally:
+                self._parts.billed(answer, Task.BACKUP)
 
     async def _call(self, task: Task) -> None:
         """Call the function and wait until it has returned."""
@@ -286,16 +357,20 @@ class Node:
         is_known = True
         try:
             answer = await self._parts.invoke(self.name, event)
-        except ThrottledError:
+        except ThrottledError as error:
+            self._failed(error)
             self.life.throttled()
         except StokerError as error:
-            self.failure = error
+            self._failed(error)
+            # If only the answer was lost, it runs on, and another call would start another instance beside it.
+            self._may_run = isinstance(error, TransientError) and self.life.state is State.AWAKE
+            self._parts.billed(None, task)
             self._gave_up(self.life.failed())
         except BaseException:
             self.life.failed()
             raise
         else:
-            self.failure = None
+            self.failure, self._failed_calls = None, 0
             self._parts.billed(answer, task)
             if task is Task.WARM:
                 is_known = self._is_as_expected(answer)
@@ -304,6 +379,8 @@ class Node:
         if not is_known:
             with suppress(StokerError):
                 await self._ready()  # so that it greets, and says what it holds
+        elif task is Task.WARM and not self.life.is_listed:
+            self._parts.found(self, Contents.UNKNOWN)  # nobody could find out so far
 
     def _event(self, task: Task) -> dict[str, Any]:
         proxy, fingerprint = self._parts.proxy()
@@ -313,8 +390,16 @@ class Node:
             fingerprint=fingerprint,
             task=task,
             linger_seconds=self._parts.config.linger_seconds,
-            dial_anew=self.life.tries > 0,
+            dial_anew=self._connection is None or self.life.tries > 0,
         ).to_event()
+
+    def _failed(self, error: StokerError) -> None:
+        """A call has failed: leave the platform alone for a while, each time longer."""
+        self.failure = error
+        least_seconds = self._parts.config.wake_seconds * 2.0 ** min(self._failed_calls, 3) / 8
+        self._failed_calls += 1
+        asked_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
+        self._calm_seconds = asyncio.get_running_loop().time() + max(least_seconds, asked_seconds or 0.0)
 
     def _is_as_expected(self, answer: Answer) -> bool:
         try:
@@ -332,7 +417,14 @@ class Node:
     def _noted(self, report: Report) -> None:
         """Take note of a digest; answers to what was asked at the same time come in any order."""
         if report.digest.term >= self.life.expected.term:
+            self._changes += report.digest != self.life.expected
             self.life.changed(report.instance, report.digest)
+
+    def _doubt(self) -> None:
+        """It may have done what it was asked and has not answered, or more than it could tell."""
+        self._changes += 1
+        self.life.doubted(str(self.life.instance))
+        self._parts.found(self, Contents.UNKNOWN)
 
     def _was_silent(self, sent_seconds: float) -> None:
         """It has not answered what was sent then. Many requests that wait at once are one silence."""
@@ -351,6 +443,29 @@ class Node:
     def _touched(self) -> None:
         self.contact_seconds = asyncio.get_running_loop().time()
         self._changed.set()
+        # What was asked while it said that it goes lies on its socket: it is answered when it is called again. One that
+        # goes again before it has answered anything is left alone.
+        is_cut_short = self._asked and self._connection is not None and self.life.state is State.SLEEPING
+        if is_cut_short and not (self._is_called_back or self._is_closed):
+            self._is_called_back = True
+            self._rouse()
+
+
+def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
+    """Return the shards of an answer to INDEX, behind those of the answers before.
+
+    Raises:
+        WireError: it is no such answer, has shards out of their order, or is one too many.
+    """
+    page = head.get("shards")
+    if not isinstance(page, list) or (head.get("more") and not page):
+        raise WireError(f"{name} lists {page!r:.40}, not shards")
+    shards = [ShardId.parse(each) for each in page]
+    if any(one >= other for one, other in pairwise([*before[-1:], *shards])):
+        raise WireError(f"{name} lists shards that are not in their order")
+    if len(before) + len(shards) > most:
+        raise WireError(f"{name} lists more than {most} shards")
+    return shards
 
 
 def _without(head: Head, name: str) -> dict[str, Any]:

@@ -8,15 +8,17 @@ nodes have lost is written again, from the bytes that have just been read. Nothi
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import random
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from stoker.errors import StokerError, StoreError, TransientError, WireError
+from stoker.errors import ServerError, StokerError, StoreError, TransientError, WireError
 from stoker.fanout import Answer
 from stoker.task_group import task_group
 from stoker.threads import in_thread
@@ -60,7 +62,7 @@ class ProxyStatistics:
         rebuilt: lost shards that were written again.
         backed_up: shards that were copied to a second instance.
         stored: objects that were put away.
-        declined: objects that were offered and not taken: too many waited, or there is no room.
+        declined: objects that were offered and not taken: too many waited, there is no room, or nodes failed.
         evicted: objects that went for others.
         pending_bytes: copies that wait to be written.
         objects: that are known.
@@ -101,6 +103,14 @@ class _Tally:
     declined: int = 0
     evicted: int = 0
     pending_bytes: int = 0
+
+
+class _Got(enum.Enum):
+    """What became of asking for a shard: it is whole, or is not where it was believed to be, or cannot be had now."""
+
+    WHOLE = enum.auto()
+    LOST = enum.auto()
+    NOTHING = enum.auto()
 
 
 class Clients(Protocol):
@@ -186,7 +196,7 @@ class Proxy:
                 group.create_task(connection.close())
         for task in list(self._tasks):
             task.cancel()
-        if self._tasks:
+        while self._tasks:
             await asyncio.wait(list(self._tasks))
 
     def statistics(self) -> ProxyStatistics:
@@ -294,7 +304,7 @@ class Proxy:
         code, views = found.code, _views(found.code, into)
         parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
         targets = [*views, *parity.values()]
-        asked: dict[asyncio.Task[bool], int] = {}
+        asked: dict[asyncio.Task[_Got], int] = {}
         whole = {at for at, view in enumerate(targets) if not len(view)}
         lost = [at for at, node in enumerate(found.nodes) if node < 0 and at not in whole]
         async with task_group() as group:
@@ -303,22 +313,13 @@ class Proxy:
                     shard = ShardId(name, code.data, code.parity, at)
                     asked[group.create_task(self._read_shard(self._nodes[node], shard, targets[at]))] = at
             waiting = set(asked)
-            deadline = asyncio.get_running_loop().time() + self.config.read_seconds
             while len(whole) < code.data <= len(whole) + len(waiting):
-                left_seconds = max(0.0, deadline - asyncio.get_running_loop().time())
-                done, waiting = await asyncio.wait(waiting, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    break
-                for each in done:
-                    if each.result():
-                        whole.add(asked[each])
-                    else:
-                        lost.append(asked[each])
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                whole |= {asked[each] for each in done if each.result() is _Got.WHOLE}
+                lost += [asked[each] for each in done if each.result() is _Got.LOST]
             for each in waiting:
                 each.cancel()
         if len(whole) < code.data:
-            if len(lost) > code.parity:
-                self._delete(self._directory.forget(name))
             return None
         self._tally.late += len(waiting)
         missing = [at for at in range(code.data) if at not in whole]
@@ -331,21 +332,24 @@ class Proxy:
                 await in_thread(lambda _: restore(code, len(into), into, here, missing))
         return lost
 
-    async def _read_shard(self, node: Node, shard: ShardId, into: memoryview) -> bool:
-        """Fill ``into`` with a shard; return whether it is there and whole."""
+    async def _read_shard(self, node: Node, shard: ShardId, into: memoryview) -> _Got:
+        """Fill ``into`` with a shard, if it can be had in time."""
         try:
             reply = await node.request(
                 Kind.GET, {"shard": shard.to_text()}, into=into, seconds=self.config.read_seconds
             )
+        except ServerError:
+            pass  # it has answered: that it cannot
         except StoreError:
-            return False
-        if reply.kind is Kind.FOUND:
-            if reply.body_bytes == len(into) and shard.checksum(into) == reply.head.get("crc32c"):
-                return True
-            self._tally.corrupt += 1
+            return _Got.NOTHING
+        else:
+            if reply.kind is Kind.FOUND:
+                if reply.body_bytes == len(into) and shard.checksum(into) == reply.head.get("crc32c"):
+                    return _Got.WHOLE
+                self._tally.corrupt += 1
+        if self._directory.dropped(node.number, shard):
             self._doom(node.number, shard)
-        self._directory.dropped(node.number, shard)
-        return False
+        return _Got.LOST
 
     # Writing.
 
@@ -385,36 +389,36 @@ class Proxy:
     def _write_behind(self, name: str, code: Code, data: bytes | bytearray) -> None:
         self._writing.add(name)
         self._tally.pending_bytes += len(data)
-        self._spawn(self._write(name, code, data))
+        writing = self._spawn(self._write(name, code, data))
+        writing.add_done_callback(lambda _: self._written(name, len(data)))
+
+    def _written(self, name: str, size_bytes: int) -> None:
+        self._writing.discard(name)
+        self._tally.pending_bytes -= size_bytes
 
     async def _write(self, name: str, code: Code, data: bytes | bytearray) -> None:
         """Write the shards of an object that are nowhere."""
-        try:
-            async with self._writes:
-                is_new = self._directory.find(name) is None
-                await self._wake_unknown()
-                placement = self._directory.place(name, code, self._rng)
-                if placement is None:
-                    self._tally.declined += 1
-                    return
-                self._tally.evicted += len({held.shard.object for held in placement.evicted})
-                self._delete(placement.evicted)
-                shards = await self._encoded(code, data, placement.nodes)
-                async with task_group() as group:
-                    tasks = [
-                        group.create_task(
-                            self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at])
-                        )
-                        for at, node in placement.nodes.items()
-                    ]
-                written = sum(task.result() for task in tasks)
-                if is_new:
-                    self._tally.stored += self._directory.find(name) is not None
-                else:
-                    self._tally.rebuilt += written
-        finally:
-            self._writing.discard(name)
-            self._tally.pending_bytes -= len(data)
+        async with self._writes:
+            is_new = self._directory.find(name) is None
+            await self._wake_unknown()
+            placement = self._directory.place(name, code, self._rng)
+            if placement is None:
+                self._tally.declined += 1
+                return
+            self._tally.evicted += len({held.shard.object for held in placement.evicted})
+            self._delete(placement.evicted)
+            shards = await self._encoded(code, data, placement.nodes)
+            async with task_group() as group:
+                tasks = [
+                    group.create_task(self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at]))
+                    for at, node in placement.nodes.items()
+                ]
+            if not is_new:
+                self._tally.rebuilt += sum(task.result() for task in tasks)
+            elif self._directory.find(name) is not None:
+                self._tally.stored += 1
+            else:
+                self._tally.declined += 1
 
     async def _encoded(self, code: Code, data: bytes | bytearray, wanted: Iterable[int]) -> dict[int, memoryview]:
         """Return the shards of an object, by position; parity only if it is wanted."""
@@ -437,8 +441,8 @@ class Proxy:
                 seconds=self.config.write_seconds,
             )
             if reply.kind is Kind.STORED:
-                for evicted in reply.head.get("evicted", ()):
-                    self._directory.dropped(number, ShardId.parse(evicted))
+                for evicted in _evicted(reply.head):
+                    self._directory.dropped(number, evicted)
                 if self._directory.stored(number, shard):
                     return True
                 self._doom(number, shard)
@@ -506,12 +510,11 @@ class Proxy:
         self._doomed.setdefault(node, set()).add(shard)
 
     async def _delete_doomed(self, node: Node) -> None:
-        while doomed := self._doomed.pop(node.number, None):
-            page = [doomed.pop() for _ in range(min(len(doomed), LISTED_AT_ONCE))]
-            if doomed:
-                self._doomed.setdefault(node.number, set()).update(doomed)
+        while doomed := self._doomed.get(node.number):
+            page = list(islice(doomed, LISTED_AT_ONCE))
             head = {"shards": [shard.to_text() for shard in page]}
             await node.request(Kind.DELETE, head, seconds=self.config.write_seconds)
+            doomed.difference_update(page)
 
     # Nodes and their connections.
 
@@ -587,11 +590,15 @@ class Proxy:
             return
         if shards is None:
             return
-        _, strange = self._directory.listed(node.number, shards)
-        for shard in strange:
+        doomed = self._doomed.pop(node.number, set())
+        _, strange = self._directory.listed(node.number, [shard for shard in shards if shard not in doomed])
+        for shard in (*doomed.intersection(shards), *strange):
             self._doom(node.number, shard)
 
-    def _billed(self, answer: Answer, task: Task) -> None:
+    def _billed(self, answer: Answer | None, task: Task) -> None:
+        if answer is None:
+            self.meter.lost()
+            return
         self.meter.called(
             Purpose(str(task)),
             billed_seconds=answer.billed_seconds,
@@ -604,6 +611,9 @@ class Proxy:
         task = asyncio.get_running_loop().create_task(_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # if it never began
+        if self._is_closed:
+            task.cancel()
         return task
 
 
@@ -618,6 +628,14 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         _log.warning("the warm tier goes on without: %s", error)
     except Exception:  # noqa: BLE001 - a task's boundary
         _log.exception("the warm tier goes on without")
+
+
+def _evicted(head: Head) -> list[ShardId]:
+    """Return what a node says has gone for a shard."""
+    evicted = head.get("evicted")
+    if not isinstance(evicted, list):
+        raise WireError(f"a node says that {evicted!r:.40} went for a shard")
+    return [ShardId.parse(each) for each in evicted]
 
 
 def _views(code: Code, data: memoryview) -> list[memoryview]:

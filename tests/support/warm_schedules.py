@@ -1,0 +1,398 @@
+"""Random fault schedules of a warm tier: nodes that die, freeze, lie and multiply, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from typing import Any
+
+from stoker.clock import run_virtual
+from stoker.errors import StoreError
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.ring import Ring
+from stoker.tier import ObjectRef
+from stoker.warm.code import Code
+from stoker.warm.connection import Answer
+from stoker.warm.node import NodeServer
+from stoker.warm.settings import WarmConfig
+from stoker.warm.shard import ShardId
+from stoker.warm.tier import WarmTier
+from stoker.warm.wake import Report, Wake
+from stoker.warm.wire import Head, Kind
+from support.faulty_store import FaultyStore, Weather, pin
+from support.warm_platform import Instance, Mood, Platform, Tier, named
+from support.warm_wires import End, LinkConfig
+
+__all__ = ["FAULTS", "LIES", "Liar", "WarmRun", "play"]
+
+FAULTS = (
+    "kill", "reclaim", "freeze", "cut", "split", "restart", "crash", "throttle", "fail", "unanswered", "slow start",
+    "slow link", "lie",
+)  # fmt: skip
+LIES = (
+    "bytes", "checksum", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
+    "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets", "says bye", "is another",
+    "is silent",
+)  # fmt: skip
+_POISON = 0xEE
+
+
+class Liar(NodeServer):
+    """A node with a defect, if there is a lie that it tells."""
+
+    lie = ""
+
+    @property
+    def report(self) -> Report:
+        report = super().report
+        if self.lie == "digest":
+            digest = report.digest._replace(hash=report.digest.hash ^ 1)
+            return Report(
+                instance=report.instance,
+                digest=digest,
+                held_bytes=report.held_bytes,
+                limit_bytes=report.limit_bytes,
+            )
+        return report
+
+    async def run(self, wake: Wake, seconds: float) -> dict[str, Any]:
+        if self.lie == "is another":
+            wake = Wake.parse({**wake.to_event(), "node": "warm-0"})
+        return await super().run(wake, seconds)
+
+    async def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+        if self.lie == "is silent" and kind is not Kind.PING:
+            await asyncio.sleep(1e6)
+        if self.lie == "failed":
+            raise StoreError("no")
+        if self.lie == "says bye" and self._connection is not None and self._connection.is_open:
+            self._connection.notify(Kind.BYE, self.report.to_json())
+        answer = await super()._answer(kind, head, body)
+        return self._lying(answer, head) if self.lie else answer
+
+    def _lying(self, answer: Answer, head: Head) -> Answer:
+        kind, said, parts = answer
+        if kind is Kind.FOUND:
+            return self._found(answer, head)
+        if kind is Kind.LISTED:
+            shards = said["shards"]
+            assert isinstance(shards, list)
+            if self.lie == "lists nonsense":
+                return kind, {"shards": ["x", 1], "more": 1}, ()
+            if self.lie == "lists for ever" and shards:
+                return kind, {"shards": shards, "more": 1}, ()
+            if self.lie == "lists too much" and shards:
+                claimed = {ShardId.parse(each) for each in shards}
+                claimed |= {ShardId(each.object, each.data, each.parity, 0) for each in claimed}
+                return kind, {"shards": [each.to_text() for each in sorted(claimed)], "more": 0}, ()
+        if kind is Kind.STORED and "evicted" in said:
+            if self.lie == "forgets":
+                for shard in self._shelf.ids():
+                    self._shelf.delete(shard)
+            if self.lie == "refuses":
+                return Kind.REFUSED, {"reason": "too large"}, ()
+            if self.lie == "evicts all":
+                return kind, {**said, "evicted": [each.to_text() for each in self._shelf.ids()]}, ()
+            if self.lie == "evicts nonsense":
+                return kind, {**said, "evicted": [1, {}] if len(self._shelf) % 2 else 7}, ()
+        return kind, said, parts
+
+    def _found(self, answer: Answer, head: Head) -> Answer:
+        kind, said, parts = answer
+        payload = bytearray(b"".join(parts))
+        if self.lie == "bytes" and payload:
+            payload[-1] ^= 1
+        elif self.lie == "short":
+            del payload[len(payload) // 2 :]
+        elif self.lie == "checksum":
+            crc = said["crc32c"]
+            assert isinstance(crc, int)
+            said = {"crc32c": crc ^ 1}
+        elif self.lie == "missing":
+            return Kind.MISSING, {}, ()
+        elif self.lie == "other kind":
+            return Kind.LISTED, {"shards": [], "more": 0}, ()
+        elif self.lie == "other shard":
+            wanted = ShardId.parse(head["shard"])
+            others = [each for each in self._shelf.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
+            if others and (other := self._shelf.get(others[0])) is not None:
+                payload, said = bytearray(other.payload), {"crc32c": other.crc32c}
+        return kind, said, (payload,)
+
+
+class _Keeper:
+    """Whichever proxy there is."""
+
+    def __init__(self, run: WarmRun) -> None:
+        self.run = run
+
+    async def read(self, name: str, into: memoryview) -> bool:
+        return await self.run.tier.proxy.read(name, into)
+
+    def offer(self, name: str, data: memoryview) -> None:
+        self.run.tier.proxy.offer(name, data)
+
+    async def close(self) -> None:
+        pass
+
+
+class WarmRun:
+    """One random schedule: nodes, a proxy, readers of a few objects, and whatever goes wrong.
+
+    Attributes:
+        counts: what happened, by name.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        code = rng.choice([Code(2, 1), Code(2, 1), Code(2, 1), Code(1, 1), Code(2, 2), Code(2, 0)])
+        self.config = WarmConfig(
+            nodes=code.shards + rng.choice([0, 0, 1, 2]),
+            code=code,
+            linger_seconds=rng.choice([0.05, 0.05, 0.25]),
+            keep_warm_seconds=8.0,
+            backup_seconds=rng.choice([None, None, None, 6.0]),
+            ping_seconds=0.1,
+            wake_seconds=1.0,
+            fresh_seconds=rng.choice([0.0, 0.2, 1.0]),
+            read_seconds=2.0,
+            write_seconds=3.0,
+            pending_bytes=rng.choice([4000, 1 << 20]),
+        )
+        link = LinkConfig(
+            latency_seconds=rng.choice([0.0005, 0.005, 0.02]),
+            bytes_per_second=rng.choice([None, None, 1e6]),
+            window_bytes=rng.choice([1 << 10, 256 << 10]),
+            segment_bytes=rng.choice([97, 64 << 10]),
+        )
+        shelf_bytes = rng.choice([5000, 12_000, 1 << 20])
+        self.tier = Tier(self.config, seed=rng.getrandbits(32), link=link, shelf_bytes=shelf_bytes, node_type=Liar)
+        sizes = [rng.choice([1, 37, 700, 3000, 3000, rng.randrange(1, 8000)]) for _ in range(6)]
+        self.bodies = {f"k{number}": random.Random(number).randbytes(size) for number, size in enumerate(sizes)}
+        self.objects = [named(number, size) for number, size in enumerate(sizes)]
+        self.faults = rng.sample(FAULTS, rng.randint(1, 5)) if rng.random() < 0.95 else []
+        self.is_over = False
+        self.memory: list[bytearray] = []
+
+    @property
+    def platform(self) -> Platform:
+        return self.tier.platform
+
+    async def play(self) -> None:
+        """Play it to its end, and check what must hold."""
+        errors = list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        fetches = self.rng.random() < 0.3
+        async with self.tier:
+            async with asyncio.TaskGroup() as group:
+                wrong = group.create_task(self._do_wrong())
+                async with asyncio.TaskGroup() as readers:
+                    for number in range(2):
+                        rng = random.Random(self.rng.random())
+                        readers.create_task(self._fetch(rng, number) if fetches else self._read(rng))
+                wrong.cancel()
+            await self._calm()
+            self._check_beliefs()
+            self._check_statistics()
+            proxy = self.tier.proxy
+        assert proxy.statistics().pending_bytes == 0
+        assert (len(proxy._tasks), len(proxy._writing), len(proxy._connections)) == (0, 0, 0)
+        assert all(memory.count(_POISON) == len(memory) for memory in self.memory), "somebody wrote after the end"
+        assert not errors, errors
+        self.counts["calls"] += self.platform.counts.calls
+
+    # What uses the tier.
+
+    async def _read(self, rng: random.Random) -> None:
+        for _ in range(rng.randint(2, 9)):
+            name, data = rng.choice(self.objects)
+            into = bytearray(len(data))
+            reading = asyncio.ensure_future(self._read_once(name, into))
+            if rng.random() < 0.15:
+                await asyncio.sleep(rng.choice([0.0, 0.005, rng.random()]))
+                reading.cancel()
+            await asyncio.wait([reading])
+            if reading.cancelled():
+                self.counts["cancelled"] += 1
+            elif reading.result():
+                assert into == data, "wrong bytes were delivered"
+                self.counts["found"] += 1
+            else:
+                self.counts["not found"] += 1
+                self.tier.proxy.offer(name, memoryview(bytearray(data)))
+            self._poison(into)
+            await asyncio.sleep(rng.choice([0.0, 0.01, self.config.linger_seconds, rng.uniform(0.0, 3.0)]))
+
+    async def _read_once(self, name: str, into: bytearray) -> bool:
+        loop = asyncio.get_running_loop()
+        begun_seconds = loop.time()
+        found = await self.tier.proxy.read(name, memoryview(into))
+        assert loop.time() - begun_seconds <= self.config.read_seconds + 0.01, "a read took too long"
+        return found
+
+    async def _fetch(self, rng: random.Random, number: int) -> None:
+        """Read through a fetcher, with the bucket behind it."""
+        weather = Weather(probability=rng.choice([{}, {"error": 0.1, "corrupt": 0.1, "reset": 0.1, "stall": 0.02}]))
+        store = FaultyStore(self.bodies, weather=weather, seed=number)
+        ring = Ring(4, 8192)
+        refs: list[ObjectRef] = pin(self.bodies)
+        fetcher = Fetcher(
+            store,
+            ring=ring,
+            rng=rng,
+            config=FetchConfig(deadline_seconds=600.0, attempt_seconds=4.0, attempts=24),
+            warm=WarmTier(_Keeper(self)),
+        )
+        for _ in range(rng.randint(2, 9)):
+            ref = rng.choice(refs)
+            slot = await fetcher.fetch(ref)
+            assert bytes(ring.view(slot, ref.size_bytes)) == self.bodies[ref.key], "wrong bytes were fetched"
+            self.counts["fetched"] += 1
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.uniform(0.0, 1.0))
+            assert bytes(ring.view(slot, ref.size_bytes)) == self.bodies[ref.key], "somebody wrote after the end"
+            ring.release(slot)
+        assert (ring.statistics().free, store.active) == (ring.slots, 0), "something was left behind"
+        self.counts["from the tier"] += fetcher.stats.tier_hits.get("warm", 0)
+
+    def _poison(self, memory: bytearray) -> None:
+        memory[:] = bytes([_POISON]) * len(memory)
+        self.memory.append(memory)
+
+    # What goes wrong.
+
+    async def _do_wrong(self) -> None:
+        while True:
+            await asyncio.sleep(self.rng.expovariate(1.0))
+            if self.faults:
+                await self._fault(self.rng.choice(self.faults))
+
+    async def _fault(self, fault: str) -> None:
+        rng, instances = self.rng, self.platform.all_instances()
+        for_seconds = rng.choice([0.05, 0.5, 3.0])
+        instance = rng.choice(instances) if instances else None
+        match fault:
+            case "restart" | "crash":
+                await self.tier.replace(is_crash=fault == "crash")
+            case "throttle":
+                await self._mood(Mood(throttled=rng.choice([0.3, 1.0])), for_seconds)
+            case "fail":
+                await self._mood(Mood(failed=rng.choice([0.3, 1.0])), for_seconds)
+            case "unanswered":
+                await self._mood(Mood(unanswered=rng.choice([0.3, 1.0])), for_seconds)
+            case "slow start":
+                await self._mood(Mood(cold_seconds=3.0, warm_seconds=0.7), for_seconds)
+            case "split":
+                await self._split(for_seconds)
+            case _ if instance is not None:
+                await self._harm(instance, fault, for_seconds)
+        self.counts[fault] += 1
+
+    async def _harm(self, instance: Instance, fault: str, for_seconds: float) -> None:
+        rng = self.rng
+        match fault:
+            case "kill" if instance.running is not None:
+                self.platform.kill(instance)
+            case "reclaim":
+                self.platform.reclaim(instance.name)
+            case "freeze":
+                instance.freeze()
+                await asyncio.sleep(for_seconds)
+                instance.thaw()
+            case "cut":
+                end: End | None = rng.choice(instance.ends) if instance.ends else None
+                if end is not None:
+                    end = rng.choice(end._link.ends)
+                    end.cut_after(end.sent_bytes + rng.choice([0, 1, rng.randrange(100), rng.randrange(4000)]))
+            case "slow link":
+                config = LinkConfig(latency_seconds=rng.choice([0.1, 1.5]), bytes_per_second=rng.choice([None, 500.0]))
+                instance.link = config
+                for end in instance.ends:
+                    end._link.config = config
+            case "lie":
+                assert isinstance(instance.node, Liar)
+                instance.node.lie = rng.choice(LIES)
+                self.counts[f"lie: {instance.node.lie}"] += 1
+
+    async def _mood(self, mood: Mood, for_seconds: float) -> None:
+        self.platform.mood = mood
+        await asyncio.sleep(for_seconds)
+        self.platform.mood = Mood()
+
+    async def _split(self, for_seconds: float) -> None:
+        """Nobody gets through, and nobody is told."""
+        for link in self.tier.network.links:
+            link.split()
+        self.platform.is_split = True
+        await asyncio.sleep(for_seconds)
+        self.platform.is_split = False
+
+    async def _calm(self) -> None:
+        """Let nodes work again, and wait until all have been called to keep them warm."""
+        self.platform.mood, self.platform.is_split = Mood(), False
+        for instance in self.platform.all_instances():
+            instance.thaw()
+            instance.link = None
+            for end in instance.ends:
+                end._link.config = self.tier.network.config
+            if isinstance(instance.node, Liar) and instance.node.lie:
+                self.platform.kill(instance)
+        await asyncio.sleep(2.5 * self.config.keep_warm_seconds)
+
+    # What must hold.
+
+    def _check_beliefs(self) -> None:
+        """After quiet time the proxy believes of each node what it holds."""
+        believed, held = self.tier.believed(), self.tier.held()
+        for name, shards in believed.items():
+            unfounded = shards - held.get(name, set())
+            assert not unfounded, f"{name} does not hold {[each.to_text() for each in unfounded]}"
+
+    def _check_statistics(self) -> None:
+        found = self.tier.proxy.statistics()
+        assert found.pending_bytes == 0
+        assert sum(found.nodes.values()) == self.config.nodes
+        assert found.objects <= len(self.objects)
+        assert found.held_bytes <= found.limit_bytes
+        self.counts.update(
+            {
+                name: getattr(found, name)
+                for name in ("restored", "late", "corrupt", "rebuilt", "backed_up", "stored", "declined", "evicted")
+            }
+        )
+
+
+class _Complaints(logging.Handler):
+    """What the tier logs as a defect of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def play(seed: int) -> WarmRun:
+    """Play one schedule to its end and return it.
+
+    Raises:
+        AssertionError: something wrong was delivered, believed or left behind (also in a group).
+    """
+
+    async def main() -> WarmRun:
+        run = WarmRun(seed)
+        await run.play()
+        return run
+
+    complaints, logger = _Complaints(), logging.getLogger("stoker.warm")
+    logger.addHandler(complaints)
+    try:
+        run = run_virtual(main())
+    finally:
+        logger.removeHandler(complaints)
+    assert not complaints.records, [record.getMessage() for record in complaints.records]
+    return run
