@@ -140,3 +140,32 @@ variable "gpu" {
   type        = string
   default     = "nvidia-l4"
 }
+
+variable "warm_nodes" {
+  description = "How many nodes the warm tier has; 0 for no warm tier."
+  type        = number
+  default     = 0
+
+  validation {
+    condition     = var.warm_nodes >= 0 && var.warm_nodes <= 400 && floor(var.warm_nodes) == var.warm_nodes
+    error_message = "There are 0 to 400 nodes."
+  }
+}
+
+variable "warm_subnetwork" {
+  description = "The subnetwork through which nodes reach the proxy at a private address; empty for public addresses only."
+  type        = string
+  default     = ""
+}
+
+variable "warm_secret" {
+  description = "The secret in Secret Manager that nodes and proxy share."
+  type        = string
+  default     = "stoker-warm-secret"
+}
+
+variable "warm_secret_version" {
+  description = "Its version; naming a number makes a new secret a change that is deployed, and can be taken back."
+  type        = string
+  default     = "latest"
+}

@@ -15,7 +15,10 @@ from hcl2.utils import SerializationOptions
 
 from stoker.access_token import DATASET_NAME
 from stoker.pack.known import REMEMBERED_SECONDS
+from stoker.sizes import parse_bytes
+from stoker.warm.settings import WarmConfig
 from stoker_functions import gcp
+from stoker_functions.executors.gcf import size_of
 from stoker_functions.settings import INGEST_KINDS, Ingest, Settings
 from support.function_rights import RIGHTS
 
@@ -165,7 +168,7 @@ def test_every_function_is_there_with_an_account_of_its_own(
     (template,) = service["template"]
     assert template["service_account"] == "${google_service_account.function[each.key].email}"
     assert template["containers"][0]["image"] == "${var.image}"
-    assert len({body["account_id"] for body in resources["google_service_account"].values()}) == 5
+    assert len({body["account_id"] for body in resources["google_service_account"].values()}) == 6
     assert resources["google_cloud_run_v2_job"]["trainer"]["template"][0]["template"][0]["service_account"] == (
         "${google_service_account.trainer.email}"
     )
@@ -244,9 +247,8 @@ def test_the_keys_of_tokens_come_from_secret_manager(resources: dict[str, Blocks
 
 
 def test_the_environment_of_a_function_is_one_that_it_understands(functions: dict[str, dict[str, Any]]) -> None:
-    text = (FOLDER / "functions.tf").read_text()
-    for name in {*re.findall(r"\bSTOKER_[A-Z_]+\b", text)}:
-        assert name in _known_variables()
+    text = "".join((FOLDER / name).read_text() for name in ("functions.tf", "warm.tf"))
+    assert {*re.findall(r"\bSTOKER_[A-Z_]+\b", text)} <= _known_variables()
     for function in functions.values():
         assert 1 <= function["timeout_seconds"] <= 3600
         Settings.from_environment({"STOKER_TIMEOUT_SECONDS": str(function["timeout_seconds"])})
@@ -263,6 +265,84 @@ def _known_variables() -> set[str]:
 
     Settings.from_environment(Environment())
     return read
+
+
+@pytest.fixture(scope="module")
+def warm() -> dict[str, Any]:
+    """How large each node of the warm tier is."""
+    (tables,) = parsed(FOLDER / "warm.tf")["locals"]
+    size: dict[str, Any] = tables["warm"]
+    return size
+
+
+def test_a_node_does_one_thing_at_a_time_and_has_a_second_instance_for_back_ups(
+    resources: dict[str, Blocks], warm: dict[str, Any]
+) -> None:
+    assert (warm["concurrency"], warm["instances"], warm["timeout_seconds"]) == (1, 2, 3600)
+    service = resources["google_cloud_run_v2_service"]["warm"]
+    (template,) = service["template"]
+    assert template["max_instance_request_concurrency"] == "${local.warm.concurrency}"
+    assert template["scaling"] == [{"min_instance_count": 0, "max_instance_count": "${local.warm.instances}"}]
+    assert template["timeout"] == "${local.warm.timeout_seconds}s"
+    (container,) = template["containers"]
+    assert container["image"] == "${var.image}"
+    assert container["resources"][0]["limits"] == {
+        "cpu": "${tostring(local.warm.cpu)}",
+        "memory": "${local.warm.memory}",
+    }
+    assert container["resources"][0]["cpu_idle"] is True  # else it would be billed all the time
+
+
+def test_a_node_is_called_and_billed_as_what_it_is(resources: dict[str, Blocks], warm: dict[str, Any]) -> None:
+    (tables,) = parsed(FOLDER / "warm.tf")["locals"]
+    assert tables["warm_nodes"] == '${toset([for number in range(var.warm_nodes) : "warm-${number}"])}'
+    assert WarmConfig().name_of(7) == "warm-7"
+    assert resources["google_cloud_run_v2_service"]["warm"]["name"] == "${var.prefix}-${each.key}"
+    assert size_of("warm-7") == (parse_bytes(warm["memory"] + "B"), float(warm["cpu"]))
+    assert callable(gcp.warm_node)
+    assert 'FUNCTION_TARGET        = "warm_node"' in (FOLDER / "warm.tf").read_text()
+
+
+def test_there_are_no_nodes_unless_they_are_asked_for(resources: dict[str, Blocks]) -> None:
+    variables = {name: body for block in parsed(FOLDER / "variables.tf")["variable"] for name, body in block.items()}
+    assert variables["warm_nodes"]["default"] == 0
+    for kind in ("google_cloud_run_v2_service", "google_cloud_run_v2_service_iam_member"):
+        name = {"google_cloud_run_v2_service": "warm"}.get(kind, "calls_nodes")
+        assert resources[kind][name]["for_each"] == "${local.warm_nodes}"
+    assert "var.warm_nodes > 0" in resources["google_secret_manager_secret_iam_member"]["warm"]["for_each"]
+
+
+def test_a_node_may_do_nothing_and_only_the_trainer_calls_it(resources: dict[str, Blocks]) -> None:
+    account = "google_service_account.warm."
+    granted = {name for name, body in bodies(resources) if "_iam_" in name and account in json.dumps(body)}
+    assert granted == {"google_secret_manager_secret_iam_member.warm"}
+    service = resources["google_cloud_run_v2_service"]["warm"]
+    assert service["template"][0]["service_account"] == "${google_service_account.warm.email}"
+    assert not service.get("invoker_iam_disabled")
+    callers = {
+        (name, body["role"], body["member"])
+        for name, body in resources["google_cloud_run_v2_service_iam_member"].items()
+        if "google_cloud_run_v2_service.warm" in json.dumps(body)
+    }
+    assert callers == {("calls_nodes", "roles/run.invoker", "${google_service_account.trainer.member}")}
+
+
+def test_the_secret_of_the_warm_tier_comes_from_secret_manager(resources: dict[str, Blocks]) -> None:
+    (template,) = resources["google_cloud_run_v2_service"]["warm"]["template"]
+    (secret,) = template["containers"][0]["env"]
+    assert secret["name"] == "STOKER_WARM_SECRET"
+    (reference,) = secret["value_source"][0]["secret_key_ref"]
+    assert reference == {"secret": "${var.warm_secret}", "version": "${var.warm_secret_version}"}
+    assert resources["google_secret_manager_secret_iam_member"]["warm"]["role"] == "roles/secretmanager.secretAccessor"
+
+
+def test_nodes_are_in_a_private_network_if_one_is_named(resources: dict[str, Blocks]) -> None:
+    (template,) = resources["google_cloud_run_v2_service"]["warm"]["template"]
+    ((access,),) = ([each["vpc_access"] for each in template["dynamic"]],)
+    assert access["for_each"] == '${var.warm_subnetwork == "" ? [] : [var.warm_subnetwork]}'
+    (content,) = access["content"]
+    assert content["egress"] == "PRIVATE_RANGES_ONLY"
+    assert content["network_interfaces"][0]["subnetwork"] == "${vpc_access.value}"
 
 
 def test_schedules_reach_the_functions_with_an_account_of_their_own(resources: dict[str, Blocks]) -> None:
