@@ -17,8 +17,11 @@ from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
 from stoker.access_token import DATASET_NAME
+from stoker.warm.settings import WarmConfig
+from stoker.warm.wake import Task, Wake
 from stoker_functions.events import CommitEvent, CompactEvent
 from stoker_functions.settings import Settings
+from stoker_functions.warm_node import shelf_bytes
 from support.cloud_template import Statement, Template
 from support.function_rights import RIGHTS
 
@@ -83,6 +86,29 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Template:
     ingest = json.dumps({"dataset": "train", "kind": "webdataset"})
     params = {"serveToken": "enabled", "tokenSecretVersion": "v-1", "ingest": ingest, "commitRate": "rate(1 minute)"}
     return packaged(tmp_path_factory.mktemp("public"), **params)
+
+
+NODES = 3
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """What is deployed with a warm tier in a private network, and a schedule that keeps it."""
+    installed()
+    network = {
+        "warmVpc": "vpc-1a2b3c4d",
+        "warmSubnets": "subnet-1a2b3c4d,subnet-5e6f7a8b",
+        "warmTrainerGroup": "sg-1a2b3c4d",
+    }
+    params = {"warmNodes": str(NODES), "warmRate": "rate(5 minutes)", "warmSecretVersion": "v-2", **network}
+    return packaged(tmp_path_factory.mktemp("warm"), **params)
+
+
+@pytest.fixture(scope="module")
+def open_warm(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    """What is deployed with a warm tier of many nodes that reaches public addresses."""
+    installed()
+    return packaged(tmp_path_factory.mktemp("open"), warmNodes="130", warmMemory="1024")
 
 
 def function_of(template: Template, name: str) -> dict[str, Any]:
@@ -374,9 +400,132 @@ def test_callers_may_invoke_and_read_and_train_and_no_more(template: Template) -
     assert rights["TrainPolicy"]["s3:PutObject"] == {"arn:aws:s3:::acme-data/runs/*"}
 
 
+def nodes_of(template: Template) -> list[dict[str, Any]]:
+    return [function_of(template, WarmConfig().name_of(number)) for number in range(NODES)]
+
+
+def test_there_are_as_many_nodes_as_are_asked_for_under_the_names_by_which_the_proxy_calls_them(
+    template: Template, warm: Template, open_warm: Template
+) -> None:
+    def nodes(of: Template) -> set[str]:
+        return {each["FunctionName"] for each in of.of_type("AWS::Lambda::Function").values()} - {
+            f"stoker-{name}" for name in FUNCTIONS
+        }
+
+    assert not nodes(template)
+    assert "arm" not in "".join(name for name in template.resources if "Alarm" not in name)
+    for of, count in ((warm, NODES), (open_warm, 130)):
+        assert nodes(of) == {f"stoker-{WarmConfig().name_of(number)}" for number in range(count)}
+        assert len(of.resources) < 500, "more CloudFormation does not take"
+
+
+def test_cfn_lint_finds_nothing_in_a_warm_tier(warm: Template) -> None:
+    found = lint(warm.text, config=ManualArgs(regions=["us-east-1"], ignore_checks=["W3005"]))
+    assert [f"{match.rule.id} {match.message} {match.path}" for match in found] == []
+
+
+def test_what_a_node_costs_is_bounded_on_purpose(warm: Template, open_warm: Template) -> None:
+    for function in nodes_of(warm):
+        assert (function["MemorySize"], function["Timeout"]) == (1769, 900)
+        assert function["EphemeralStorage"] == {"Size": 512}
+        # One instance, and while it is backed up a second.
+        assert function["ReservedConcurrentExecutions"] == 2
+    groups = {each["LogGroupName"]: each["RetentionInDays"] for each in warm.of_type("AWS::Logs::LogGroup").values()}
+    assert {groups[f"/aws/lambda/{function['FunctionName']}"] for function in nodes_of(warm)} == {7}
+    assert {each["MemorySize"] for each in nodes_of(open_warm)} == {1024}
+
+
+def test_a_node_understands_its_environment_and_its_secret_is_in_no_template(warm: Template) -> None:
+    for function in nodes_of(warm):
+        variables = function["Environment"]["Variables"]
+        assert variables["STOKER_WARM_SECRET"] == "{{resolve:secretsmanager:stoker/warm-secret:SecretString:::v-2}}"
+        memory = {"AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(function["MemorySize"])}
+        assert shelf_bytes(Settings.from_environment({**variables, **memory})) > 1500 << 20
+        (command,) = function["ImageConfig"]["Command"]
+        module, _, name = command.rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+LOGS_OF_NODES = "arn:aws:logs:us-east-1:123456789012:log-group:/aws/lambda/stoker-warm-*:*"
+
+
+def test_a_node_may_write_its_log_and_nothing_else(open_warm: Template) -> None:
+    assert len({each["Role"] for each in nodes_of(open_warm)}) == 1
+    rights = rights_of(open_warm, "warm-0")
+    assert rights == {action: {LOGS_OF_NODES} for action in ("logs:CreateLogStream", "logs:PutLogEvents")}
+    assert not any("VpcConfig" in each for each in nodes_of(open_warm))
+
+
+def test_in_a_private_network_lambda_may_make_interfaces_as_a_node_and_the_node_itself_may_not(warm: Template) -> None:
+    statements = [each for name, each in warm.statements(("AWS::IAM::Role",)) if name == "WarmRole"]
+    logs, allowed, denied = statements
+    assert (logs.effect, logs.resources) == ("Allow", (LOGS_OF_NODES,))
+    assert {action.partition(":")[0] for action in allowed.actions} == {"ec2"}
+    assert "ec2:CreateNetworkInterface" in allowed.actions
+    assert (allowed.effect, denied.effect, denied.actions) == ("Allow", "Deny", allowed.actions)
+    assert denied.condition == {
+        "ArnLike": {"lambda:SourceFunctionArn": ["arn:aws:lambda:us-east-1:123456789012:function:stoker-warm-*"]}
+    }
+
+
+def test_nodes_reach_the_port_of_the_proxy_and_nothing_else(warm: Template) -> None:
+    for function in nodes_of(warm):
+        assert function["VpcConfig"] == {
+            "SecurityGroupIds": ["WarmNodeGroup"],
+            "SubnetIds": ["subnet-1a2b3c4d", "subnet-5e6f7a8b"],
+        }
+    (group,) = warm.of_type("AWS::EC2::SecurityGroup").values()
+    (egress,) = group["SecurityGroupEgress"]
+    (ingress,) = warm.of_type("AWS::EC2::SecurityGroupIngress").values()
+    for rule in (egress, ingress):
+        assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 7411, 7411)
+    assert egress["DestinationSecurityGroupId"] == ingress["GroupId"] == "sg-1a2b3c4d"
+    assert ingress["SourceSecurityGroupId"] == "WarmNodeGroup"
+    assert group["VpcId"] == "vpc-1a2b3c4d"
+
+
+@pytest.mark.parametrize(("which", "count"), [("warm", NODES), ("open_warm", 130)])
+def test_the_trainer_may_call_the_nodes_and_read_the_secret_and_no_more(
+    which: str, count: int, request: pytest.FixtureRequest
+) -> None:
+    template: Template = request.getfixturevalue(which)
+    policies = {name: each for name, each in template.of_type("AWS::IAM::ManagedPolicy").items() if "Warm" in name}
+    assert {role for each in policies.values() for role in each["Roles"]} == {"TrainerRole"}
+    assert all(len(json.dumps(each["PolicyDocument"])) < 6144 for each in policies.values()), "IAM takes no more"
+    rights: dict[str, list[str]] = {}
+    for name, statement in template.statements(("AWS::IAM::ManagedPolicy",)):
+        if name in policies:
+            for action in statement.actions:
+                rights.setdefault(action, []).extend(statement.resources)
+    assert set(rights) == {"lambda:InvokeFunction", "secretsmanager:GetSecretValue"}
+    assert sorted(rights["lambda:InvokeFunction"]) == sorted(
+        f"arn:aws:lambda:us-east-1:123456789012:function:stoker-warm-{number}" for number in range(count)
+    )
+    secret = "arn:aws:secretsmanager:us-east-1:123456789012:secret:stoker/warm-secret-??????"
+    assert set(rights["secretsmanager:GetSecretValue"]) == {secret}
+
+
+def test_a_schedule_keeps_each_node_warm_and_dials_nobody(warm: Template, open_warm: Template) -> None:
+    rules = {
+        rule["Targets"][0]["Arn"].rpartition(":")[2]: rule
+        for rule in warm.of_type("AWS::Events::Rule").values()
+        if rule["Description"] == "Keeps a node warm"
+    }
+    assert set(rules) == {each["FunctionName"] for each in nodes_of(warm)}
+    for name, rule in rules.items():
+        assert rule["ScheduleExpression"] == "rate(5 minutes)"
+        wake = Wake.parse(json.loads(rule["Targets"][0]["Input"]))
+        assert (f"stoker-{wake.node}", wake.task) == (name, Task.WARM)
+    others = {rule["Description"] for rule in open_warm.of_type("AWS::Events::Rule").values()}
+    assert "Keeps a node warm" not in others
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
+        ({"warmNodes": "many"}, "warmNodes is many"),
+        ({"warmNodes": "101", "warmRate": "rate(1 minute)"}, "from 0 to 100"),
+        ({"warmNodes": "1", "warmVpc": "vpc-1a2b3c4d"}, "warmSubnets and warmTrainerGroup"),
         ({"bucket": "acme"}, "images.functions.uri"),
         ({"image": IMAGE}, "STOKER_DATASETS"),
         ({"bucket": "acme", "image": IMAGE, "serveToken": "yes"}, "functions.1"),
@@ -384,6 +533,8 @@ def test_callers_may_invoke_and_read_and_train_and_no_more(template: Template) -
 )
 def test_a_parameter_that_is_missing_or_wrong_is_an_error(tmp_path: Path, given: dict[str, str], named: str) -> None:
     installed()
+    if any(name.startswith("warm") for name in given):
+        given = {"bucket": "acme", "image": IMAGE, **given}
     done = package(tmp_path, given)
     assert done.returncode != 0
     assert named in done.stdout + done.stderr
