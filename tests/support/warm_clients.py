@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.cache.naming import name_of, size_of
 from stoker.checksum import crc32c
-from stoker.errors import ConnectionLostError
+from stoker.errors import ConnectionLostError, ServerError
+from stoker.fanout import Answer
 from stoker.prices import Prices
 from stoker.tier import ObjectRef
 from stoker.warm.client import ClientConfig, WarmClient
@@ -41,11 +42,13 @@ class SharedTier(Tier):
     Attributes:
         server: of the proxy that runs now.
         ends: of the connections that clients made.
+        broken: names of functions that cannot be called.
     """
 
     def __init__(self, config: WarmConfig | None = None, *, server: ServerConfig | None = None, **options: Any) -> None:
         self._server_config = server
         self.ends: list[End] = []
+        self.broken: set[str] = set()
         self._clients: list[WarmClient] = []
         super().__init__(config, **options)
 
@@ -55,9 +58,14 @@ class SharedTier(Tier):
         tariff = Tariff(functions=prices.function("lambda"), store=prices.store("s3"))
         self.server = ProxyServer(tariff, self._server_config)
         door = MemoryDoor(self.network)
-        proxy = Proxy(self.config, SECRET, self.platform.invoke, door, clients=self.server, rng=self.rng)
+        proxy = Proxy(self.config, SECRET, self._invoke, door, clients=self.server, rng=self.rng)
         self.server.attend(proxy)
         return proxy
+
+    async def _invoke(self, name: str, event: Mapping[str, Any]) -> Answer:
+        if name in self.broken:
+            raise ServerError(f"{name} is not deployed")
+        return await self.platform.invoke(name, event)
 
     async def replace_proxy(self) -> None:
         """Put a proxy in the place of this one that knows nothing of what nodes hold."""

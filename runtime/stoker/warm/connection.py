@@ -279,6 +279,7 @@ class Connection(asyncio.BufferedProtocol):
             self._stop_watch()
             self._outbox.clear()
             self._reader.close()
+            self._body = bytearray()
             self._asking.end()
             self._serving.end()
         if self._transport is None:

@@ -10,17 +10,30 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVarTuple
+from typing import NamedTuple, TypeVarTuple
 
 import numpy as np
 
 from stoker.reading.byte_budget import ByteBudget
 
-__all__ = ["MemoryAccount", "MemoryPool"]
+__all__ = ["Lent", "MemoryAccount", "MemoryPool"]
 
 Ts = TypeVarTuple("Ts")
 
 _LEAST_BYTES = 4096
+
+
+class Lent(NamedTuple):
+    """Memory of a pool.
+
+    Attributes:
+        memory: of whatever content.
+        give_back: gives it back before its last view is gone, once nobody uses these any more: the frames of a task
+            that was cancelled may be around for long. Idempotent.
+    """
+
+    memory: memoryview
+    give_back: Callable[[], object]
 
 
 class MemoryPool:
@@ -47,20 +60,19 @@ class MemoryPool:
         """The size of the largest memory that can be had."""
         return self._budget.limit_bytes
 
-    async def take(self, size_bytes: int) -> memoryview:
-        """Return memory, of whatever content, after waiting for it. It is taken back when no view of it is left.
+    async def take(self, size_bytes: int) -> Lent:
+        """Return memory, after waiting for it. It is taken back when no view of it is left.
 
         Raises:
             BudgetError: there is never so much.
         """
         if not size_bytes:
-            return memoryview(bytearray())
+            return Lent(memoryview(bytearray()), bytes)
         rounded = min(_rounded(size_bytes), max(size_bytes, self._budget.limit_bytes))
         await self._budget.acquire(rounded)
         memory = self._spare_of(rounded)
         array = np.frombuffer(memory, np.uint8, size_bytes)
-        _when_gone(array, self._back, memory)
-        return array.data
+        return Lent(array.data, _when_gone(array, self._back, memory))
 
     def _spare_of(self, size_bytes: int) -> bytearray:
         for place, memory in enumerate(self._spare):
@@ -105,8 +117,8 @@ class _Counted(bytearray):
     """Memory whose end can be noticed, which that of a bytearray cannot."""
 
 
-def _when_gone(thing: object, call: Callable[[*Ts], None], *args: *Ts) -> None:
-    """Call something from the running loop once nothing refers to a thing any more.
+def _when_gone(thing: object, call: Callable[[*Ts], None], *args: *Ts) -> Callable[[], object]:
+    """Call something from the running loop once nothing refers to a thing any more, or what is returned was called.
 
     That may come to pass in a thread, or in the middle of anything; what is called is called between two things.
     """
@@ -116,7 +128,9 @@ def _when_gone(thing: object, call: Callable[[*Ts], None], *args: *Ts) -> None:
         with suppress(RuntimeError):  # the loop is closed, and what it served with it
             loop.call_soon_threadsafe(call, *args)
 
-    weakref.finalize(thing, gone).atexit = False
+    finalizer = weakref.finalize(thing, gone)
+    finalizer.atexit = False
+    return finalizer
 
 
 def _rounded(size_bytes: int) -> int:

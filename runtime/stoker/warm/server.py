@@ -36,11 +36,11 @@ class ServerConfig:
     """Limits of what clients take up.
 
     Attributes:
-        read_bytes: of objects that were read for them and are not with them yet.
+        read_bytes: of objects that were read for them and are not with them yet; a larger one is never found.
         offer_bytes: of objects that they offer, from the first byte on until they are with nodes.
 
     Raises:
-        ConfigError: one is less than the largest object.
+        ConfigError: one is not positive.
     """
 
     read_bytes: int = 256 << 20
@@ -48,8 +48,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for name in ("read_bytes", "offer_bytes"):
-            if getattr(self, name) < MAX_BODY_BYTES:
-                raise ConfigError(f"{name} is at least {MAX_BODY_BYTES}, an object's most, not {getattr(self, name)}")
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} of a proxy's server is at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class ProxyServer:
         raise WireError(f"{kind.name} is not asked of a proxy")
 
     async def _read(self, name: str) -> Answer:
-        if size_of(name) > MAX_BODY_BYTES:
+        if size_of(name) > min(MAX_BODY_BYTES, self._memory.most_bytes):
             return Kind.MISSING, {}, ()
         array, flight = self._recent.get(name), self._flights.get(name)
         if array is not None:
@@ -152,8 +152,14 @@ class ProxyServer:
             del self._flights[name]
 
     async def _fetched(self, name: str) -> memoryview | None:
-        memory = await self._memory.take(size_of(name))
-        if not await self.proxy.read(name, memory):
+        memory, give_back = await self._memory.take(size_of(name))
+        is_read = False
+        try:
+            is_read = await self.proxy.read(name, memory)
+        finally:
+            if not is_read:
+                give_back()
+        if not is_read:
             return None
         if isinstance(memory.obj, np.ndarray):
             self._recent[name] = memory.obj
