@@ -68,8 +68,9 @@ class SharedTier(Tier):
         return await self.platform.invoke(name, event)
 
     async def replace_proxy(self) -> None:
-        """Put a proxy in the place of this one that knows nothing of what nodes hold."""
+        """Put a proxy in the place of this one that knows nothing of what nodes hold, once they have returned."""
         await self.proxy.close()
+        await asyncio.sleep(1.0)
         self.proxy = self.new_proxy()
         await self.proxy.start()
 
