@@ -31,6 +31,7 @@ def rows_of_status(told: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("writes", _writes(told)),
         ("bill", f"{bill['gb_seconds']:,.1f} GB-s in {counted(bill['requests'], 'request')}, in {_time(bill)}"),
         ("", _dollars(bill)),
+        ("bucket", f"{counted(bill['reads'], 'read')} would be {dollars_of(bill['bucket_dollars'])}"),
         ("pays", _pays(bill)),
     ]
 
@@ -68,8 +69,7 @@ def _dollars(bill: Mapping[str, Any]) -> str:
         for name, what in (("serve", "serve"), ("warm", "keep warm"), ("backup", "back up"))
     )
     lost = f"; {counted(bill['unanswered'], 'call')} without a bill" if bill["unanswered"] else ""
-    bucket = f"{counted(bill['reads'], 'read')} of the bucket would be {dollars_of(bill['bucket_dollars'])}"
-    return f"{dollars_of(bill['dollars'])}: {parts}{lost}; {bucket}"
+    return f"{dollars_of(bill['dollars'])}: {parts}{lost}"
 
 
 def _pays(bill: Mapping[str, Any]) -> str:

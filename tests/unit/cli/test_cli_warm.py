@@ -1,0 +1,312 @@
+"""``stoker warm``: what it asks of a tier, and how it says the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from stoker import cli
+from stoker.cache.naming import size_of
+from stoker.cli import warm as warm_command
+from stoker.cli.warm_bench import measured
+from stoker.clock import run_virtual
+from stoker.errors import ConnectionLostError, DeadlineError
+from stoker.warm.handshake import Secret
+from stoker.warm.location import WarmLocation
+
+VARIABLE = "STOKER_WARM_SECRET"
+PROXY = "warm://127.0.0.1:7411"
+FLEET = "warm+lambda://stoker?listen=127.0.0.1:7411"
+TOLD: dict[str, Any] = {
+    "code": "10+2",
+    "hits": 1500,
+    "misses": 400,
+    "losses": 100,
+    "restored": 7,
+    "late": 40,
+    "corrupt": 1,
+    "rebuilt": 3,
+    "backed_up": 5,
+    "stored": 400,
+    "declined": 2,
+    "evicted": 9,
+    "pending_bytes": 8 << 20,
+    "objects": 391,
+    "held_bytes": 4 << 30,
+    "limit_bytes": 12 << 30,
+    "nodes": {"sleeping": 9, "awake": 2, "maybe": 0, "gone": 1},
+    "problems": ["warm-3: \x1b[31mthere is no function stoker-warm-3"],
+    "absent": 1,
+    "bill": {
+        "seconds": 7200.0,
+        "requests": 2345,
+        "unanswered": 0,
+        "cold_starts": 12,
+        "gb_seconds": 5432.1,
+        "serve_dollars": 0.08,
+        "warm_dollars": 0.002,
+        "backup_dollars": 0.0,
+        "dollars": 0.082,
+        "reads": 1500,
+        "read_bytes": 1500 * (8 << 20),
+        "bucket_dollars": 0.0006,
+        "dollars_per_hour": 0.001,
+        "break_even_reads_per_hour": None,
+    },
+}
+
+
+class Kept:
+    """A keeper in memory.
+
+    Attributes:
+        asked: what was asked of it, in order.
+    """
+
+    def __init__(self, told: Mapping[str, Any] = TOLD, *, spoils: bool = False, loses: int = 0) -> None:
+        self.told, self.spoils, self.loses = {**told}, spoils, loses
+        self.objects: dict[str, bytes] = {}
+        self.asked: list[str] = []
+
+    async def read(self, name: str, into: memoryview) -> bool:
+        self.asked.append("read")
+        if name not in self.objects:
+            return False
+        into[:] = self.objects[name]
+        if self.spoils:
+            into[0] ^= 1
+        return True
+
+    def offer(self, name: str, data: memoryview) -> None:
+        assert len(data) == size_of(name)
+        if self.loses:
+            self.loses -= 1
+            return
+        self.objects[name] = bytes(data)
+        self.told["stored"] += 1
+
+    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
+        self.asked.append("wake" if wakes else "status")
+        return {**self.told}
+
+    async def down(self, *, forgets: bool = False) -> list[str]:
+        self.asked.append("forget" if forgets else "down")
+        return list(self.told["problems"])
+
+    async def close(self) -> None:
+        self.asked.append("close")
+
+
+@contextmanager
+def keeping(monkeypatch: pytest.MonkeyPatch, kept: Kept) -> Iterator[list[str]]:
+    """Have the command find this keeper; yields what it is asked, which ends with its close."""
+    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+
+    async def opened(_: WarmLocation, __: Secret) -> Kept:
+        return kept
+
+    monkeypatch.setattr(warm_command, "open_keeper", opened)
+    yield kept.asked
+    assert kept.asked.pop() == "close"
+
+
+def test_a_secret_is_made_that_nodes_and_proxies_take(capsys: pytest.CaptureFixture[str]) -> None:
+    made = set()
+    for _ in range(2):
+        assert cli.main(["warm", "secret"]) == 0
+        made.add(text := capsys.readouterr().out.removesuffix("\n"))
+        assert Secret.parse(text).reveal() == text
+    assert len(made) == 2
+
+
+def test_the_status_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with keeping(monkeypatch, Kept()) as asked:
+        assert cli.main(["warm", "status", PROXY]) == 0
+        assert asked[0] == "status"
+    assert capsys.readouterr().out.splitlines() == [
+        "nodes   12 nodes: 2 awake, 9 asleep, 1 gone; objects cut 10+2",
+        "held    391 objects, 4.00 GiB with parity, of 12.0 GiB",
+        "reads   1,500 hits, 400 misses, 100 lost (75.0% hits)",
+        "shards  7 reads restored from parity, 40 not waited for, 1 corrupt, 3 rebuilt, 5 copied",
+        "writes  400 stored, 2 declined, 9 evicted, 8.00 MiB pending",
+        "bill    5,432.1 GB-s in 2,345 requests, in 2.0 h",
+        "        $0.082000: $0.080000 to serve, $0.002000 to keep warm, $0.000000 to back up",
+        "bucket  1,500 reads would be $0.000600",
+        "pays    never in money: a read costs no less here than a GET of the bucket",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bill", "line"),
+    [
+        ({"break_even_reads_per_hour": 1234.5}, "pays    in money from 1,234 reads an hour on"),
+        ({"reads": 0}, "pays    unknown before anything was read"),
+    ],
+)
+def test_it_says_when_it_pays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bill: dict[str, Any], line: str
+) -> None:
+    with keeping(monkeypatch, Kept({**TOLD, "bill": {**TOLD["bill"], **bill}})):
+        assert cli.main(["warm", "status", PROXY]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == line
+
+
+def test_the_status_is_json_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with keeping(monkeypatch, Kept()):
+        assert cli.main(["warm", "status", PROXY, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == TOLD
+
+
+def test_a_proxy_that_begins_for_the_status_asks_its_nodes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with keeping(monkeypatch, Kept()) as asked:
+        assert cli.main(["warm", "status", FLEET]) == 0
+        assert asked[0] == "wake"
+
+
+def test_up_says_how_many_came_and_which_did_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with keeping(monkeypatch, Kept()) as asked:
+        assert cli.main(["warm", "up", PROXY]) == 1
+        assert asked[0] == "wake"
+    assert capsys.readouterr().out.splitlines() == [
+        "11 of 12 nodes came, and can hold 12.0 GiB",
+        r"warm-3: \x1b[31mthere is no function stoker-warm-3",
+    ]
+    with keeping(monkeypatch, Kept({**TOLD, "absent": 0, "problems": []})):
+        assert cli.main(["warm", "up", PROXY]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"), [([PROXY], "down"), ([PROXY, "--forget"], "forget"), ([FLEET, "--forget"], "forget")]
+)
+def test_down_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch, arguments: list[str], asked: str) -> None:
+    for problems, code in (([], 0), (["warm-3: is gone"], 1)):
+        with keeping(monkeypatch, Kept({**TOLD, "problems": problems})) as found:
+            assert cli.main(["warm", "down", *arguments]) == code
+            assert found[0] == asked
+
+
+def test_functions_that_nobody_calls_need_no_down(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    assert cli.main(["warm", "down", FLEET]) == 2
+    assert "--forget" in capsys.readouterr().err
+
+
+def test_the_bench_writes_and_reads_objects_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = Kept({**TOLD, "pending_bytes": 0})
+    arguments = ["warm", "bench", PROXY, "--objects", "5", "--size", "100KB", "--at-once", "2"]
+    with keeping(monkeypatch, kept):
+        assert cli.main([*arguments, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["objects"], found["written"], found["read"], found["size_bytes"]) == (5, 5, 5, 100_000)
+        assert 0 < found["read_p50_seconds"] <= found["read_p99_seconds"] <= found["read_seconds"]
+        rate = 5 * 100_000 / found["read_seconds"]
+        assert found["read_bytes_per_second"] == pytest.approx(rate)
+    with keeping(monkeypatch, kept):
+        assert cli.main(arguments) == 0
+    assert len(kept.objects) == 10, "they are others each time"
+    written, read = capsys.readouterr().out.splitlines()
+    assert written.startswith("written  5 of 5 objects of 97.7 KiB: ")
+    assert read.startswith("read     5 of 5, 2 at once: ")
+    assert " ms, p99 " in read
+
+
+@pytest.mark.parametrize(("kept", "read"), [(Kept(loses=2), 3), (Kept(spoils=True), 0)])
+def test_what_the_bench_did_not_get_back_whole_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: Kept, read: int
+) -> None:
+    kept.told["pending_bytes"] = 0
+    with keeping(monkeypatch, kept):
+        assert cli.main(["warm", "bench", PROXY, "--objects", "5", "--size", "1KB", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["read"] == read
+
+
+def test_the_bench_of_empty_objects_divides_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with keeping(monkeypatch, Kept({**TOLD, "pending_bytes": 0})):
+        assert cli.main(["warm", "bench", PROXY, "--objects", "2", "--size", "0"]) == 0
+
+
+def test_the_bench_does_not_wait_for_ever() -> None:
+    with pytest.raises(DeadlineError, match="put away"):
+        run_virtual(measured(Kept(), objects=1, size_bytes=10, at_once=1))
+
+
+@pytest.mark.parametrize("action", ["proxy", "up", "status", "bench", "down"])
+def test_without_a_secret_or_a_url_nothing_is_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    more = ["--forget"] if action == "down" else []
+    assert cli.main(["warm", action, FLEET, *more]) == 2
+    assert VARIABLE in capsys.readouterr().err
+    monkeypatch.setenv(VARIABLE, "hunter2-is-too-short")
+    assert cli.main(["warm", action, FLEET, *more]) == 2
+    assert "hunter2" not in capsys.readouterr().err
+    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    assert cli.main(["warm", action, "s3://bucket", *more]) == 2
+    assert "no kind of warm tier" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([PROXY], "run for functions"),
+        ([FLEET, "--key", "k.pem"], "go together"),
+        ([FLEET, "--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"], "holds no certificate"),
+        (["warm+lambda://stoker?listen=0.0.0.0:0&region=us-east-1"], "certificate"),
+        (["warm+lambda://stoker?listen=192.0.2.1:0&region=us-east-1"], "certificate"),
+    ],
+)
+def test_a_proxy_that_others_could_listen_in_on_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    assert cli.main(["warm", "proxy", *arguments]) == 2
+    told = capsys.readouterr()
+    assert message in told.err
+    assert told.out == ""
+
+
+def test_a_proxy_that_is_not_there_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Absent(Kept):
+        async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
+            await asyncio.sleep(0)
+            raise ConnectionLostError("the warm tier's proxy cannot be reached")
+
+    for action in ("up", "status", "bench"):
+        with keeping(monkeypatch, Absent()):
+            assert cli.main(["warm", action, PROXY]) == 1
+        assert capsys.readouterr().err == "stoker: error: the warm tier's proxy cannot be reached\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["sleep"],
+        ["status"],
+        ["bench", PROXY, "--objects", "0"],
+        ["bench", PROXY, "--size", "65MiB"],
+        ["bench", PROXY, "--at-once", "x"],
+        ["proxy", FLEET, "--every", "0"],
+        ["down", PROXY, "--secret", "x"],
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["warm", *arguments])
+    assert left.value.code == 2
