@@ -27,6 +27,8 @@ from stoker.warm.wire import MAX_BODY_BYTES, Head, Kind
 
 __all__ = ["ProxyServer", "ServerConfig", "Tariff", "overview", "told"]
 
+_LEAVE_SECONDS = 0.1
+"""Between the answer that all is shut down and the end of the proxy, with which the answer must not be lost."""
 _TOLD_PROBLEMS = 5
 _TOLD_CHARACTERS = 300
 
@@ -180,7 +182,7 @@ class ProxyServer:
     async def _down(self, *, forgets: bool) -> list[str]:
         problems = await self.proxy.forget() if forgets else {}
         await self.proxy.stop()
-        self.is_down.set()
+        asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self.is_down.set)
         return told(problems)
 
 

@@ -466,7 +466,8 @@ def test_nodes_are_told_to_return_and_to_forget(forgets: bool) -> None:
         async with SharedTier(CONFIG) as tier:
             await filled(tier)
             assert await tier.client().down(forgets=forgets) == []
-            assert tier.server.is_down.is_set()
+            assert not tier.server.is_down.is_set(), "the answer goes out first"
+            await asyncio.wait_for(tier.server.is_down.wait(), 1.0)
             held = [instance.shelf.held_bytes for each in tier.platform.instances.values() for instance in each]
             assert [bool(each) for each in held] == [not forgets] * 4
             assert tier.proxy.statistics().objects == (0 if forgets else len(OBJECTS))
