@@ -71,6 +71,8 @@ async def _up(args: Namespace, location: WarmLocation) -> int:
     print(f"{nodes - absent:,} of {counted(nodes, 'node')} came, and can hold {format_bytes(told['limit_bytes'])}")
     for problem in told["problems"]:
         print(printable(problem))
+    if absent > len(told["problems"]):
+        print(f"and {absent - len(told['problems']):,} more")
     return 1 if absent else 0
 
 
