@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from typing import Any
 
+from stoker.cache.naming import name_of
 from stoker.clock import run_virtual
 from stoker.errors import StoreError
 from stoker.fetch.fetcher import FetchConfig, Fetcher
@@ -22,7 +23,7 @@ from stoker.warm.tier import WarmTier
 from stoker.warm.wake import Report, Wake
 from stoker.warm.wire import Head, Kind
 from support.faulty_store import FaultyStore, Weather, pin
-from support.warm_platform import Instance, Mood, Platform, Tier, named
+from support.warm_platform import Instance, Mood, Platform, Tier
 from support.warm_wires import End, LinkConfig
 
 __all__ = ["FAULTS", "LIES", "Liar", "WarmRun", "play"]
@@ -152,27 +153,27 @@ class WarmRun:
         self.config = WarmConfig(
             nodes=code.shards + rng.choice([0, 0, 1, 2]),
             code=code,
-            linger_seconds=rng.choice([0.05, 0.05, 0.25]),
+            linger_seconds=rng.choice([0.1, 0.25]),
             keep_warm_seconds=8.0,
-            backup_seconds=rng.choice([None, None, None, 6.0]),
+            backup_seconds=rng.choice([None, None, None, None, 9.0]),
             ping_seconds=0.1,
             wake_seconds=1.0,
             fresh_seconds=rng.choice([0.0, 0.2, 1.0]),
             read_seconds=2.0,
             write_seconds=3.0,
-            pending_bytes=rng.choice([4000, 1 << 20]),
+            pending_bytes=rng.choice([5000, 1 << 20, 1 << 20]),
         )
         link = LinkConfig(
             latency_seconds=rng.choice([0.0005, 0.005, 0.02]),
             bytes_per_second=rng.choice([None, None, 1e6]),
             window_bytes=rng.choice([1 << 10, 256 << 10]),
-            segment_bytes=rng.choice([97, 64 << 10]),
+            segment_bytes=rng.choice([301, 64 << 10]),
         )
-        shelf_bytes = rng.choice([5000, 12_000, 1 << 20])
+        shelf_bytes = rng.choice([3000, 6000, 1 << 20, 1 << 20])
         self.tier = Tier(self.config, seed=rng.getrandbits(32), link=link, shelf_bytes=shelf_bytes, node_type=Liar)
-        sizes = [rng.choice([1, 37, 700, 3000, 3000, rng.randrange(1, 8000)]) for _ in range(6)]
+        sizes = [rng.choice([1, 37, 700, 700, rng.randrange(1, 4000)]) for _ in range(5)]
         self.bodies = {f"k{number}": random.Random(number).randbytes(size) for number, size in enumerate(sizes)}
-        self.objects = [named(number, size) for number, size in enumerate(sizes)]
+        self.objects = [(name_of(ref), self.bodies[ref.key]) for ref in pin(self.bodies)]
         self.faults = rng.sample(FAULTS, rng.randint(1, 5)) if rng.random() < 0.95 else []
         self.is_over = False
         self.memory: list[bytearray] = []
@@ -187,6 +188,8 @@ class WarmRun:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         fetches = self.rng.random() < 0.3
         async with self.tier:
+            if self.rng.random() < 0.6:
+                await self.tier.put(*self.objects)
             async with asyncio.TaskGroup() as group:
                 wrong = group.create_task(self._do_wrong())
                 async with asyncio.TaskGroup() as readers:
@@ -207,7 +210,7 @@ class WarmRun:
     # What uses the tier.
 
     async def _read(self, rng: random.Random) -> None:
-        for _ in range(rng.randint(2, 9)):
+        for _ in range(rng.randint(2, 7)):
             name, data = rng.choice(self.objects)
             into = bytearray(len(data))
             reading = asyncio.ensure_future(self._read_once(name, into))
@@ -246,7 +249,7 @@ class WarmRun:
             config=FetchConfig(deadline_seconds=600.0, attempt_seconds=4.0, attempts=24),
             warm=WarmTier(_Keeper(self)),
         )
-        for _ in range(rng.randint(2, 9)):
+        for _ in range(rng.randint(2, 7)):
             ref = rng.choice(refs)
             slot = await fetcher.fetch(ref)
             assert bytes(ring.view(slot, ref.size_bytes)) == self.bodies[ref.key], "wrong bytes were fetched"
@@ -310,8 +313,7 @@ class WarmRun:
             case "slow link":
                 config = LinkConfig(latency_seconds=rng.choice([0.1, 1.5]), bytes_per_second=rng.choice([None, 500.0]))
                 instance.link = config
-                for end in instance.ends:
-                    end._link.config = config
+                _carry_as(instance.ends, config)
             case "lie":
                 assert isinstance(instance.node, Liar)
                 instance.node.lie = rng.choice(LIES)
@@ -336,8 +338,7 @@ class WarmRun:
         for instance in self.platform.all_instances():
             instance.thaw()
             instance.link = None
-            for end in instance.ends:
-                end._link.config = self.tier.network.config
+            _carry_as(instance.ends, self.tier.network.config)
             if isinstance(instance.node, Liar) and instance.node.lie:
                 self.platform.kill(instance)
         await asyncio.sleep(2.5 * self.config.keep_warm_seconds)
@@ -363,6 +364,15 @@ class WarmRun:
                 for name in ("restored", "late", "corrupt", "rebuilt", "backed_up", "stored", "declined", "evicted")
             }
         )
+
+
+def _carry_as(ends: list[End], config: LinkConfig) -> None:
+    """Let links carry in another way, what is sent from here on; it does not overtake what was sent before."""
+    now_seconds = asyncio.get_running_loop().time()
+    for link in {end._link for end in ends}:
+        for end in link.ends:
+            end._free_seconds = max(end._free_seconds, now_seconds) + link.config.latency_seconds
+        link.config = config
 
 
 class _Complaints(logging.Handler):
