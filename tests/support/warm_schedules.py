@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Any
 
 from stoker.cache.naming import name_of
@@ -63,15 +64,19 @@ class Liar(NodeServer):
             wake = Wake.parse({**wake.to_event(), "node": "warm-0"})
         return await super().run(wake, seconds)
 
-    async def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer | Awaitable[Answer]:
         if self.lie == "is silent" and kind is not Kind.PING:
-            await asyncio.sleep(1e6)
+            return self._never()
         if self.lie == "failed":
             raise StoreError("no")
         if self.lie == "says bye" and self._connection is not None and self._connection.is_open:
             self._connection.notify(Kind.BYE, self.report.to_json())
-        answer = await super()._answer(kind, head, body)
-        return self._lying(answer, head) if self.lie else answer
+        answer = super()._answer(kind, head, body)
+        return self._lying(answer, head) if self.lie and isinstance(answer, tuple) else answer
+
+    async def _never(self) -> Answer:
+        await asyncio.sleep(1e6)
+        raise StoreError("a million seconds have passed")
 
     def _lying(self, answer: Answer, head: Head) -> Answer:
         kind, said, parts = answer

@@ -87,6 +87,7 @@ class NodeServer:
         """
         if wake.task is not Task.WARM:
             stop_at_seconds = asyncio.get_running_loop().time() + seconds
+            self._is_told_to_stop = False
             connection = await self._connected(wake)
             await self._serve(connection, wake, stop_at_seconds)
         return self.report.to_json()
@@ -128,7 +129,6 @@ class NodeServer:
 
     async def _serve(self, connection: Connection, wake: Wake, stop_at_seconds: float) -> None:
         """Be there until it is time to go; the requests themselves are answered by the connection."""
-        self._is_told_to_stop = False
         ended = asyncio.ensure_future(connection.closed())
         ended.add_done_callback(lambda _: self._changed.set())
         try:
@@ -160,10 +160,7 @@ class NodeServer:
                 async with asyncio.timeout(min(left_seconds, max(linger_seconds, _LOOK_SECONDS))):
                     await self._changed.wait()
 
-    async def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer:
-        return self._answered(kind, head, body)
-
-    def _answered(self, kind: Kind, head: Head, body: bytearray) -> Answer:
+    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer | Awaitable[Answer]:
         match kind:
             case Kind.PING:
                 return Kind.PONG, self.report.to_json(), ()

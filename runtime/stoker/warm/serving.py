@@ -19,15 +19,15 @@ _TOLD_CHARACTERS = 500
 Answer = tuple[Kind, Head, Sequence[Buffer]]
 """Kind, head and body of an answer. The memory of the body stays as it is until it was sent."""
 
-Serve = Callable[[Kind, Head, bytearray], Awaitable[Answer]]
-"""Answers a request of the peer, in a task of its own, which is cancelled if the peer no longer wants the answer or the
-connection ends. The body belongs to it from then on. A StokerError that it raises is told to the peer."""
+Serve = Callable[[Kind, Head, bytearray], Answer | Awaitable[Answer]]
+"""Answers a request of the peer, at once or in a task of its own, which is cancelled if the peer no longer wants the
+answer or the connection ends. The body belongs to it from then on. A StokerError that it raises is told to the peer."""
 
 
 @dataclass(slots=True, eq=False)
 class _Service:
     body_bytes: int
-    task: asyncio.Task[Outgoing]
+    task: asyncio.Future[Answer] | None = None
     answer: Outgoing | None = None
 
 
@@ -57,11 +57,19 @@ class Serving:
         return number in self._services
 
     def take(self, frame: Frame, body: bytearray) -> None:
-        """Serve a request."""
-        task = asyncio.create_task(self._served(frame, body), name=f"serve {frame.kind.name}")
-        self._services[frame.request] = _Service(frame.body_bytes, task)
+        """Serve a request. What needs no waiting for is answered before this returns, which saves a task."""
+        service = self._services[frame.request] = _Service(frame.body_bytes)
         self.body_bytes += frame.body_bytes
-        task.add_done_callback(lambda task: self._is_served(frame.request, task))
+        try:
+            served = self._serve(frame.kind, frame.head, body)
+        except Exception as error:  # noqa: BLE001 - a boundary: the peer is told, and whoever runs this process
+            self._answer(service, _refusal(frame, error))
+            return
+        if isinstance(served, tuple):
+            self._answer(service, _outgoing(frame, served))
+            return
+        service.task = asyncio.ensure_future(served)
+        service.task.add_done_callback(lambda task: self._is_served(frame, task))
         self._changed()
 
     def cancel(self, number: int) -> None:
@@ -70,7 +78,8 @@ class Serving:
         if service is None:  # its answer has crossed the cancellation
             return
         if service.answer is None:
-            service.task.cancel()
+            if service.task is not None:
+                service.task.cancel()
         elif self._outbox.withdraw(service.answer):
             self._answer(service, _failed(number, "cancelled"))
 
@@ -86,26 +95,20 @@ class Serving:
         for number, service in list(self._services.items()):
             if service.answer is not None:
                 self._forget(number)
-            else:
+            elif service.task is not None:
                 service.task.cancel()
 
-    async def _served(self, frame: Frame, body: bytearray) -> Outgoing:
-        try:
-            kind, head, parts = await self._serve(frame.kind, frame.head, body)
-            if kind not in ANSWERS[frame.kind]:
-                raise WireError(f"{kind.name} is no answer to {frame.kind.name}")
-            return Outgoing(kind, frame.request, head, parts)
-        except StokerError as error:
-            return _failed(frame.request, f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - a task's boundary: the peer is told, and whoever runs this process
-            _LOG.exception("a %s request of a peer failed", frame.kind.name)
-            return _failed(frame.request, type(error).__name__)
-
-    def _is_served(self, number: int, task: asyncio.Task[Outgoing]) -> None:
-        if self._has_ended:
-            self._forget(number)
+    def _is_served(self, frame: Frame, task: asyncio.Future[Answer]) -> None:
+        if task.cancelled():
+            answer = _failed(frame.request, "cancelled")
+        elif (error := task.exception()) is not None:
+            answer = _refusal(frame, error)
         else:
-            self._answer(self._services[number], _failed(number, "cancelled") if task.cancelled() else task.result())
+            answer = _outgoing(frame, task.result())
+        if self._has_ended:
+            self._forget(frame.request)
+        else:
+            self._answer(self._services[frame.request], answer)
 
     def _answer(self, service: _Service, answer: Outgoing) -> None:
         service.answer = answer
@@ -115,6 +118,23 @@ class Serving:
     def _forget(self, number: int) -> None:
         self.body_bytes -= self._services.pop(number).body_bytes
         self._changed()
+
+
+def _outgoing(frame: Frame, answer: Answer) -> Outgoing:
+    kind, head, parts = answer
+    try:
+        if kind not in ANSWERS[frame.kind]:
+            raise WireError(f"{kind.name} is no answer to {frame.kind.name}")
+        return Outgoing(kind, frame.request, head, parts)
+    except StokerError as error:
+        return _refusal(frame, error)
+
+
+def _refusal(frame: Frame, error: BaseException) -> Outgoing:
+    if isinstance(error, StokerError):
+        return _failed(frame.request, f"{type(error).__name__}: {error}")
+    _LOG.error("a %s request of a peer failed", frame.kind.name, exc_info=error)
+    return _failed(frame.request, type(error).__name__)
 
 
 def _failed(number: int, why: str) -> Outgoing:

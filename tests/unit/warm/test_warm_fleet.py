@@ -278,7 +278,7 @@ def test_a_node_that_answers_pings_with_failures_is_silent() -> None:
         async def failing(*_: object) -> Any:
             raise StokerError("broken")
 
-        instance.node._answer = failing  # type: ignore[method-assign]
+        instance.node._answer = failing  # type: ignore[method-assign, assignment]
         node._connection = None
         with pytest.raises(StokerError):
             await ping(node)
