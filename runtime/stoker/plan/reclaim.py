@@ -7,14 +7,31 @@ is lost only when the last one is taken.
 
 from __future__ import annotations
 
+import enum
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stoker.errors import ConfigError
 
-__all__ = ["Reclaim", "Upkeep", "losses"]
+__all__ = ["Reclaim", "Strike", "Struck", "Upkeep", "losses", "strikes"]
+
+
+class Struck(enum.Enum):
+    """Which instances of a function are taken: the one that is called, the one behind it, or both."""
+
+    FIRST = enum.auto()
+    SECOND = enum.auto()
+    BOTH = enum.auto()
+
+
+class Strike(NamedTuple):
+    """A platform takes what is there of a function at that time, in seconds from 0."""
+
+    seconds: float
+    takes: Struck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +112,19 @@ def losses(reclaim: Reclaim, upkeep: Upkeep, seconds: float, rng: random.Random)
         if not instances:
             yield now_seconds
             instances, idle_seconds = 1, now_seconds + _idle_seconds(reclaim, upkeep, seconds - now_seconds, rng)
+
+
+def strikes(reclaim: Reclaim, seconds: float, rng: random.Random) -> Iterator[Strike]:
+    """Yield when a platform would take instances of one function, in the order of time.
+
+    Each instance lives for ``mean_life_seconds`` on average; since lives have no memory, a strike hits whichever is
+    there. That nobody invokes a function for too long is not looked at here.
+    """
+    rate, now_seconds = 1.0 / reclaim.mean_life_seconds, 0.0
+    alone = 1.0 - reclaim.together
+    kinds, weights = (Struck.FIRST, Struck.SECOND, Struck.BOTH), (alone, alone, reclaim.together)
+    while (now_seconds := now_seconds + rng.expovariate(rate * sum(weights))) < seconds:
+        yield Strike(now_seconds, rng.choices(kinds, weights)[0])
 
 
 def _next_backup_seconds(upkeep: Upkeep, phase: float, now_seconds: float) -> float:

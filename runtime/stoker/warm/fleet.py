@@ -253,7 +253,7 @@ class Node:
         if connection is self._connection and self.life.instance is not None:
             self.life.lost(self.life.instance)
             self._connection = None
-            self._touched()
+            self._changed.set()  # which is no contact: whether the instance is there, the next call tells
 
     # Waking it.
 

@@ -474,16 +474,22 @@ class Proxy:
     async def _keep_up(self) -> None:
         """Call nodes that nobody uses, and back them up, for ever."""
         loop, config = asyncio.get_running_loop(), self.config
-        every = UpkeepConfig(warm_seconds=config.keep_warm_seconds, backup_seconds=config.backup_seconds)
+        every = UpkeepConfig(
+            warm_seconds=config.keep_warm_seconds,
+            backup_seconds=config.backup_seconds,
+            peer_seconds=config.backup_seconds,  # one that is gone is missed at its next turn
+        )
         upkeep = Upkeep(config.nodes, every, loop.time())
-        changes = [node.life.expected for node in self._nodes]
+        known = [(node.life.instance, node.life.expected) for node in self._nodes]
         while True:
             due_seconds = upkeep.next_due()
             await asyncio.sleep(_LOOK_SECONDS if due_seconds is None else max(_LOOK_SECONDS, due_seconds - loop.time()))
             for node in self._nodes:
                 upkeep.contacted(node.number, node.contact_seconds)
-                if changes[node.number] != node.life.expected:
-                    changes[node.number] = node.life.expected
+                before, known[node.number] = known[node.number], (node.life.instance, node.life.expected)
+                if before[0] != node.life.instance:
+                    upkeep.lost_peer(node.number)
+                elif before[1] != node.life.expected:
                     upkeep.changed(node.number)
             for errand in upkeep.due(loop.time()):
                 self._spawn(self._run_errand(upkeep, errand))

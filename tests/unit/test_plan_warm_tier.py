@@ -1,0 +1,188 @@
+"""The model of our warm tier: against the real proxy in virtual time, and against what can be reckoned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import ConfigError
+from stoker.plan.reclaim import Reclaim, Strike, Struck, strikes
+from stoker.plan.warm_node import NodeLife, lived
+from stoker.warm.bill import Purpose, Used
+from stoker.warm.code import Code
+from stoker.warm.settings import WarmConfig
+from stoker.warm.upkeep import UpkeepConfig
+from support.warm_platform import Tier, named
+
+HOUR = 3600.0
+CODE = Code(4, 2)
+OBJECTS = [named(number, 3000) for number in range(40)]
+Plan = list[list[Strike]]
+
+
+@dataclass(slots=True)
+class Played:
+    """What a real proxy saw of a plan of strikes."""
+
+    losses: Counter[int] = field(default_factory=Counter)
+    places: dict[str, set[int]] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    calls: Counter[str] = field(default_factory=Counter)
+    used: dict[Purpose, Used] = field(default_factory=dict)
+
+
+def struck(reclaim: Reclaim, nodes: int, hours: float) -> Plan:
+    rng = random.Random(7)
+    return [list(strikes(reclaim, hours * HOUR, rng)) for _ in range(nodes)]
+
+
+async def really_played(plan: Plan, hours: float, config: WarmConfig) -> Played:
+    """Fill a tier, take its instances by the plan, and read everything at the end."""
+    played, loop = Played(), asyncio.get_running_loop()
+    async with Tier(config, seed=1) as tier:
+        begun_seconds = loop.time()
+        await tier.put(*OBJECTS)
+        for node, shards in tier.believed().items():
+            for shard in shards:
+                played.places.setdefault(shard.object, set()).add(int(node.removeprefix("warm-")))
+        for strike, number in sorted(
+            ((strike, number) for number, each in enumerate(plan) for strike in each), key=_at
+        ):
+            await asyncio.sleep(max(0.0, begun_seconds + strike.seconds - loop.time()))
+            played.losses[number] += _strike(tier, number, strike.takes)
+        await asyncio.sleep(max(0.0, begun_seconds + hours * HOUR - loop.time()))
+        played.calls = Counter(call.task for call in tier.platform.calls)
+        played.used = dict(tier.proxy.meter._used)
+        played.kept = {name for name, data in OBJECTS if await tier.kept(name, data)}
+    return played
+
+
+def _at(pair: tuple[Strike, int]) -> float:
+    return pair[0].seconds
+
+
+def _strike(tier: Tier, number: int, takes: Struck) -> bool:
+    """Take instances of a node; return whether the last one went."""
+    node = tier.proxy._nodes[number]
+    instances = list(tier.platform.instances.get(node.name, []))
+    for instance in instances:
+        is_first = instance.instance == node.life.instance
+        if takes is Struck.BOTH or is_first == (takes is Struck.FIRST):
+            tier.platform.kill(instance)
+    return bool(instances) and not tier.platform.instances[node.name]
+
+
+def modelled(plan: Plan, hours: float, upkeep: UpkeepConfig) -> list[NodeLife]:
+    return [
+        lived(
+            upkeep,
+            each,
+            hours * HOUR,
+            offset=(node + 1) / len(plan),
+            uses_per_second=0.0,
+            rng=random.Random(1),
+        )
+        for node, each in enumerate(plan)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "hours", "life_minutes", "warm_seconds", "backup_seconds"),
+    [(30, 2, 20, 60.0, 300.0), (12, 2, 20, 60.0, 60.0), (30, 4, 120, 60.0, None), (12, 4, 40, 300.0, 300.0)],
+)
+def test_the_model_and_the_real_proxy_agree_on_losses_and_on_calls(
+    nodes: int, hours: float, life_minutes: float, warm_seconds: float, backup_seconds: float | None
+) -> None:
+    config = WarmConfig(nodes=nodes, code=CODE, keep_warm_seconds=warm_seconds, backup_seconds=backup_seconds)
+    plan = struck(Reclaim(mean_life_seconds=60 * life_minutes, together=0.1), nodes, hours)
+    real = run_virtual(really_played(plan, hours, config))
+    upkeep = UpkeepConfig(warm_seconds=warm_seconds, backup_seconds=backup_seconds, peer_seconds=backup_seconds)
+    lives = modelled(plan, hours, upkeep)
+
+    lost = {node: len(life.losses) for node, life in enumerate(lives) if life.losses}
+    assert sum(lost.values()) >= 5
+    differing = sum(abs(real.losses[node] - lost.get(node, 0)) for node in range(nodes))
+    assert differing <= 0.02 * sum(lost.values())  # strikes that fall into the second of a call
+    kept = {name for name, places in real.places.items() if len(places & lost.keys()) <= CODE.parity}
+    assert kept == real.kept
+
+    assert real.calls["backup"] == pytest.approx(sum(life.checks for life in lives), rel=0.01)
+    assert real.calls["warm"] == pytest.approx(sum(life.warm_calls for life in lives), rel=0.01, abs=nodes)
+    calls = sum(life.checks + life.greetings for life in lives) + nodes  # and one to greet
+    assert real.calls["serve"] == pytest.approx(calls, rel=0.02)
+    cold = nodes + sum(len(life.losses) + life.copies for life in lives)
+    assert sum(used.cold_starts for used in real.used.values()) == pytest.approx(cold, rel=0.02)
+
+
+def alone(seconds: float, takes: Struck = Struck.FIRST) -> Strike:
+    return Strike(seconds, takes)
+
+
+def life_of(*struck_at: Strike, warm: float | None = 60.0, backup: float | None = 300.0) -> NodeLife:
+    upkeep = UpkeepConfig(warm_seconds=warm, backup_seconds=backup, peer_seconds=backup)
+    return lived(upkeep, struck_at, HOUR, offset=0.5, uses_per_second=0.0, rng=random.Random(1))
+
+
+def test_what_the_first_instance_held_is_lost_if_there_is_no_second_one_and_shows_at_the_next_call() -> None:
+    assert life_of(alone(100.0), backup=None).losses == ((100.0, 150.0),)
+    assert life_of(alone(100.0)).losses == ((100.0, 150.0),)  # before the first turn
+    assert life_of(alone(149.0), alone(149.5), backup=None).losses == ((149.0, 150.0),)
+
+
+def test_the_second_instance_serves_and_is_replaced_at_the_next_turn() -> None:
+    assert life_of(alone(200.0)).losses == ()
+    assert life_of(alone(200.0), alone(449.0)).losses == ((449.0, 450.0),)
+    assert life_of(alone(200.0), alone(451.0)).losses == ()
+    assert life_of(alone(200.0), alone(451.0)).copies == 3
+
+
+def test_a_second_instance_that_goes_is_missed_at_the_next_turn() -> None:
+    assert life_of(alone(200.0, Struck.SECOND), alone(440.0)).losses == ((440.0, 450.0),)
+    assert life_of(alone(200.0, Struck.SECOND), alone(460.0)).losses == ()
+
+
+def test_both_that_go_at_once_are_lost_whatever_was_backed_up() -> None:
+    assert life_of(alone(200.0, Struck.BOTH)).losses == ((200.0, 210.0),)
+    assert life_of(alone(200.0), alone(205.0, Struck.SECOND)).losses == ((205.0, 210.0),)
+
+
+def test_a_node_that_is_used_needs_fewer_calls_and_is_missed_sooner() -> None:
+    upkeep, busy = UpkeepConfig(warm_seconds=60.0, backup_seconds=None), 0.1
+    life = lived(upkeep, [alone(100.0)], HOUR, offset=0.5, uses_per_second=busy, rng=random.Random(1))
+    rng, calls, since = random.Random(2), 0, 0.0
+    for _ in range(200_000):
+        gap = rng.expovariate(busy)
+        calls += int(gap // 60.0)
+        since += gap
+    assert life.warm_calls == pytest.approx(HOUR * calls / since, rel=0.1)
+    assert life.warm_calls < life_of(backup=None).warm_calls / 50
+    assert life.losses[0][1] < 150.0
+
+
+def test_strikes_come_as_often_as_lives_say_and_in_order() -> None:
+    reclaim, rng = Reclaim(mean_life_seconds=HOUR, together=0.25), random.Random(1)
+    found = [strike for _ in range(100) for strike in strikes(reclaim, 50 * HOUR, rng)]
+    counts = Counter(strike.takes for strike in found)
+    assert counts[Struck.FIRST] + counts[Struck.BOTH] == pytest.approx(5000, rel=0.05)
+    assert counts[Struck.SECOND] + counts[Struck.BOTH] == pytest.approx(5000, rel=0.05)
+    assert counts[Struck.BOTH] == pytest.approx(1250, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("upkeep", "offset", "uses"),
+    [
+        (UpkeepConfig(), 1.5, 0.0),
+        (UpkeepConfig(), 0.5, math.inf),
+        (UpkeepConfig(warm_seconds=None, backup_seconds=None), 0.5, 0.0),
+        (UpkeepConfig(backup_seconds=60.0, peer_seconds=300.0), 0.5, 0.0),
+    ],
+)
+def test_a_node_that_cannot_be_is_refused(upkeep: UpkeepConfig, offset: float, uses: float) -> None:
+    with pytest.raises(ConfigError):
+        lived(upkeep, [], HOUR, offset=offset, uses_per_second=uses, rng=random.Random(1))
