@@ -319,7 +319,6 @@ class Proxy:
                 lost += [asked[each] for each in done if each.result() is _Got.LOST]
             for each in waiting:
                 each.cancel()
-        _let_go(waiting)
         if len(whole) < code.data:
             return None
         self._tally.late += len(waiting)
@@ -626,17 +625,6 @@ class Proxy:
 
 def _no_room(_: int) -> None:
     """Take no bodies: nodes send none unasked."""
-
-
-def _let_go(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Take the cancellation out of tasks that have ended.
-
-    Its traceback holds their frames, and these what was read into, in a circle with the task: until somebody looks for
-    such circles, which may be never.
-    """
-    for task in tasks:
-        with suppress(asyncio.CancelledError):
-            task.result()
 
 
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
