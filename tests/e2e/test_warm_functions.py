@@ -16,7 +16,7 @@ from stoker.warm.settings import WarmConfig
 from stoker.warm.wake import Report, Task, Wake
 from stoker_functions.warm_node import RESERVED_BYTES
 from support.function_cloud import until
-from support.warm_cloud import PREFIX, SECRET, objects, warm_cloud
+from support.warm_cloud import PREFIX, SECRET, instances_of, objects, warm_cloud
 
 CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)
 OBJECTS = objects(6)
@@ -129,7 +129,7 @@ def test_the_second_instance_of_a_node_that_was_backed_up_serves_when_the_first_
             await until(lambda: warm.proxy.statistics().backed_up >= CONFIG.nodes * len(OBJECTS))
             await warm.asleep()
             for number in ALL:
-                first, _ = warm.instances(number)
+                first, _ = instances_of(number)
                 os.kill(first.pid, signal.SIGKILL)
             assert await warm.read_all(OBJECTS) == OBJECTS
             found = warm.proxy.statistics()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import random
 import signal
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -24,11 +25,11 @@ from stoker.warm.sockets import Address, TcpDoor
 from stoker_local.functions import FunctionCloud, FunctionSpec
 from support.function_cloud import cloud_of, until
 
-__all__ = ["PREFIX", "SECRET", "WarmCloud", "node_function", "objects", "warm_cloud"]
+__all__ = ["PREFIX", "SECRET", "WarmCloud", "instances_of", "node_cloud", "objects", "warm_cloud"]
 
 PREFIX = "stoker"
 SECRET = Secret(b"of the warm tier's real processes, more than 32 bytes")
-_PATIENT = {"ping_seconds": 5.0, "wake_seconds": 60.0, "read_seconds": 60.0, "write_seconds": 60.0}
+_PATIENT: dict[str, Any] = {"ping_seconds": 5.0, "wake_seconds": 60.0, "read_seconds": 60.0, "write_seconds": 60.0}
 """On a busy machine a process may take long for anything."""
 
 
@@ -98,45 +99,48 @@ class WarmCloud:
         """Wait until all nodes have returned and stand still."""
         await until(lambda: not any(figures.busy for figures in self.cloud.statistics().values()))
 
-    def instances(self, number: int) -> list[psutil.Process]:
-        """Return the processes of a node, the oldest first."""
-        name, found = f"{PREFIX}-warm-{number}", []
-        for process in psutil.Process().children(recursive=True):
-            try:
-                if process.environ().get("AWS_LAMBDA_FUNCTION_NAME") == name:
-                    found.append(process)
-            except psutil.NoSuchProcess:
-                continue
-        return sorted(found, key=lambda process: process.create_time())
-
     async def kill(self, numbers: Sequence[int]) -> None:
         """SIGKILL all instances of nodes, asleep or at work, and wait until they are gone."""
-        for process in [process for number in numbers for process in self.instances(number)]:
+        for process in [process for number in numbers for process in instances_of(number)]:
             os.kill(process.pid, signal.SIGKILL)
         await until(lambda: not any(self.cloud.statistics()[f"{PREFIX}-warm-{each}"].instances for each in numbers))
 
 
+def instances_of(number: int) -> list[psutil.Process]:
+    """Return the processes of a node, the oldest first."""
+    name, found = f"{PREFIX}-warm-{number}", []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.environ().get("AWS_LAMBDA_FUNCTION_NAME") == name:
+                found.append((process.create_time(), process.pid, process))
+    return [process for _, _, process in sorted(found, key=lambda each: each[:2])]
+
+
 @asynccontextmanager
-async def warm_cloud(
-    config: WarmConfig, *, secret: Secret = SECRET, bucket: Any = None, **changes: Any
-) -> AsyncIterator[WarmCloud]:
+async def node_cloud(nodes: int, *, bucket: Any = None, **changes: Any) -> AsyncIterator[FunctionCloud]:
+    """Run a function cloud of so many nodes, which this process finds by its environment; ``changes`` are of each."""
+    functions = [node_function(number, **changes) for number in range(nodes)]
+    async with cloud_of(*functions, bucket=bucket) as cloud:
+        with patch.dict(os.environ, {**cloud.environment(), "STOKER_WARM_SECRET": SECRET.reveal()}):
+            yield cloud
+
+
+@asynccontextmanager
+async def warm_cloud(config: WarmConfig, *, secret: Secret = SECRET, **changes: Any) -> AsyncIterator[WarmCloud]:
     """Run a warm tier; when the block is left, nothing of it is.
 
     Args:
         config: of the proxy; times out late, whatever it says.
         secret: of the proxy.
-        bucket: a local bucket for the function cloud.
         changes: of each node's function.
     """
-    patient = WarmConfig(**{**{name: getattr(config, name) for name in config.__slots__}, **_PATIENT})
-    functions = [node_function(number, **changes) for number in range(config.nodes)]
-    async with cloud_of(*functions, bucket=bucket) as cloud, AsyncExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, cloud.environment()))
+    patient = dataclasses.replace(config, **_PATIENT)
+    async with node_cloud(config.nodes, **changes) as cloud:
         options = ExecutorOptions(prefix=PREFIX, endpoint_url=cloud.url)
-        executor = await stack.enter_async_context(open_executor("lambda", options))
-        warm = WarmCloud(cloud, executor, patient, secret)
-        await warm.proxy.start()
-        try:
-            yield warm
-        finally:
-            await warm.proxy.close()
+        async with open_executor("lambda", options) as executor:
+            warm = WarmCloud(cloud, executor, patient, secret)
+            await warm.proxy.start()
+            try:
+                yield warm
+            finally:
+                await warm.proxy.close()
