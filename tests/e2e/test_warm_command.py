@@ -209,6 +209,7 @@ def test_a_hundred_clients_share_a_proxy_whose_memory_stays_flat() -> None:
             grown_bytes = process.memory_info().rss - before_bytes
             # Each took 18 MB; what they share is at most the limit for reads, and these are 6 MB.
             assert grown_bytes < 48 << 20, f"{grown_bytes:,} bytes more after 1,800 reads"
+            assert (await first.status())["lent_bytes"] == 0
             await asyncio.gather(*(client.close() for client in [first, *clients]))
 
     asyncio.run(check())

@@ -149,13 +149,17 @@ class Connection(asyncio.BufferedProtocol):
             ServerError: the peer says that it failed.
             WireError: what is asked cannot be sent.
         """
+        deadline = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout) as deadline:
+            async with deadline:
                 return await self._asking.ask(kind, head, body, into)
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise DeadlineError(f"{self._address} did not answer {kind.name} within {timeout:g} s") from None
+        finally:
+            # It refers to the task, whose cancellation refers to this frame: a circle that would keep the memory.
+            del deadline
 
     def notify(self, kind: Kind, head: Head | None = None) -> None:
         """Tell the peer something unasked: a kind of ``NOTICES``.

@@ -263,6 +263,21 @@ def test_a_client_that_dies_in_the_middle_of_an_answer_leaves_nothing_behind(sen
     run(test)
 
 
+def test_an_object_of_which_a_shard_was_late_leaves_no_memory_behind() -> None:
+    async def test() -> None:
+        async with SharedTier(CONFIG) as tier:
+            await filled(tier)
+            client = tier.client()
+            for link in tier.network.links[:1]:
+                link.config = LinkConfig(bytes_per_second=2e5)
+            with no_garbage_collection():
+                assert await loaded(client, NAMES) == OBJECTS
+                assert tier.proxy.statistics().late
+                assert await lent_bytes(tier) == 0
+
+    run(test)
+
+
 def test_an_object_that_is_lost_is_missing_and_its_memory_comes_back() -> None:
     async def test() -> None:
         async with SharedTier(CONFIG) as tier:
