@@ -79,6 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         self._failure: StokerError | None = None
         self._changed = asyncio.Event()
         self._is_over = False
+        self._has_closed = asyncio.Event()  # whoever waits for that is not woken by every frame
         self._sent_bytes = 0
         self._received_bytes = 0
         self._heard_seconds = self._loop.time()
@@ -204,7 +205,9 @@ class Connection(asyncio.BufferedProtocol):
 
     async def closed(self) -> None:
         """Wait until the connection has ended and nothing is left of it. Not to be called by what it serves."""
-        await self._until(lambda: self._is_over and not self._serving)
+        while not (self._is_over and not self._serving):
+            self._has_closed.clear()
+            await self._has_closed.wait()
 
     # Sending.
 
@@ -334,6 +337,8 @@ class Connection(asyncio.BufferedProtocol):
     def _wake(self) -> None:
         self._changed.set()
         self._changed.clear()
+        if self._is_over and not self._serving:
+            self._has_closed.set()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
