@@ -9,11 +9,13 @@ import random
 import signal
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import psutil
 
+import stoker_functions
 from stoker.cache.naming import name_of, size_of
 from stoker.checksum import crc32c
 from stoker.fanout import Executor, ExecutorOptions, open_executor
@@ -22,10 +24,10 @@ from stoker.warm.handshake import Secret
 from stoker.warm.proxy import Proxy
 from stoker.warm.settings import WarmConfig
 from stoker.warm.sockets import Address, TcpDoor
-from stoker_local.functions import FunctionCloud, FunctionSpec
+from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
 from support.function_cloud import cloud_of, until
 
-__all__ = ["PREFIX", "SECRET", "WarmCloud", "instances_of", "node_cloud", "objects", "warm_cloud"]
+__all__ = ["PREFIX", "SECRET", "WarmCloud", "google_warm_cloud", "instances_of", "node_cloud", "objects", "warm_cloud"]
 
 PREFIX = "stoker"
 SECRET = Secret(b"of the warm tier's real processes, more than 32 bytes")
@@ -63,7 +65,7 @@ class WarmCloud:
     """
 
     def __init__(self, cloud: FunctionCloud, executor: Executor, config: WarmConfig, secret: Secret) -> None:
-        self.cloud, self.config = cloud, config
+        self.cloud, self.config = cloud, dataclasses.replace(config, **_PATIENT)
         self._executor, self._secret = executor, secret
         self.proxy = self._proxy()
 
@@ -111,7 +113,8 @@ def instances_of(number: int) -> list[psutil.Process]:
     name, found = f"{PREFIX}-warm-{number}", []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if process.environ().get("AWS_LAMBDA_FUNCTION_NAME") == name:
+            environment = process.environ()
+            if name in (environment.get("AWS_LAMBDA_FUNCTION_NAME"), environment.get("K_SERVICE")):
                 found.append((process.create_time(), process.pid, process))
     return [process for _, _, process in sorted(found, key=lambda each: each[:2])]
 
@@ -134,13 +137,40 @@ async def warm_cloud(config: WarmConfig, *, secret: Secret = SECRET, **changes: 
         secret: of the proxy.
         changes: of each node's function.
     """
-    patient = dataclasses.replace(config, **_PATIENT)
-    async with node_cloud(config.nodes, **changes) as cloud:
-        options = ExecutorOptions(prefix=PREFIX, endpoint_url=cloud.url)
-        async with open_executor("lambda", options) as executor:
-            warm = WarmCloud(cloud, executor, patient, secret)
-            await warm.proxy.start()
-            try:
-                yield warm
-            finally:
-                await warm.proxy.close()
+    async with (
+        node_cloud(config.nodes, **changes) as cloud,
+        open_executor("lambda", ExecutorOptions(prefix=PREFIX, endpoint_url=cloud.url)) as executor,
+        _proxied(WarmCloud(cloud, executor, config, secret)) as warm,
+    ):
+        yield warm
+
+
+@asynccontextmanager
+async def google_warm_cloud(config: WarmConfig) -> AsyncIterator[WarmCloud]:
+    """Run a warm tier of Google's functions, as :func:`warm_cloud` does."""
+    nodes = tuple(
+        GoogleSpec(
+            name=f"{PREFIX}-{config.name_of(number)}",
+            source=str(Path(stoker_functions.__file__).with_name("gcp.py")),
+            target="warm_node",
+            environment={"STOKER_WARM_SECRET": SECRET.reveal(), "STOKER_WARM_SHELF_BYTES": "64MiB"},
+            timeout_seconds=60.0,
+            instances=2,
+        )
+        for number in range(config.nodes)
+    )
+    async with (
+        function_cloud(FunctionCloudConfig(google=nodes, init_seconds=60.0)) as cloud,
+        open_executor("gcf", ExecutorOptions(prefix=PREFIX, endpoint_url=cloud.google_url)) as executor,
+        _proxied(WarmCloud(cloud, executor, config, SECRET)) as warm,
+    ):
+        yield warm
+
+
+@asynccontextmanager
+async def _proxied(warm: WarmCloud) -> AsyncIterator[WarmCloud]:
+    await warm.proxy.start()
+    try:
+        yield warm
+    finally:
+        await warm.proxy.close()
