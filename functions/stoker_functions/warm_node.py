@@ -54,8 +54,8 @@ def secret_of(settings: Settings) -> Secret:
     """
     if not settings.warm_secret:
         raise ConfigError(
-            "STOKER_WARM_SECRET is not set: a node and its proxy know each other by it. It is 32 random bytes or more "
-            'as base64url; make one with: python -c "import secrets; print(secrets.token_urlsafe(32))"'
+            "STOKER_WARM_SECRET is not set: it is what a node and its proxy know each other by, 32 random bytes as "
+            "base64url; `stoker warm secret` makes one"
         )
     return Secret.parse(settings.warm_secret)
 

@@ -4,6 +4,18 @@
 const MOST_RESOURCES = 400; // of the 500 that CloudFormation takes; a node is two, and two more with a schedule
 const NODES_IN_A_POLICY = 60; // which has at most 6,144 characters
 
+const HERE = "${AWS::Region}:${AWS::AccountId}";
+
+const PARAMETERS = [
+  "warmNodes",
+  "warmMemory",
+  "warmRate",
+  "warmVpc",
+  "warmSubnets",
+  "warmTrainerGroup",
+  "warmPort",
+];
+
 const nodesOf = (count) => Array.from({ length: count }, (_, number) => `warm-${number}`);
 
 const node = (name, given) => ({
@@ -54,8 +66,7 @@ const roleOf = (given) => ({
               Action: ["logs:CreateLogStream", "logs:PutLogEvents"],
               Resource: [
                 {
-                  "Fn::Sub":
-                    "arn:${AWS::Partition}:logs:${AWS::Region}:${AWS::AccountId}:log-group:/aws/lambda/${param:prefix}-warm-*:*",
+                  "Fn::Sub": `arn:\${AWS::Partition}:logs:${HERE}:log-group:/aws/lambda/\${param:prefix}-warm-*:*`,
                 },
               ],
             },
@@ -77,10 +88,11 @@ const networking = () => {
     "ec2:AssignPrivateIpAddresses",
     "ec2:UnassignPrivateIpAddresses",
   ];
-  const functions = { "Fn::Sub": "arn:${AWS::Partition}:lambda:${AWS::Region}:${AWS::AccountId}:function:${param:prefix}-warm-*" };
+  const nodes = { "Fn::Sub": `arn:\${AWS::Partition}:lambda:${HERE}:function:\${param:prefix}-warm-*` };
+  const itself = { ArnLike: { "lambda:SourceFunctionArn": [nodes] } };
   return [
     { Effect: "Allow", Action: actions, Resource: ["*"] },
-    { Effect: "Deny", Action: actions, Resource: ["*"], Condition: { ArnLike: { "lambda:SourceFunctionArn": [functions] } } },
+    { Effect: "Deny", Action: actions, Resource: ["*"], Condition: itself },
   ];
 };
 
@@ -113,10 +125,7 @@ const network = (given) => {
 // Whoever runs a proxy calls the nodes and knows the secret: the trainer does, and whomever these are attached to.
 const policies = (names) => {
   // AWS puts six characters behind the name of a secret.
-  const secret = {
-    "Fn::Sub":
-      "arn:${AWS::Partition}:secretsmanager:${AWS::Region}:${AWS::AccountId}:secret:${param:warmSecret}-??????",
-  };
+  const secret = { "Fn::Sub": `arn:\${AWS::Partition}:secretsmanager:${HERE}:secret:\${param:warmSecret}-??????` };
   const parts = Array.from({ length: Math.ceil(names.length / NODES_IN_A_POLICY) }, (_, part) =>
     names.slice(part * NODES_IN_A_POLICY, (part + 1) * NODES_IN_A_POLICY)
   );
@@ -161,9 +170,8 @@ const checked = (given) => {
 };
 
 module.exports = async ({ resolveVariable }) => {
-  const names = ["Nodes", "Memory", "Rate", "Vpc", "Subnets", "TrainerGroup", "Port"].map((name) => `warm${name}`);
-  const values = await Promise.all(names.map((name) => resolveVariable(`param:${name}`)));
-  const given = Object.fromEntries(names.map((name, number) => [name, values[number]]));
+  const values = await Promise.all(PARAMETERS.map((name) => resolveVariable(`param:${name}`)));
+  const given = Object.fromEntries(PARAMETERS.map((name, number) => [name, values[number]]));
   const nodes = nodesOf(checked(given));
   if (!nodes.length) return { functions: {}, resources: {} };
   const invoking = policies(nodes);

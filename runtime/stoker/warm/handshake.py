@@ -75,9 +75,12 @@ class Secret:
     def parse(cls, text: str) -> Secret:
         """Return the secret of a text in base64url, or base64 as other tools write it, with or without padding.
 
+        White space around it is no part of it: whoever stores what a command has printed stores the end of its line.
+
         Raises:
             ConfigError: it is not one, or too short.
         """
+        text = text.strip()
         try:
             key = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
