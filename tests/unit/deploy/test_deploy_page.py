@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from stoker.prices import Prices
+from stoker.prices import GB_BYTES, Prices
+from stoker.warm.connection import ConnectionConfig
+from stoker.warm.handshake import is_private
+from stoker.warm.location import WarmLocation
+from stoker.warm.settings import WarmConfig
+from stoker_functions.settings import Settings
+from stoker_functions.warm_node import shelf_bytes
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
@@ -41,8 +47,10 @@ def test_how_fast_a_function_packs_is_what_was_measured() -> None:
 def test_every_output_that_a_command_uses_is_there() -> None:
     stack = "".join((ROOT / "infra" / "serverless" / name).read_text() for name in ("storage.yml", "callers.yml"))
     outputs = {name for each in stack.split("Outputs:\n")[1:] for name in re.findall(r"^  (\w+):$", each, re.MULTILINE)}
+    warm = (ROOT / "infra" / "serverless" / "warm.js").read_text()
+    outputs |= set(re.findall(r"(\w+): \{ Value:", warm.partition("Outputs: {")[2]))
     used = set(re.findall(r"\$\(output (\w+)\)", PAGE))
-    assert {"Alarms", "FanOutPolicy", "IngestDeadLetters", "TrainerRole"} <= used <= outputs
+    assert {"Alarms", "FanOutPolicy", "IngestDeadLetters", "TrainerRole", "WarmPolicies"} <= used <= outputs
     terraform = (ROOT / "infra" / "terraform" / "outputs.tf").read_text()
     names = re.findall(r"terraform output -raw (\w+)", PAGE)
     assert len(names) > 3
@@ -65,8 +73,9 @@ def test_files_and_parameters_in_commands_are_there() -> None:
     osls = (ROOT / "serverless.yml").read_text() + "".join(
         file.read_text() for file in (ROOT / "infra" / "serverless").glob("*.yml")
     )
-    for name in re.findall(r"--param (\w+)=", commands):
-        assert f"${{param:{name}}}" in osls
+    generator = (ROOT / "infra" / "serverless" / "warm.js").read_text()
+    for name in re.findall(r"--param '?(\w+)=", PAGE):
+        assert f"${{param:{name}}}" in osls + generator or f'"{name}"' in generator
     terraform = (ROOT / "infra" / "terraform" / "variables.tf").read_text()
     for name in re.findall(r"-var '?(\w+)=|TF_VAR_(\w+)=", commands):
         assert f'variable "{"".join(name)}"' in terraform
@@ -75,7 +84,7 @@ def test_files_and_parameters_in_commands_are_there() -> None:
 def test_commands_of_stoker_and_options_of_the_training_job_are_there() -> None:
     joined = PAGE.replace("\\\n", " ")
     lines = re.findall(r"^ *\$ (?:stoker|.*\$\(stoker) (\w+) (.*)$", joined, re.MULTILINE)
-    assert {name for name, _ in lines} == {"pack", "shuffle", "token"}
+    assert {name for name, _ in lines} == {"pack", "shuffle", "token", "warm"}
     for name, rest in lines:
         shown = subprocess.run(
             [sys.executable, "-m", "stoker.cli", name, "--help"], capture_output=True, text=True, check=True
@@ -87,6 +96,38 @@ def test_commands_of_stoker_and_options_of_the_training_job_are_there() -> None:
     options = re.findall(r'"(--[a-z-]+)=', PAGE + terraform)
     assert {"--data", "--checkpoint", "--classes"} <= set(options)
     assert all(f'"{option}"' in job for option in options)
+
+
+def test_urls_of_warm_tiers_are_understood_and_listen_where_nodes_may_reach_them() -> None:
+    stands_for = {"$(hostname -i)": "10.0.0.5", "$(terraform output -raw function_url)": "https://{function}-1.run.app"}
+    urls = re.findall(r'"(warm\+?\w*://[^"…]+)"', PAGE)
+    assert len(urls) > 3
+    ports = set()
+    for url in urls:
+        for each, value in stands_for.items():
+            url = url.replace(each, value)
+        location = WarmLocation.parse(url)
+        at = location.proxy or (location.fleet.listen if location.fleet else None)
+        assert at is not None
+        ports.add(at.port)
+        if location.fleet is not None:
+            assert location.fleet.certificate is not None or is_private(at.host)
+    (port,) = ports
+    assert re.search(rf"^    warmPort: {port}$", (ROOT / "serverless.yml").read_text(), re.MULTILINE)
+
+
+def test_what_the_page_says_of_nodes_is_so() -> None:
+    words, config = " ".join(PAGE.split()), WarmConfig()
+    osls = (ROOT / "serverless.yml").read_text()
+    (megabytes,) = re.findall(r"warmMemory: (\d+)", osls)
+    shelf = shelf_bytes(Settings(memory_bytes=int(megabytes) << 20)) / GB_BYTES
+    assert f"of {int(megabytes):,} MB" in words
+    assert f"{shelf:.1f} GiB of shards a node" in words
+    assert f"`{config.code}` leaves {config.code.data / config.code.shards:.0%}" in words
+    assert "Twelve nodes" in words
+    assert config.nodes == 12
+    assert ConnectionConfig().handshake_seconds == 5
+    assert "does not prove within five seconds" in words
 
 
 def test_reserved_concurrency_adds_up_to_what_the_page_says() -> None:
