@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from stoker.warm.settings import WarmConfig
 from stoker.warm.sockets import Address, TcpDoor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 
-__all__ = ["Fleet", "Object", "fleet", "made_objects"]
+__all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
 
 _PREFIX = "stoker"
 _SECRET = Secret(bytes(range(32)))
@@ -57,10 +58,11 @@ class Fleet:
     Attributes:
         cloud: that runs the nodes.
         proxy: of this process.
+        secret: of all of them.
     """
 
     def __init__(self, cloud: FunctionCloud, proxy: Proxy) -> None:
-        self.cloud, self.proxy = cloud, proxy
+        self.cloud, self.proxy, self.secret = cloud, proxy, _SECRET
 
     async def put(self, objects: Sequence[Object]) -> None:
         """Put objects away, and wait until all are."""
@@ -87,16 +89,28 @@ class Fleet:
 
     def node_seconds(self) -> float:
         """Return the processor time of all nodes, to the nanosecond where the system tells."""
-        return sum(_processor_seconds(process.pid) for process in self.processes())
+        return sum(processor_seconds(process.pid) for process in self.processes())
 
-    def kill(self, nodes: Sequence[int]) -> None:
-        """SIGKILL every instance of some nodes."""
-        for process in self.processes():
-            if process.environ().get("AWS_LAMBDA_FUNCTION_NAME") in {f"{_PREFIX}-warm-{node}" for node in nodes}:
-                process.kill()
+    @asynccontextmanager
+    async def program(self) -> AsyncIterator[tuple[int, Address]]:
+        """Run `stoker warm proxy` in the place of this process's proxy; yield its process id and its address."""
+        config = self.proxy.config
+        await self.proxy.close()
+        url = f"warm+lambda://{_PREFIX}?listen=127.0.0.1:0&nodes={config.nodes}&code={config.code}&linger=30s&wake=120s"
+        command = (sys.executable, "-m", "stoker.cli", "warm", "proxy", url)
+        environment = {**os.environ, "STOKER_WARM_SECRET": _SECRET.reveal()}
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+        try:
+            assert process.stdout is not None
+            said = (await process.stdout.readline()).decode().strip()
+            yield process.pid, Address.parse(said.removeprefix("warm://"))
+        finally:
+            process.terminate()
+            await process.wait()
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process, to the nanosecond where the system tells."""
     try:
         threads = Path(f"/proc/{pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
