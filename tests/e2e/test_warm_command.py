@@ -9,16 +9,19 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
+import stoker
 from stoker.warm.client import ClientConfig, WarmClient
 from stoker.warm.handshake import Secret
 from stoker.warm.location import WarmLocation
 from stoker_local.functions import FunctionCloud
+from stoker_torch import Loader
 from support.function_cloud import cloud_of, until
 from support.tls import make_authority
 from support.warm_clients import loaded
@@ -82,16 +85,21 @@ async def ran(cloud: FunctionCloud, *arguments: str, secret: Secret = SECRET) ->
     return process.returncode, out.decode(), err.decode()
 
 
+async def stored_in_all(client: WarmClient) -> int:
+    """Wait until nothing waits to be put away, and return how many objects ever were."""
+    while (told := await client.status())["pending_bytes"]:  # noqa: ASYNC110 - as anybody can ask
+        await asyncio.sleep(0.02)
+    stored: int = told["stored"]
+    return stored
+
+
 async def put(client: WarmClient) -> None:
     """Put all objects away."""
     assert await loaded(client, NAMES) == dict.fromkeys(NAMES)
-    stored = (await client.status())["stored"]
+    stored = await stored_in_all(client)
     for name, data in OBJECTS.items():
         client.offer(name, memoryview(data))
-    await until(lambda: not client.statistics().pending_bytes)
-    while (told := await client.status())["pending_bytes"]:  # noqa: ASYNC110 - as anybody can ask
-        await asyncio.sleep(0.02)
-    assert told["stored"] == stored + len(OBJECTS)
+    assert await stored_in_all(client) == stored + len(OBJECTS)
 
 
 def test_a_proxy_is_run_asked_measured_and_stopped_from_a_terminal() -> None:
@@ -172,6 +180,49 @@ def test_a_trainer_whose_proxy_is_killed_reads_on_and_finds_the_next_one_at_the_
     asyncio.run(check())
 
 
+def test_what_one_trainer_has_read_from_the_bucket_another_reads_from_the_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, samples = str(tmp_path / "data"), 400
+    schema = {"id": stoker.Array("int64"), "data": stoker.Array("uint8", (4096,))}
+    with stoker.Packer(url, schema=schema, super_sample_bytes=128 << 10) as packer:
+        for number in range(samples):
+            packer.write({"id": number, "data": np.full(4096, number % 251, np.uint8)})
+
+    def trained(warm: str, seed: int) -> tuple[int, int]:
+        """Return how many super-samples a trainer took from the tier, and how many in all."""
+        seen = []
+        with Loader(url, batch_size=20, seed=seed, window=2, memory="3MB", epochs=1, warm=warm) as loader:
+            for batch in loader:
+                assert (batch["data"] == (batch["id"] % 251)[:, None]).all()
+                seen += batch["id"].tolist()
+            found = loader.stats()
+        assert sorted(seen) == list(range(samples))
+        return found.tier_hits.get("warm", 0), found.look_ups
+
+    async def check() -> None:
+        monkeypatch.setenv("STOKER_WARM_SECRET", SECRET.reveal())
+        async with cloud_of(*map(node_function, range(NODES))) as cloud, proxy_of(cloud) as proxy:
+            client = proxy.client()
+            hits, look_ups = await asyncio.to_thread(trained, proxy.url, 1)
+            assert hits == 0
+            # A trainer that ends drops what it has not handed over yet: the next one does.
+            for seed in range(2, 12):
+                if (stored := await stored_in_all(client)) == look_ups:
+                    break
+                await asyncio.to_thread(trained, proxy.url, seed)
+            assert stored == look_ups
+            # Of the bucket, which is on this disk, is read what is there sooner.
+            both = await asyncio.gather(*(asyncio.to_thread(trained, proxy.url, seed) for seed in (12, 13)))
+            assert all(hits for hits, _ in both), both
+            proxy.process.send_signal(signal.SIGKILL)
+            await proxy.process.communicate()
+            assert (await asyncio.to_thread(trained, proxy.url, 4))[0] == 0
+            await client.close()
+
+    asyncio.run(check())
+
+
 def test_off_private_networks_a_proxy_shows_its_certificate_and_clients_take_no_other(tmp_path: Path) -> None:
     async def check() -> None:
         make_authority(tmp_path, "localhost")
@@ -191,6 +242,33 @@ def test_off_private_networks_a_proxy_shows_its_certificate_and_clients_take_no_
                 assert await loaded(other, NAMES[:1]) == {NAMES[0]: None}
                 assert other.statistics().unreachable == 1
                 await other.close()
+
+    asyncio.run(check())
+
+
+def test_strangers_who_talk_nonsense_or_nothing_keep_nobody_from_being_served() -> None:
+    async def check() -> None:
+        async with cloud_of(*map(node_function, range(NODES))) as cloud, proxy_of(cloud) as proxy:
+            address, client = proxy.location.proxy, proxy.client()
+            assert address is not None
+            await put(client)
+            crowd = [await asyncio.open_connection(address.host, address.port) for _ in range(60)]
+            for number, (_, writer) in enumerate(crowd[:40]):
+                writer.write((b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"SW\x01\x31" + b"\xff" * 12)[number % 3])
+            assert await loaded(client, NAMES) == OBJECTS
+            # Those that talk nonsense are hung up on; those that say nothing are greeted, which is all.
+            for reader, _ in crowd[:40]:
+                with suppress(ConnectionError):
+                    assert len(await asyncio.wait_for(reader.read(), 60)) < 200
+            assert await loaded(client, NAMES) == OBJECTS
+            for _, writer in crowd:
+                writer.close()
+            await asyncio.gather(*(writer.wait_closed() for _, writer in crowd), return_exceptions=True)
+            await client.close()
+            proxy.process.send_signal(signal.SIGTERM)
+            code, said = await proxy.ended()
+            assert code == 0
+            assert "Traceback" not in said
 
     asyncio.run(check())
 
