@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stoker.costs.usage import Calls, total_dollars
 from stoker.errors import ConfigError
 from stoker.plan.reclaim import Upkeep
+from stoker.plan.warm_node import NodeLife
 from stoker.prices import FunctionPrices
 from stoker.warm.code import Code
 
-__all__ = ["Bill", "Billing", "WarmFleet"]
+__all__ = ["Bill", "Billing", "NodeCalls", "WarmFleet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +51,17 @@ class Bill:
     warm_dollars: float
     backup_dollars: float
     read_dollars: float
+    repair_dollars: float = 0.0
 
     @property
     def dollars(self) -> float:
         """All together."""
-        return self.warm_dollars + self.backup_dollars + self.read_dollars
+        return self.upkeep_dollars + self.read_dollars
+
+    @property
+    def upkeep_dollars(self) -> float:
+        """All but reads."""
+        return self.warm_dollars + self.backup_dollars + self.repair_dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +100,83 @@ class WarmFleet:
             backup_dollars=dollars(2 * calls(self.upkeep.backup_seconds), billing.backup_call_seconds),
             read_dollars=dollars(self.reads_per_hour * hours * self.code.shards, billing.shard_call_seconds),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCalls:
+    """What the calls of our nodes are billed for, by the millisecond.
+
+    Attributes:
+        memory_bytes: of a node.
+        warm_call_seconds: of a call that only keeps it warm.
+        exchange_seconds: of any other call, besides what it moves: to be there and to say what it holds.
+        linger_seconds: that a node stays after the last request.
+        init_seconds: that an instance takes to start, which is billed.
+        bytes_per_second: that a node sends or takes.
+    """
+
+    memory_bytes: int
+    warm_call_seconds: float = 0.002
+    exchange_seconds: float = 0.025
+    linger_seconds: float
+    init_seconds: float = 0.3
+    bytes_per_second: float = 75e6
+
+    def __post_init__(self) -> None:
+        for name in ("warm_call_seconds", "exchange_seconds", "linger_seconds", "init_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be a duration in seconds, not {getattr(self, name)}")
+        if not (self.memory_bytes > 0 and self.bytes_per_second > 0):
+            raise ConfigError(f"memory_bytes and bytes_per_second must be more than 0, not {self}")
+
+    def billed_seconds(self, lives: Sequence[NodeLife], held_bytes: float) -> tuple[float, float]:
+        """Return what calls to serve and calls to back up come to, reads aside.
+
+        A first instance stays for as long as its second one takes, and both for what is copied.
+        """
+        checks, copies = sum(life.checks for life in lives), sum(life.copies for life in lives)
+        greetings, losses = sum(life.greetings for life in lives), sum(len(life.losses) for life in lives)
+        served = self.exchange_seconds + self.linger_seconds
+        copied = copies * (self.init_seconds + held_bytes / self.bytes_per_second)
+        serve_seconds = (checks + greetings) * served + copied + losses * self.init_seconds
+        return serve_seconds, checks * self.exchange_seconds + copied
+
+    def bill(
+        self,
+        lives: Sequence[NodeLife],
+        held_bytes: float,
+        prices: FunctionPrices,
+        *,
+        gets: float,
+        read: tuple[float, float],
+    ) -> Bill:
+        """Return what nodes cost.
+
+        Args:
+            lives: of the nodes.
+            held_bytes: by each.
+            prices: of functions.
+            gets: dollars for what is read from the bucket to put shards back that one node has lost.
+            read: how many shards are read, each in a call of its own, and their bytes.
+        """
+        losses = sum(len(life.losses) for life in lives)
+        checks, greetings = sum(life.checks for life in lives), sum(life.greetings for life in lives)
+        serve_seconds, backup_seconds = self.billed_seconds(lives, held_bytes)
+        warm_calls = sum(life.warm_calls for life in lives)
+        shards, shard_bytes = read
+        read_seconds = self.exchange_seconds + self.linger_seconds + shard_bytes / self.bytes_per_second
+        return Bill(
+            warm_dollars=self._dollars(prices, warm_calls, warm_calls * self.warm_call_seconds),
+            backup_dollars=self._dollars(prices, 2 * checks + greetings, serve_seconds + backup_seconds),
+            read_dollars=self._dollars(prices, shards, shards * read_seconds),
+            repair_dollars=losses * gets + self._dollars(prices, losses, losses * held_bytes / self.bytes_per_second),
+        )
+
+    def moving_dollars(self, size_bytes: float, prices: FunctionPrices) -> float:
+        """Return what it costs that a node sends or takes so much, its call aside."""
+        return self._dollars(prices, 1.0, size_bytes / self.bytes_per_second) - prices.dollars_per_request
+
+    def _dollars(self, prices: FunctionPrices, calls: float, seconds: float) -> float:
+        if not calls:
+            return 0.0
+        return total_dollars(Calls(calls=calls, seconds=seconds / calls, memory_bytes=self.memory_bytes).parts(prices))

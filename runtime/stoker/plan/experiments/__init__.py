@@ -29,6 +29,7 @@ _PLACES = {
     "silod": "silod",
     "silod-estimator": "silod_estimator",
     "infinicache": "infinicache",
+    "warm-tier": "warm_tier",
 }
 """Experiment → module of this folder that has it in its ``EXPERIMENTS``."""
 
