@@ -17,6 +17,7 @@ from benchmarks.document import table
 from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import DATA, Stage, function, pack_event, stage
 from stoker.shuffling.task import ShuffleTask
+from stoker.warm.wake import Task, Wake
 from stoker_local import PROFILES
 from stoker_local.functions.triggers.event_source import batch_event
 from stoker_local.functions.triggers.notification import created_message
@@ -88,6 +89,7 @@ class Cases:
             ("shuffle", "`shuffle`, a slice of four samples", "shuffle", self._shuffle, done),
             ("super-sample", "`serve`, a super-sample of 1 MiB", "serve", self._super_sample, answered),
             ("batch", f"`serve`, a batch of {BATCH} of 110 KB", "serve", self._batch, answered),
+            ("node", "`warm_node`, a call that keeps it warm", "warm_node", self._keep, {"held_bytes": 0}),
         )
         return {
             name: Case(title=title, function=called, prepare=prepare, expected=expected)
@@ -150,6 +152,9 @@ class Cases:
         )
         return task.to_event()
 
+    async def _keep(self) -> Any:
+        return Wake(node="warm-0", proxy="none:0", task=Task.WARM).to_event()
+
     async def _super_sample(self) -> Any:
         return _request("/v1/served/super-samples/0")
 
@@ -181,7 +186,7 @@ Samples = Mapping[tuple[str, str, str], list[Sample]]
 
 async def latency(patience: Patience) -> str:
     """Measure, and return the table."""
-    names = ("pack", "ingest", "commit", "compact", "shuffle", "serve")
+    names = ("pack", "ingest", "commit", "compact", "shuffle", "serve", "warm_node")
     functions = [function("nothing", "benchmarks.functions.handlers.nothing"), *map(function, names)]
     found: dict[tuple[str, str, str], list[Sample]] = defaultdict(list)
     async with stage(*functions, shape=PROFILES["none"]) as place:

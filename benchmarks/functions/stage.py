@@ -18,6 +18,7 @@ from stoker.pack.part import Part
 from stoker.prices import GB_BYTES
 from stoker.sources.folders import files_schema
 from stoker.store.protocol import ObjectInfo
+from stoker.warm.handshake import Secret
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud
 from stoker_local.shape import Shape
@@ -32,6 +33,7 @@ _SETTINGS = {
     "STOKER_DATASETS": f"all={DATA} taken={DATA}/taken served={DATA}/served",
     "STOKER_SOURCES": RAW,
     "STOKER_INGEST": '{"dataset": "taken", "kind": "files"}',
+    "STOKER_WARM_SECRET": Secret.generate().reveal(),
 }
 _PLENTY_SECONDS = 900.0
 
