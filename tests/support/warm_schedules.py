@@ -196,12 +196,12 @@ class WarmRun:
             if self.rng.random() < 0.6:
                 await self.tier.put(*self.objects)
             async with asyncio.TaskGroup() as group:
-                wrong = group.create_task(self._do_wrong())
+                group.create_task(self._do_wrong())
                 async with asyncio.TaskGroup() as readers:
                     for number in range(2):
                         rng = random.Random(self.rng.random())
                         readers.create_task(self._fetch(rng, number) if fetches else self._read(rng))
-                wrong.cancel()
+                self.is_over = True
             await self._calm()
             self._check_beliefs()
             self._check_statistics()
@@ -273,9 +273,9 @@ class WarmRun:
     # What goes wrong.
 
     async def _do_wrong(self) -> None:
-        while True:
-            await asyncio.sleep(self.rng.expovariate(1.0))
-            if self.faults:
+        while not self.is_over:
+            await asyncio.sleep(min(5.0, self.rng.expovariate(1.0)))
+            if self.faults and not self.is_over:
                 await self._fault(self.rng.choice(self.faults))
 
     async def _fault(self, fault: str) -> None:

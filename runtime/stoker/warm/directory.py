@@ -140,7 +140,7 @@ class Directory:
         live = set(self._live) - {node} if is_gone else {*self._live, node}
         self._live = sorted(live)
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str, *, is_use: bool = True) -> Found | None:
         """Return where an object's shards are believed to be, and count this as a use; None if it cannot be read."""
         number = int(name, 16) << _CODE_BITS
         for index, code in enumerate(self._codes):
@@ -151,7 +151,7 @@ class Directory:
                 if max(nodes) >= _RESERVED:
                     nodes = [cell if cell < _RESERVED else -1 for cell in nodes]
                 if code.shards - nodes.count(-1) >= code.data:
-                    self._is_used[row] = 1
+                    self._is_used[row] |= is_use
                     return Found(code, nodes)
         return None
 

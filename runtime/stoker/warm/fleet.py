@@ -96,14 +96,27 @@ class Node:
         Raises:
             TransientError: it could not be woken, did not answer in time, or failed.
         """
-        loop = asyncio.get_running_loop()
-        end_seconds = loop.time() + seconds
+        end_seconds = asyncio.get_running_loop().time() + seconds
+        try:
+            return await self._ask(kind, head, body, into, end_seconds)
+        except ConnectionLostError:
+            # Its instance was taken back, or the way to it broke. What can be asked can be asked twice.
+            return await self._ask(kind, head, body, into, end_seconds)
+
+    async def _ask(
+        self,
+        kind: Kind,
+        head: Head,
+        body: Sequence[bytes | bytearray | memoryview],
+        into: memoryview | None,
+        end_seconds: float,
+    ) -> Reply:
         try:
             async with asyncio.timeout_at(end_seconds):
                 connection, instance = await self._ready()
         except TimeoutError:
-            raise ConnectionLostError(f"{self.name} was not awake within {seconds:g} s") from None
-        sent_seconds, is_change = loop.time(), kind in (Kind.SET, Kind.DELETE)
+            raise ConnectionLostError(f"{self.name} was not awake in time") from None
+        sent_seconds, is_change = asyncio.get_running_loop().time(), kind in (Kind.SET, Kind.DELETE)
         self._asked += 1
         try:
             reply = await connection.request(
@@ -112,7 +125,9 @@ class Node:
         except BaseException as error:
             if isinstance(error, DeadlineError):
                 self._was_silent(sent_seconds)
-            if is_change and connection is self._connection and connection.is_open:
+            if not connection.is_open:
+                self.lost(connection)
+            elif is_change and connection is self._connection:
                 self._doubt()
             raise
         finally:
@@ -136,8 +151,8 @@ class Node:
         await self._has_changed(self._parts.config.wake_seconds)
 
     async def stop(self) -> None:
-        """Tell it to return."""
-        if self._connection is not None and self._connection.is_open:
+        """Tell it to return, unless it sleeps: it would find that on its socket when it is called next."""
+        if self._connection is not None and self._connection.is_open and self.life.state is not State.SLEEPING:
             with suppress(StokerError):
                 await self._connection.request(Kind.STOP, timeout=self._parts.config.ping_seconds)
 

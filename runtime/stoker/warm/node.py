@@ -87,7 +87,6 @@ class NodeServer:
         """
         if wake.task is not Task.WARM:
             stop_at_seconds = asyncio.get_running_loop().time() + seconds
-            self._is_told_to_stop = False
             connection = await self._connected(wake)
             await self._serve(connection, wake, stop_at_seconds)
         return self.report.to_json()
@@ -103,6 +102,7 @@ class NodeServer:
         # A loop that stood still learns now of what happened to the connection meanwhile.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+        self._is_told_to_stop = False  # by whoever there was before
         address = (wake.proxy, wake.fingerprint)
         old = self._connection
         if old is not None and old.is_open and address == self._address and not wake.dial_anew:

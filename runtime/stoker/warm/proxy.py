@@ -159,6 +159,7 @@ class Proxy:
         self._directory = Directory(config.nodes, [config.code], limit_bytes=0, most_objects=config.most_objects)
         self._nodes: list[Node] = []
         self._doomed: dict[int, set[ShardId]] = {}
+        self._deleting = [asyncio.Lock() for _ in range(config.nodes)]
         self._tally = _Tally()
         self._writing: set[str] = set()
         self._writes = asyncio.Semaphore(config.writes)
@@ -399,7 +400,7 @@ class Proxy:
     async def _write(self, name: str, code: Code, data: bytes | bytearray) -> None:
         """Write the shards of an object that are nowhere."""
         async with self._writes:
-            is_new = self._directory.find(name) is None
+            is_new = self._directory.find(name, is_use=False) is None
             await self._wake_unknown()
             placement = self._directory.place(name, code, self._rng)
             if placement is None:
@@ -415,7 +416,7 @@ class Proxy:
                 ]
             if not is_new:
                 self._tally.rebuilt += sum(task.result() for task in tasks)
-            elif self._directory.find(name) is not None:
+            elif self._directory.find(name, is_use=False) is not None:
                 self._tally.stored += 1
             else:
                 self._tally.declined += 1
@@ -516,11 +517,12 @@ class Proxy:
         self._doomed.setdefault(node, set()).add(shard)
 
     async def _delete_doomed(self, node: Node) -> None:
-        while doomed := self._doomed.get(node.number):
-            page = list(islice(doomed, LISTED_AT_ONCE))
-            head = {"shards": [shard.to_text() for shard in page]}
-            await node.request(Kind.DELETE, head, seconds=self.config.write_seconds)
-            doomed.difference_update(page)
+        async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
+            while doomed := self._doomed.get(node.number):
+                page = list(islice(doomed, LISTED_AT_ONCE))
+                head = {"shards": [shard.to_text() for shard in page]}
+                await node.request(Kind.DELETE, head, seconds=self.config.write_seconds)
+                doomed.difference_update(page)
 
     # Nodes and their connections.
 

@@ -77,7 +77,7 @@ def test_a_wake_outlives_the_one_who_began_it_if_others_wait_too() -> None:
 def test_a_node_that_does_not_come_is_not_called_again_if_nobody_waits() -> None:
     async def test(made: Tier, node: Node) -> None:
         made.platform.mood = Mood(warm_seconds=100.0)
-        with pytest.raises(ConnectionLostError, match="not awake within 1 s"):
+        with pytest.raises(ConnectionLostError, match="not awake in time"):
             await ping(node, seconds=1.0)
         await asyncio.sleep(50.0)
         assert tasks(made) == ["serve"]

@@ -1,0 +1,374 @@
+"""What a proxy does with objects: which are kept, read, lost, written again, and let go; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import WireError
+from stoker.warm.code import Code
+from stoker.warm.proxy import Proxy, _evicted
+from stoker.warm.settings import WarmConfig
+from stoker.warm.shard import ShardId
+from support.warm_platform import Mood, Tier, named
+
+OBJECTS = [named(number, 3000 + number) for number in range(6)]
+NAME, DATA = OBJECTS[0]
+
+
+def check(
+    test: Callable[[Tier], Awaitable[None]],
+    *,
+    nodes: int = 3,
+    code: str = "2+1",
+    shelf_bytes: int = 1 << 20,
+    **settings: Any,
+) -> None:
+    """Run a test with a tier whose nodes sleep, in virtual time."""
+
+    async def main() -> None:
+        config = WarmConfig(nodes=nodes, code=Code.parse(code), **settings)
+        async with Tier(config, shelf_bytes=shelf_bytes) as tier:
+            await asyncio.sleep(2.0)
+            await test(tier)
+
+    run_virtual(main())
+
+
+def statistics(tier: Tier, *names: str) -> list[int]:
+    found = tier.proxy.statistics()
+    return [getattr(found, name) for name in names]
+
+
+def test_what_was_offered_is_read_and_what_was_not_is_missed() -> None:
+    async def test(tier: Tier) -> None:
+        assert not await tier.kept(NAME, DATA)
+        await tier.put(*OBJECTS)
+        for name, data in OBJECTS:
+            assert await tier.kept(name, data)
+        assert statistics(tier, "hits", "misses", "losses", "stored") == [6, 1, 0, 6]
+
+    check(test)
+
+
+def test_an_object_of_no_bytes_is_kept_too() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(named(9, 0))
+        assert await tier.kept(*named(9, 0))
+
+    check(test)
+
+
+def test_an_offer_is_copied_and_never_blocks() -> None:
+    async def test(tier: Tier) -> None:
+        memory = bytearray(DATA)
+        tier.proxy.offer(NAME, memoryview(memory))
+        memory[:] = bytes(len(memory))
+        await asyncio.sleep(3.0)
+        assert await tier.kept(NAME, DATA)
+
+    check(test)
+
+
+def test_copies_that_wait_are_bounded_and_what_is_more_is_declined() -> None:
+    async def test(tier: Tier) -> None:
+        for name, data in OBJECTS:
+            tier.proxy.offer(name, memoryview(data))
+        assert statistics(tier, "pending_bytes", "declined") == [6001, 4]
+        await asyncio.sleep(3.0)
+        assert statistics(tier, "pending_bytes", "stored", "declined") == [0, 2, 4]
+
+    check(test, pending_bytes=8000)
+
+
+def test_the_same_object_is_written_once() -> None:
+    async def test(tier: Tier) -> None:
+        for _ in range(5):
+            tier.proxy.offer(NAME, memoryview(DATA))
+        assert statistics(tier, "pending_bytes") == [3000]
+        await asyncio.sleep(3.0)
+        tier.proxy.offer(NAME, memoryview(DATA))
+        assert statistics(tier, "pending_bytes", "stored", "declined") == [0, 1, 0]
+
+    check(test)
+
+
+def test_an_object_that_no_node_takes_is_declined() -> None:
+    async def test(tier: Tier) -> None:
+        tier.platform.mood = Mood(throttled=1.0)
+        await tier.put((NAME, DATA))
+        assert statistics(tier, "stored", "declined", "objects", "held_bytes") == [0, 1, 0, 0]
+
+    check(test, write_seconds=2.0)
+
+
+@pytest.mark.parametrize("code", ["2+1", "2+2", "1+1", "1+2"])
+def test_as_many_shards_as_there_is_parity_for_may_be_lost_and_come_back(code: str) -> None:
+    async def test(tier: Tier) -> None:
+        parity = tier.config.code.parity
+        await tier.put(*OBJECTS)
+        for node in range(parity):
+            tier.platform.reclaim(f"warm-{node}")
+        for _ in range(3):  # the first round finds them gone, the second calls them, the third knows what is lost
+            for name, data in OBJECTS:
+                assert await tier.kept(name, data)
+            await asyncio.sleep(1.0)
+        assert statistics(tier, "hits", "losses", "rebuilt") == [18, 0, 6 * parity]
+        assert tier.believed() == tier.held()
+        for node in range(parity, 2 * parity):  # others
+            tier.platform.reclaim(f"warm-{node % tier.config.nodes}")
+        for name, data in OBJECTS:
+            assert await tier.kept(name, data)
+
+    check(test, nodes=Code.parse(code).shards, code=code)
+
+
+@pytest.mark.parametrize("code", ["2+1", "2+2", "3+0"])
+def test_with_one_more_lost_an_object_is_lost_until_it_is_offered_again_and_only_what_is_missing_is_written(
+    code: str,
+) -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        lost = tier.config.code.parity + 1
+        for node in range(lost):
+            tier.platform.reclaim(f"warm-{node}")
+        assert not await tier.kept(NAME, DATA)
+        assert statistics(tier, "losses", "misses") == [1, 0]
+        assert not await tier.kept(NAME, DATA)
+        assert statistics(tier, "losses", "misses") == [1, 1]
+        terms = {each.name: each.shelf.digest.term for each in tier.platform.all_instances()}
+        await tier.put((NAME, DATA))
+        written = sum(each.shelf.digest.term - terms[each.name] for each in tier.platform.all_instances())
+        assert written == lost
+        assert await tier.kept(NAME, DATA)
+
+    check(test, nodes=Code.parse(code).shards, code=code)
+
+
+def test_nodes_that_cannot_be_reached_lose_nothing_and_a_read_ends_in_time() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        tier.platform.mood = Mood(throttled=1.0)
+        begun_seconds = asyncio.get_running_loop().time()
+        assert not await tier.kept(NAME, DATA)
+        assert asyncio.get_running_loop().time() - begun_seconds <= tier.config.read_seconds
+        tier.platform.mood = Mood()
+        await asyncio.sleep(10.0)
+        assert await tier.kept(NAME, DATA)
+
+    check(test)
+
+
+def test_a_damaged_shard_is_an_erasure_and_is_written_anew() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        shelf = tier.platform.instances["warm-0"][0].shelf
+        (shard,) = shelf.ids()
+        held = shelf.get(shard)
+        assert held is not None
+        payload = bytearray(held.payload)
+        payload[7] ^= 1
+        shelf.set(shard, held.crc32c, payload)
+        assert await tier.kept(NAME, DATA)
+        await asyncio.sleep(1.0)
+        assert statistics(tier, "corrupt", "hits", "rebuilt") == [1, 1, 1]
+        again = shelf.get(shard)
+        assert again is not None
+        assert again.is_whole
+
+    check(test)
+
+
+def test_a_slow_node_is_not_waited_for() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        tier.platform.instances["warm-1"][0].freeze()
+        begun_seconds = asyncio.get_running_loop().time()
+        assert await tier.kept(NAME, DATA)
+        assert asyncio.get_running_loop().time() - begun_seconds < 0.1
+        assert statistics(tier, "late", "hits") == [1, 1]
+
+    check(test)
+
+
+def test_when_shelves_are_full_whole_objects_go_those_first_that_nobody_reads() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS[:3])
+        assert await tier.kept(*OBJECTS[0])
+        await tier.put(OBJECTS[3])
+        assert [await tier.kept(*each) for each in OBJECTS[:4]] == [True, False, True, True]
+        await tier.put(OBJECTS[4])
+        await asyncio.sleep(1.0)
+        assert statistics(tier, "evicted", "objects") == [2, 3]
+        believed = tier.believed()
+        assert believed == tier.held()
+        assert {len(shards) for shards in believed.values()} == {3}
+
+    check(test, shelf_bytes=3 * (1600 + 768))
+
+
+def test_what_is_to_go_from_a_node_that_is_asked_for_a_list_is_not_believed_again() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS[:2])
+        proxy = tier.proxy
+        proxy._delete(proxy._directory.forget(NAME))
+        await proxy._learn(proxy._nodes[0])
+        assert not await tier.kept(NAME, DATA)
+        await tier.put(OBJECTS[2])
+        assert tier.believed() == tier.held()
+
+    check(test)
+
+
+def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        for turn in range(30):
+            for name, _ in OBJECTS[turn % 3 :]:
+                tier.proxy._delete(tier.proxy._directory.forget(name))
+            await tier.put(*OBJECTS[::-1])
+        assert tier.believed() == tier.held()
+
+    check(test, fresh_seconds=0.0, writes=4)
+
+
+def test_a_node_that_says_nonsense_about_what_went_spoils_its_own_shard_only() -> None:
+    for head in ({}, {"evicted": 7}, {"evicted": [1]}, {"evicted": ["x"]}):
+        with pytest.raises(WireError):
+            _evicted(head)
+    assert _evicted({"evicted": [ShardId(NAME, 2, 1, 0).to_text()]}) == [ShardId(NAME, 2, 1, 0)]
+
+
+def test_an_offer_that_nobody_could_begin_to_write_is_not_counted_for_ever() -> None:
+    async def test(tier: Tier) -> None:
+        tier.proxy.offer(NAME, memoryview(DATA))
+        await tier.proxy.close()
+        tier.proxy.offer(NAME, memoryview(DATA))
+        assert statistics(tier, "pending_bytes", "declined") == [0, 1]
+        assert not await tier.kept(NAME, DATA)
+
+    check(test)
+
+
+@pytest.mark.parametrize("is_crash", [False, True])
+def test_a_proxy_in_the_place_of_another_learns_what_nodes_hold(is_crash: bool) -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        await asyncio.sleep(1.0)
+        await tier.replace(is_crash=is_crash)
+        calls = len(tier.platform.calls)
+        await asyncio.sleep(1.0)
+        assert len(tier.platform.calls) == calls + tier.config.nodes, "each node is called once"
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+        assert tier.platform.counts.cold == tier.config.nodes
+
+    check(test)
+
+
+def test_a_closed_proxy_calls_nobody_and_leaves_no_task() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        reading = [asyncio.ensure_future(tier.kept(*each)) for each in OBJECTS]
+        await asyncio.sleep(0.0)
+        await tier.proxy.close()
+        await tier.proxy.close()
+        await asyncio.wait(reading)
+        calls = len(tier.platform.calls)
+        await asyncio.sleep(100.0)
+        assert len(tier.platform.calls) == calls
+        assert (len(tier.proxy._tasks), len(tier.proxy._connections)) == (0, 0)
+
+    check(test)
+
+
+def test_nothing_is_written_to_memory_whose_reader_has_left() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        for delay_seconds in [at * 0.0002 for at in range(100)]:
+            into = bytearray(len(DATA))
+            reading = asyncio.ensure_future(tier.proxy.read(NAME, memoryview(into)))
+            await asyncio.sleep(delay_seconds)
+            reading.cancel()
+            await asyncio.wait([reading])
+            into[:] = b"\xee" * len(into)
+            await asyncio.sleep(0.5)
+            assert into.count(0xEE) == len(into)
+
+    check(test)
+
+
+def test_reads_cost_one_call_for_as_long_as_they_come_soon_behind_each_other() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        tier.platform.calls.clear()
+        billed_seconds = tier.platform.counts.billed_seconds
+        for _ in range(100):
+            assert await tier.kept(NAME, DATA)
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        assert [call.task for call in tier.platform.calls] == ["serve"] * 3
+        assert not any(call.is_cold for call in tier.platform.calls)
+        billed_seconds = tier.platform.counts.billed_seconds - billed_seconds
+        assert billed_seconds < 3 * (100 * 0.105 + tier.config.linger_seconds + 0.1)
+
+    check(test)
+
+
+def test_readers_at_any_pace_never_start_second_instances() -> None:
+    """The moment when a node goes is met in many ways: none makes the platform start an empty instance beside it."""
+
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        for turn in range(300):
+            assert await tier.kept(NAME, DATA)
+            await asyncio.sleep(tier.config.linger_seconds - 0.02 + turn * 0.0001)
+        assert tier.platform.counts.cold <= tier.config.nodes
+        assert len(tier.platform.all_instances()) == tier.config.nodes
+        assert statistics(tier, "hits", "losses") == [300, 0]
+
+    check(test)
+
+
+def test_an_hour_of_rest_costs_one_short_call_a_minute_for_each_node() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put((NAME, DATA))
+        await asyncio.sleep(60.0)
+        tier.platform.calls.clear()
+        billed_seconds = tier.platform.counts.billed_seconds
+        await asyncio.sleep(3600.0)
+        assert {call.task for call in tier.platform.calls} == {"warm"}
+        assert 58 * 3 <= len(tier.platform.calls) <= 60 * 3
+        assert tier.platform.counts.billed_seconds - billed_seconds < 0.011 * 60 * 3
+
+    check(test)
+
+
+def test_the_meter_agrees_with_the_platform() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        for _ in range(50):
+            await tier.kept(*OBJECTS[3])
+            await asyncio.sleep(0.7)
+        await asyncio.sleep(100.0)
+        used = tier.proxy.meter._used.values()
+        counts = tier.platform.counts
+        assert sum(each.calls for each in used) == counts.calls
+        assert sum(each.cold_starts for each in used) == counts.cold
+        assert sum(each.billed_seconds for each in used) == pytest.approx(counts.billed_seconds)
+
+    check(test)
+
+
+def test_a_proxy_says_what_is_missing_before_it_begins() -> None:
+    async def main() -> None:
+        tier = Tier(WarmConfig(nodes=3, code=Code(2, 1)))
+        assert isinstance(tier.proxy, Proxy)
+        await tier.proxy.close()  # was never started
+
+    run_virtual(main())
