@@ -198,6 +198,7 @@ class Node:
         Raises:
             TransientError: it could not be woken, did not answer in time, or failed.
         """
+        await self.request(Kind.PING, {}, seconds=self._parts.config.wake_seconds)  # so that it is known who is asked
         while held := await self.listed():
             for start in range(0, len(held), LISTED_AT_ONCE):
                 page = [shard.to_text() for shard in held[start : start + LISTED_AT_ONCE]]

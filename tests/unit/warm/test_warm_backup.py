@@ -1,0 +1,131 @@
+"""Second instances of nodes: brought up to date by what they lack, and there when the first one goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from stoker.clock import run_virtual
+from stoker.errors import StokerError
+from stoker.warm.backup import back_up
+from stoker.warm.code import Code
+from stoker.warm.settings import WarmConfig
+from support.warm_platform import Instance, Mood, Tier, named
+
+OBJECTS = [named(number, 3000 + number) for number in range(6)]
+
+
+def check(test: Callable[[Tier], Awaitable[None]], **settings: Any) -> None:
+    """Run a test with a tier of two nodes, in virtual time."""
+
+    async def main() -> None:
+        async with Tier(WarmConfig(nodes=2, code=Code(2, 0), **settings)) as tier:
+            await asyncio.sleep(2.0)
+            await test(tier)
+
+    run_virtual(main())
+
+
+def pair(tier: Tier) -> tuple[Instance, Instance]:
+    first, second = tier.platform.instances["warm-0"]
+    return first, second
+
+
+async def backed_up(tier: Tier) -> int:
+    copied = await back_up(tier.proxy._nodes[0], tier.config)
+    await asyncio.sleep(1.0)
+    return copied
+
+
+def test_a_second_instance_gets_what_it_lacks_and_loses_what_the_first_has_not() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS[:3])
+        assert await backed_up(tier) == 3
+        first, second = pair(tier)
+        assert first.shelf.ids() == second.shelf.ids()
+        tier.proxy._delete(tier.proxy._directory.forget(OBJECTS[0][0]))
+        await tier.put(*OBJECTS[3:])
+        assert await backed_up(tier) == 3, "the delta only"
+        assert first.shelf.ids() == second.shelf.ids()
+        assert first.shelf.digest.hash == second.shelf.digest.hash
+        assert await backed_up(tier) == 0
+        assert [instance.running for instance in pair(tier)] == [None, None], "both are told to go"
+
+    check(test)
+
+
+def test_the_second_instance_serves_when_the_first_one_is_taken_back() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        for node in tier.proxy._nodes:
+            await back_up(node, tier.config)
+        await asyncio.sleep(1.0)
+        for instances in list(tier.platform.instances.values()):
+            tier.platform.kill(instances[0])
+        await asyncio.sleep(1.0)
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+        assert tier.proxy.statistics().losses == 0
+        assert tier.platform.counts.cold == 4
+        await asyncio.sleep(1.0)
+        assert tier.believed() == tier.held()
+
+    check(test)
+
+
+def test_back_ups_are_made_of_what_has_changed_and_of_nothing_else() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        await asyncio.sleep(300.0)
+        assert tier.proxy.statistics().backed_up == 12
+        tier.platform.calls.clear()
+        await asyncio.sleep(1000.0)
+        assert tier.proxy.statistics().backed_up == 12
+
+    check(test, backup_seconds=100.0)
+
+
+def test_a_platform_that_starts_no_second_instance_costs_one_call_a_turn() -> None:
+    async def test(tier: Tier) -> None:
+        tier.platform.most = 1
+        await tier.put(*OBJECTS)
+        await asyncio.sleep(1000.0)
+        assert tier.proxy.statistics().backed_up == 0
+        assert tier.platform.counts.throttled <= 2 * 11
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+
+    check(test, backup_seconds=100.0)
+
+
+def test_a_node_that_dies_in_its_back_up_leaves_nothing_behind() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        for delay_seconds in (0.0, 0.01, 0.3, 0.305, 0.31, 0.315, 0.32, 0.33):
+            saving = asyncio.ensure_future(back_up(tier.proxy._nodes[0], tier.config))
+            await asyncio.sleep(delay_seconds)
+            tier.platform.reclaim("warm-0")
+            await asyncio.wait([saving])
+            error = saving.exception()
+            assert error is None or isinstance(error, StokerError)
+            await asyncio.sleep(3.0)
+        for _ in range(2):
+            for name, data in OBJECTS:
+                await tier.kept(name, data)
+                await tier.put((name, data))
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+
+    check(test)
+
+
+def test_a_second_instance_that_is_slow_to_start_is_had_at_the_next_turn() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        tier.platform.mood = Mood(cold_seconds=20.0)
+        await asyncio.sleep(140.0)
+        assert tier.proxy.statistics().backed_up == 0
+        await asyncio.sleep(100.0)
+        assert tier.proxy.statistics().backed_up == 12
+        assert tier.platform.counts.cold == 4
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+
+    check(test, backup_seconds=100.0)

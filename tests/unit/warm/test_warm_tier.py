@@ -1,0 +1,142 @@
+"""The warm tier as a fetcher meets it: asked before the bucket, told what came from there, never trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from stoker.cache.naming import name_of
+from stoker.clock import run_virtual
+from stoker.fetch.fetcher import FetchConfig, Fetcher
+from stoker.ring import Ring
+from stoker.warm.code import Code
+from stoker.warm.settings import WarmConfig
+from stoker.warm.tier import WarmTier
+from support.faulty_store import FaultyStore, Weather, pin
+from support.warm_platform import Tier
+
+BODIES = {f"data/{number:02}": random.Random(number).randbytes(3000 + number) for number in range(20)}
+REFS = pin(BODIES)
+CODES = ["2+1", "2+2", "4+2"]
+
+
+class Bench:
+    """A fetcher between a warm tier and a bucket."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.store = FaultyStore(BODIES, weather=Weather(tail_sigma=0.0))
+        self.ring = Ring(4, 4096)
+        self.fetcher = Fetcher(
+            self.store,
+            ring=self.ring,
+            rng=random.Random(1),
+            config=FetchConfig(hedge=False, attempt_seconds=20.0),
+            warm=WarmTier(tier.proxy),
+        )
+
+    async def fetch_all(self) -> int:
+        """Fetch every object once; return how many requests the bucket got for it."""
+        before = len(self.store.sent_seconds)
+        for ref in REFS:
+            slot = await self.fetcher.fetch(ref)
+            assert bytes(self.ring.view(slot, ref.size_bytes)) == BODIES[ref.key]
+            self.ring.release(slot)
+        await asyncio.sleep(2.0)
+        return len(self.store.sent_seconds) - before
+
+
+def check(code: str, test: Callable[[Bench], Awaitable[None]]) -> None:
+    """Run a test when all objects are in the tier and its nodes sleep, in virtual time."""
+
+    async def main() -> None:
+        made = Code.parse(code)
+        async with Tier(WarmConfig(nodes=made.shards, code=made)) as tier:
+            bench = Bench(tier)
+            assert await bench.fetch_all() == len(REFS), "from the bucket, once each"
+            assert await bench.fetch_all() == 0
+            await asyncio.sleep(5.0)
+            await test(bench)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("is_awake", [False, True])
+def test_with_as_many_shards_of_every_object_lost_as_there_is_parity_for_the_bucket_is_not_asked(
+    code: str, is_awake: bool
+) -> None:
+    async def test(bench: Bench) -> None:
+        if is_awake:
+            await bench.tier.kept(name_of(REFS[0]), BODIES[REFS[0].key])
+        for node in range(bench.tier.config.code.parity):
+            bench.tier.platform.reclaim(f"warm-{node}")
+        assert await bench.fetch_all() == 0
+        assert await bench.fetch_all() == 0
+        assert bench.tier.proxy.statistics().losses == 0
+
+    check(code, test)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("is_awake", [False, True])
+def test_with_one_more_lost_the_bucket_is_asked_once_for_every_object(code: str, is_awake: bool) -> None:
+    async def test(bench: Bench) -> None:
+        if is_awake:
+            await bench.tier.kept(name_of(REFS[0]), BODIES[REFS[0].key])
+        for node in range(bench.tier.config.code.parity + 1):
+            bench.tier.platform.reclaim(f"warm-{node}")
+        assert await bench.fetch_all() == len(REFS)
+        assert await bench.fetch_all() == 0, "they are back"
+        assert bench.tier.proxy.statistics().objects == len(REFS)
+
+    check(code, test)
+
+
+def test_all_nodes_lost_is_no_more_than_a_cold_start() -> None:
+    async def test(bench: Bench) -> None:
+        for node in range(bench.tier.config.nodes):
+            bench.tier.platform.reclaim(f"warm-{node}")
+        assert await bench.fetch_all() == len(REFS)
+        assert await bench.fetch_all() == 0
+
+    check("2+1", test)
+
+
+def test_an_object_is_told_apart_by_its_bytes_not_by_its_key() -> None:
+    async def test(bench: Bench) -> None:
+        key = REFS[0].key
+        changed = BODIES[key][::-1]
+        bench.store.objects[key] = changed
+        (ref,) = pin({key: changed})
+        slot = await bench.fetcher.fetch(ref)
+        assert bytes(bench.ring.view(slot, ref.size_bytes)) == changed
+        bench.ring.release(slot)
+
+    check("2+1", test)
+
+
+def test_a_late_tier_costs_one_request_of_the_bucket_and_nothing_writes_afterwards() -> None:
+    async def test(bench: Bench) -> None:
+        fetcher = Fetcher(
+            bench.store,
+            ring=bench.ring,
+            rng=random.Random(1),
+            config=FetchConfig(hedge_first_seconds=0.05),
+            warm=WarmTier(bench.tier.proxy),
+        )
+        for instance in bench.tier.platform.all_instances():
+            instance.freeze()
+        before = len(bench.store.sent_seconds)
+        slot = await fetcher.fetch(REFS[0])
+        assert len(bench.store.sent_seconds) == before + 1
+        for instance in bench.tier.platform.all_instances():
+            instance.thaw()
+        await asyncio.sleep(20.0)
+        assert bytes(bench.ring.view(slot, REFS[0].size_bytes)) == BODIES[REFS[0].key]
+        bench.ring.release(slot)
+
+    check("2+1", test)
