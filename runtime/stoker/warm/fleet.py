@@ -199,7 +199,10 @@ class Node:
             TransientError: it could not be woken, did not answer in time, or failed.
         """
         await self.request(Kind.PING, {}, seconds=self._parts.config.wake_seconds)  # so that it is known who is asked
-        while held := await self.listed():
+        await self.request(Kind.PING, {}, seconds=self._parts.config.wake_seconds)
+        while (held := await self.listed()) != []:
+            if held is None:
+                raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
             for start in range(0, len(held), LISTED_AT_ONCE):
                 page = [shard.to_text() for shard in held[start : start + LISTED_AT_ONCE]]
                 await self.request(Kind.DELETE, {"shards": page}, seconds=self._parts.config.write_seconds)

@@ -490,6 +490,19 @@ def test_nodes_are_told_to_return_and_to_forget(forgets: bool) -> None:
     run(test)
 
 
+def test_a_proxy_that_has_only_begun_has_nodes_forget_what_an_earlier_one_gave_them() -> None:
+    async def test() -> None:
+        async with SharedTier(CONFIG) as tier:
+            await filled(tier)
+            await tier.replace_proxy()
+            assert await tier.proxy.forget() == {}
+            for instances in tier.platform.instances.values():
+                assert [instance.shelf.held_bytes for instance in instances] == [0]
+            assert tier.proxy.statistics().objects == 0
+
+    run(test)
+
+
 @pytest.mark.parametrize("name", ["read_bytes", "offer_bytes"])
 def test_limits_are_positive(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
