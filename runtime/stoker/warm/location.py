@@ -38,6 +38,7 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,48}", re.ASCII)
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be dialled
 _SHOWN_CHARACTERS = 60
 
 
@@ -237,6 +238,9 @@ def _fleet(scheme: str, place: str, query: str) -> Fleet:
         raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
     if ("certificate" in given) != ("key" in given):
         raise ConfigError("certificate and key go together: the PEM files of the proxy's certificate and its key")
+    listen = _address("listen", given["listen"], is_listening=True)
+    if listen.host in _EVERYWHERE and "advertise" not in given:
+        raise ConfigError(f"advertise is missing: nodes cannot dial {listen.host}, so say at which address they can")
     executor, bucket = _EXECUTORS[scheme]
     config = {field: read(name, given[name]) for name, (field, read) in _CONFIG.items() if name in given}
     options = {field: read(name, given[name]) for name, (field, read) in _OPTIONS.items() if name in given}
@@ -244,7 +248,7 @@ def _fleet(scheme: str, place: str, query: str) -> Fleet:
         executor=executor,
         options=ExecutorOptions(prefix=place, **options),
         config=WarmConfig(**config),
-        listen=_address("listen", given["listen"], is_listening=True),
+        listen=listen,
         advertised=_address("advertise", given["advertise"]) if "advertise" in given else None,
         certificate=Certificate(chain=Path(given["certificate"]), key=Path(given["key"])) if "key" in given else None,
         bucket=given.get("bucket", bucket),

@@ -266,7 +266,7 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
         ([PROXY], "run for functions"),
         ([FLEET, "--key", "k.pem"], "go together"),
         ([FLEET, "--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"], "holds no certificate"),
-        (["warm+lambda://stoker?listen=0.0.0.0:0&region=us-east-1"], "certificate"),
+        (["warm+lambda://stoker?listen=0.0.0.0:0&advertise=10.0.0.5:7411&region=us-east-1"], "certificate"),
         (["warm+lambda://stoker?listen=192.0.2.1:0&region=us-east-1"], "certificate"),
     ],
 )

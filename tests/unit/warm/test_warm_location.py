@@ -114,6 +114,8 @@ def test_every_setting_of_functions_is_taken() -> None:
         ("warm+lambda://a/b?listen=10.0.0.5:7411", "prefix"),
         ("warm+lambda://stoker?listen=here", "listen"),
         (f"{FLEET}&advertise=10.0.0.5:0", "advertise"),
+        ("warm+lambda://stoker?listen=0.0.0.0:7411", "advertise is missing"),
+        ("warm+lambda://stoker?listen=[::]:7411", "advertise is missing"),
         (f"{FLEET}&listen=10.0.0.5:7412", "listen is given twice"),
         (f"{FLEET}&nodes=x", "nodes"),
         (f"{FLEET}&nodes=3", "12 to"),
