@@ -21,6 +21,7 @@ from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
 from stoker.plan.dataset import bodiless, size_of
 from stoker.plan.latency import Constant, Latency
 from stoker.plan.node import EpochResult, Node, NodeParts, Nothing
+from stoker.plan.simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
 from stoker.plan.tier_model import TierModel
 from stoker.prices import Operation, Prices
 from stoker.sizes import counted, format_bytes
@@ -58,6 +59,7 @@ class Scenario:
         in_step: whether each step waits for the slowest node, as data-parallel training does.
         caches: of each rank, nearest first.
         tiers: makes what else is nearer than the bucket, and farther than the caches.
+        warm: functions that hold super-samples for all nodes, the last place before the bucket; None for none.
         seed: of what is drawn; the order has its own.
     """
 
@@ -71,6 +73,7 @@ class Scenario:
     in_step: bool = False
     caches: Sequence[TierModel] = ()
     tiers: TierMaker | None = None
+    warm: WarmModel | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -92,10 +95,12 @@ class Run:
     Attributes:
         epochs: of every node, by epoch and then by rank.
         seconds: from the start to the end of the last node.
+        warm: what the warm tier did, if there is one.
     """
 
     epochs: tuple[EpochResult, ...]
     seconds: float
+    warm: WarmTally | None = None
 
     def of_epoch(self, epoch: int) -> tuple[EpochResult, ...]:
         """Return an epoch on all nodes, by rank."""
@@ -153,6 +158,7 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink
     manifest, feed = bodiless(scenario.manifest), scenario.feed
     bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
+    warm = SimulatedWarm(scenario.warm, f"{scenario.seed} warm") if scenario.warm is not None else None
     memory = Nothing(manifest.largest_bytes)
     order = lru_cache(maxsize=_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
 
@@ -168,7 +174,9 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink
 
         def tiers(future: Future) -> list[Tier]:
             caches: list[Tier] = [each.tier(future, rng) for each in scenario.caches]
-            return [*caches, *(scenario.tiers(mine, manifest) if scenario.tiers is not None else ())]
+            others = scenario.tiers(mine, manifest) if scenario.tiers is not None else ()
+            functions = [WarmView(warm, scenario.node_bytes_per_second)] if warm is not None else []
+            return [*caches, *others, *functions]
 
         return Node(
             NodeParts(
@@ -178,7 +186,7 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink
                 compute=scenario.compute,
                 epochs=scenario.epochs,
                 seed=scenario.seed,
-                tiers=tiers if scenario.caches or scenario.tiers is not None else None,
+                tiers=tiers if scenario.caches or scenario.tiers is not None or warm is not None else None,
                 memory=memory,
                 order=lambda samples, config, epoch: order(epoch),
                 meet=meet,
@@ -189,7 +197,8 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink
     nodes = [node(rank) for rank in range(feed.world_size)]
     found = await asyncio.gather(*(each.run() for each in nodes))
     ordered = sorted((each for results in found for each in results), key=lambda each: (each.epoch, each.rank))
-    return Run(epochs=tuple(ordered), seconds=asyncio.get_running_loop().time())
+    seconds = asyncio.get_running_loop().time()
+    return Run(epochs=tuple(ordered), seconds=seconds, warm=warm.tally(seconds) if warm is not None else None)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stoker.cache.policies import POLICIES
 from stoker.errors import ConfigError
@@ -17,15 +18,19 @@ from stoker.order import MAX_LANES, OrderConfig
 from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
 from stoker.plan.latency import LEAST_MEDIAN_SECONDS, LONGEST_SECONDS, Constant, Late, Latency, LogNormal
+from stoker.plan.reclaim import Reclaim
 from stoker.plan.recorded import read_durations
 from stoker.plan.recorded_bucket import recorded_bucket
 from stoker.plan.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS, Scenario
 from stoker.plan.section import Section, read_section
+from stoker.plan.simulated_warm import WarmModel
 from stoker.plan.tier_model import TierModel
 from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker.store import open_store
 from stoker.trace.recording import read_trace
 from stoker.versions import read_manifest
+from stoker.warm.code import Code
+from stoker.warm.settings import WarmConfig
 
 __all__ = ["ScenarioFile", "read_scenario"]
 
@@ -64,6 +69,7 @@ def read_scenario(path: Path) -> ScenarioFile:
     nodes = top.integer("nodes", 1, most=MAX_LANES)  # each has a lane of its own at least
     seed, in_step = top.integer("seed", 0, least=0), top.boolean("in_step", default=False)
     dataset, order, bucket, node = (top.within(name) for name in ("dataset", "order", "bucket", "node"))
+    warm = _warm(top.within("warm")) if "warm" in top else None
     top.end()
     url = dataset.text("url") if "url" in dataset else ""
     prices_of = bucket.text("prices_of", url or "s3")
@@ -87,6 +93,7 @@ def read_scenario(path: Path) -> ScenarioFile:
         epochs=epochs,
         in_step=in_step,
         caches=caches,
+        warm=warm,
         seed=seed,
     )
     _check_length(path, scenario)
@@ -187,6 +194,44 @@ def _cache(section: Section) -> TierModel:
         bytes_per_second=_rate(section, "bytes_per_second", rate),
         latency=latency,
     )
+
+
+def _warm(section: Section) -> WarmModel:
+    usual, config = WarmModel(), WarmConfig()
+    latency = _latency(section.within("latency"), lambda: usual.latency)
+    reclaim = None
+    if "mean_life_seconds" in section:
+        life_seconds = section.number("mean_life_seconds", least=60.0, most=LONGEST_SECONDS * 365)
+        reclaim = Reclaim(mean_life_seconds=life_seconds, together=section.number("together", 0.0, most=1.0))
+    memory_bytes = section.size("memory_bytes", usual.memory_bytes)
+    backup_seconds = section.number("backup_seconds", least=1.0) if "backup_seconds" in section else None
+    shape: dict[str, Any] = {
+        "nodes": section.integer("nodes", config.nodes),
+        "code": _code(section, str(config.code)),
+        "keep_warm_seconds": section.number("keep_warm_seconds", config.keep_warm_seconds, least=1.0),
+        "backup_seconds": backup_seconds,
+        "linger_seconds": section.number("linger_seconds", config.linger_seconds, most=LONGEST_SECONDS),
+    }
+    limit_bytes = section.size("limit_bytes", memory_bytes * 3 // 4)
+    rate = _rate(section, "bytes_per_second", usual.bytes_per_second)
+    return section.checked(
+        lambda: WarmModel(
+            config=WarmConfig(**shape),
+            memory_bytes=memory_bytes,
+            limit_bytes=limit_bytes,
+            bytes_per_second=rate,
+            latency=latency,
+            reclaim=reclaim,
+        )
+    )
+
+
+def _code(section: Section, default: str) -> Code:
+    text = section.text("code", default)
+    try:
+        return Code.parse(text)
+    except ConfigError as error:
+        raise section.wrong("code", text, f"a code: {error}") from None
 
 
 def _latency(section: Section, default: Callable[[], Latency], most_seconds: float = LONGEST_SECONDS) -> Latency:

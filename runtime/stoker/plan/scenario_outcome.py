@@ -9,11 +9,14 @@ from statistics import fmean
 from stoker.plan.experiments.outcome import Cell, Outcome, Panel, Series, Table
 from stoker.plan.node import EpochResult
 from stoker.plan.scenario import Run, Scenario
+from stoker.plan.simulated_warm import WarmTally
 from stoker.prices import Operation, Prices
 from stoker.sizes import counted
 
 __all__ = ["outcome"]
 
+_PLATFORM = "lambda"
+"""Whose prices functions have."""
 _COLUMNS = (
     "epoch",
     "seconds",
@@ -47,13 +50,27 @@ def outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str
     rows.append(_row("all", run.epochs, tiers, dollars, seconds=run.seconds))
     first = max(each.first_batch_seconds for each in run.of_epoch(0) if each.first_batch_seconds is not None)
     nodes = counted(scenario.feed.world_size, "node")
-    remarks = (
+    remarks: tuple[str, ...] = (
         f"{nodes}, {counted(len(scenario.manifest), 'super-sample')}; waits are of a node.",
         f"The first batch was there after {first:.3g} s on the last of the nodes.",
         f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are of all nodes together.",
     )
+    if run.warm is not None:
+        remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices))
     table = Table(name=name, columns=(*_COLUMNS, *(f"from {tier}" for tier in tiers)), rows=rows)
     return Outcome(tables=[table], panels=_panels(epochs, tiers), remarks=remarks)
+
+
+def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices) -> tuple[str, ...]:
+    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM))
+    gone = sum(len(each.losses) for each in warm.lives)
+    reads, dollars = counted(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
+    parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
+    return (
+        f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} went for others.",
+        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were put back.",
+        f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. They cost {dollars}: {parts}.",
+    )
 
 
 def _row(

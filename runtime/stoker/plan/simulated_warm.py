@@ -1,0 +1,251 @@
+"""A warm tier in virtual time: objects as shards in functions that a platform takes back, read by the first k of n.
+
+Shards are lost when the model of a node (:mod:`stoker.plan.warm_node`) says so, and put back by the next read of their
+object. What the nodes are called for is billed as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stoker.cache.lru import Lru
+from stoker.cache.policy import Residents
+from stoker.errors import ConfigError
+from stoker.plan.latency import Latency, LogNormal
+from stoker.plan.link import SharedLink
+from stoker.plan.reclaim import Reclaim, strikes
+from stoker.plan.warm_fleet import Bill, NodeCalls
+from stoker.plan.warm_node import NodeLife, lived
+from stoker.prices import FunctionPrices
+from stoker.tier import ObjectRef
+from stoker.warm.settings import WarmConfig
+from stoker.warm.upkeep import UpkeepConfig
+
+__all__ = ["SimulatedWarm", "WarmModel", "WarmTally", "WarmView"]
+
+_FIRST_HORIZON_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmModel:
+    """Functions that hold super-samples for all ranks.
+
+    Attributes:
+        config: of the tier: nodes, code, how often they are called and backed up, how long they linger.
+        memory_bytes: of a node, as configured and billed.
+        limit_bytes: of these, for shards.
+        bytes_per_second: of a node.
+        latency: before a shard's first byte, the call that wakes its node included.
+        reclaim: how the platform takes instances; None: it takes none.
+    """
+
+    config: WarmConfig = field(default_factory=WarmConfig)
+    memory_bytes: int = 1536 << 20
+    limit_bytes: int = 1152 << 20
+    bytes_per_second: float = 75e6
+    latency: Latency = field(default_factory=lambda: LogNormal(0.015, 0.1))
+    reclaim: Reclaim | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit_bytes <= self.memory_bytes:
+            raise ConfigError(f"limit_bytes is at most memory_bytes, {self.memory_bytes}, not {self.limit_bytes}")
+        if not self.bytes_per_second > 0:
+            raise ConfigError(f"bytes_per_second must be more than 0, not {self.bytes_per_second}")
+
+    def lives(self, seconds: float, seed: str) -> list[NodeLife]:
+        """Return what becomes of the nodes; a longer time begins with the same."""
+        config = self.config
+        upkeep = UpkeepConfig(
+            warm_seconds=config.keep_warm_seconds,
+            backup_seconds=config.backup_seconds,
+            peer_seconds=config.backup_seconds,
+        )
+
+        def life(node: int) -> NodeLife:
+            rng = random.Random(f"{seed} {node}")  # noqa: S311 - a model's
+            taken = strikes(self.reclaim, seconds, rng) if self.reclaim is not None else ()
+            offset = (node + 1) / config.nodes
+            return lived(upkeep, taken, seconds, offset=offset, uses_per_second=0.0, rng=rng)
+
+        return [life(node) for node in range(config.nodes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmTally:
+    """What a warm tier did in a run.
+
+    Attributes:
+        hits: objects that were read.
+        losses: objects that were here, and of which too many shards were lost.
+        rebuilt: lost shards that a read has put back.
+        evicted: objects that went for others.
+        shards: that were read and written.
+        shard_bytes: of all of these.
+        held_bytes: of each node in the end.
+        lives: of the nodes, to the end of the run.
+        model: of the tier.
+    """
+
+    hits: int
+    losses: int
+    rebuilt: int
+    evicted: int
+    shards: int
+    shard_bytes: int
+    held_bytes: float
+    lives: Sequence[NodeLife]
+    model: WarmModel
+
+    def bill(self, prices: FunctionPrices) -> Bill:
+        """Return what the functions cost; reads and writes are calls of their own each, which is the most they are."""
+        model = self.model
+        calls = NodeCalls(
+            memory_bytes=model.memory_bytes,
+            linger_seconds=model.config.linger_seconds,
+            bytes_per_second=model.bytes_per_second,
+        )
+        read = self.shards, self.shard_bytes / max(1, self.shards)
+        return calls.bill(self.lives, self.held_bytes, prices, gets=0.0, read=read)
+
+
+@dataclass(slots=True)
+class _Object:
+    """Where an object's shards are, and since when."""
+
+    nodes: list[int]
+    since_seconds: list[float]
+
+
+class SimulatedWarm:
+    """What is in the functions, for all ranks, on one virtual-clock loop. Ranks read through a :class:`WarmView` each.
+
+    What is offered is there at once, as in :class:`~stoker.plan.simulated_tier.SimulatedTier`; the least recently used
+    objects go for it.
+
+    Args:
+        model: of the tier.
+        seed: of what is drawn.
+    """
+
+    def __init__(self, model: WarmModel, seed: str) -> None:
+        self._model, self._seed, self._rng = model, seed, random.Random(seed)  # noqa: S311 - a model's
+        self._residents = Residents[int](Lru(), model.config.nodes * model.limit_bytes)
+        self._objects = dict[int, _Object]()
+        self._horizon_seconds = _FIRST_HORIZON_SECONDS
+        self._losses = self._node_losses()
+        self._hits = self._lost = self._rebuilt = self._evicted = self._shards = self._shard_bytes = 0
+
+    def shard_seconds(self, ref: ObjectRef) -> float | None:
+        """Return after how many seconds enough shards of an object are there; None if it is not here.
+
+        Shards that are lost are put back, since whoever asks has the object then.
+        """
+        config, now_seconds = self._model.config, asyncio.get_running_loop().time()
+        held = self._objects.get(ref.row)
+        if held is None:
+            return None
+        lost = [at for at in range(config.code.shards) if self._is_lost(held, at, now_seconds)]
+        if len(lost) > config.code.parity:
+            self._forget(ref.row)
+            self._lost += 1
+            return None
+        self._residents.look_up(ref.row)
+        self._hits += 1
+        self._move(ref, config.code.shards)
+        seconds = [self._model.latency.draw(self._rng) for _ in range(config.code.shards - len(lost))]
+        self._put_back(ref, held, lost, now_seconds)
+        transfer_seconds = config.code.shard_bytes(ref.size_bytes) / self._model.bytes_per_second
+        return sorted(seconds)[config.code.data - 1] + transfer_seconds
+
+    def keep(self, ref: ObjectRef) -> None:
+        """Put an object away, if it is not here and fits."""
+        code, now_seconds = self._model.config.code, asyncio.get_running_loop().time()
+        evicted = self._residents.offer(ref.row, code.shards * code.shard_bytes(ref.size_bytes))
+        if evicted is None or ref.row in self._objects:
+            return
+        for row in evicted:
+            del self._objects[row]
+        self._evicted += len(evicted)
+        nodes = self._rng.sample(range(self._model.config.nodes), code.shards)
+        self._objects[ref.row] = _Object(nodes, [now_seconds] * code.shards)
+        self._move(ref, code.shards)
+
+    def tally(self, seconds: float) -> WarmTally:
+        """Return what was done until then."""
+        return WarmTally(
+            hits=self._hits,
+            losses=self._lost,
+            rebuilt=self._rebuilt,
+            evicted=self._evicted,
+            shards=self._shards,
+            shard_bytes=self._shard_bytes,
+            held_bytes=self._residents.used / self._model.config.nodes,
+            lives=self._model.lives(seconds, self._seed),
+            model=self._model,
+        )
+
+    def _move(self, ref: ObjectRef, shards: int) -> None:
+        self._shards += shards
+        self._shard_bytes += shards * self._model.config.code.shard_bytes(ref.size_bytes)
+
+    def _put_back(self, ref: ObjectRef, held: _Object, lost: list[int], now_seconds: float) -> None:
+        free = [node for node in range(self._model.config.nodes) if node not in held.nodes]
+        for at in lost:
+            held.since_seconds[at] = now_seconds
+            if free:
+                held.nodes[at] = free.pop(self._rng.randrange(len(free)))
+        self._rebuilt += len(lost)
+        self._move(ref, len(lost))
+
+    def _forget(self, row: int) -> None:
+        self._residents.drop(row)
+        del self._objects[row]
+
+    def _is_lost(self, held: _Object, at: int, now_seconds: float) -> bool:
+        while self._horizon_seconds <= now_seconds:
+            self._horizon_seconds *= 2.0
+            self._losses = self._node_losses()
+        losses = self._losses[held.nodes[at]]
+        return bisect_right(losses, held.since_seconds[at]) < bisect_right(losses, now_seconds)
+
+    def _node_losses(self) -> list[list[float]]:
+        return [[at for at, _ in life.losses] for life in self._model.lives(self._horizon_seconds, self._seed)]
+
+
+class WarmView:
+    """The tier as one rank's fetcher sees it, through that machine's network.
+
+    Args:
+        shared: what all ranks share.
+        network_bytes_per_second: of the machine.
+    """
+
+    name = "warm"
+
+    def __init__(self, shared: SimulatedWarm, network_bytes_per_second: float) -> None:
+        self._shared = shared
+        self._network = SharedLink(
+            connection_bytes_per_second=network_bytes_per_second, total_bytes_per_second=network_bytes_per_second
+        )
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Take the time that a read would if the object is here, none if it is not; ``into`` is left as it is."""
+        seconds = self._shared.shard_seconds(ref)
+        if seconds is None:
+            return False
+        await asyncio.sleep(seconds)
+        if self._network.connection_bytes_per_second < math.inf:
+            await self._network.serve(ref.size_bytes)
+        return True
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Put the object away."""
+        self._shared.keep(ref)
+
+    async def close(self) -> None:
+        """Nothing to release."""
