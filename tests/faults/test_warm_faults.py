@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 
 import pytest
 
+from stoker.clock import run_virtual
+from stoker.warm.code import Code
+from stoker.warm.settings import WarmConfig
+from stoker.warm.shard import ShardId
+from support.warm_platform import Tier, named
 from support.warm_schedules import FAULTS, LIES, play
+from support.warm_wires import End
 
 SCHEDULES = int(os.environ.get("STOKER_WARM_SCHEDULES", "2000"))
 
@@ -26,3 +33,64 @@ def test_no_fault_delivers_wrong_bytes_takes_for_ever_or_leaves_anything_behind(
 
 def test_the_same_seed_takes_the_same_course() -> None:
     assert play(77).counts == play(77).counts
+
+
+def test_without_checksums_the_net_catches_wrong_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShardId, "checksum", lambda shard, payload: 0)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        for seed in range(400):
+            play(seed)
+    assert caught.group_contains(AssertionError, match="wrong bytes were delivered")
+
+
+KEPT, OFFERED = named(1, 90), named(2, 60)
+ENDS = ("the node's", "the proxy's")
+
+
+class Exchange:
+    """A node that sleeps is called: it says so, is asked for a shard, is sent another, and goes."""
+
+    def __init__(self, tier: Tier, end: int) -> None:
+        self.tier = tier
+        self.instance = tier.platform.instances["warm-0"][0]
+        self.end: End = self.instance.ends[0]._link.ends[end]
+        self.sent_before = self.end.sent_bytes
+
+    async def play(self) -> None:
+        assert await self.tier.kept(*KEPT), "two of three nodes are well"
+        await self.tier.put(OFFERED)
+        await asyncio.sleep(1.0)
+
+    async def kill_when_lost(self) -> None:
+        while not self.end.is_closing():  # noqa: ASYNC110 - as a platform would, of which nobody is told
+            await asyncio.sleep(0.0001)
+        self.tier.platform.kill(self.instance)
+
+
+async def exchange(end: int, cut_at: int | None, *, is_killed: bool = False) -> int:
+    """Cut the connection of one node when an end has sent so many bytes; return how many it sends in all."""
+    async with Tier(WarmConfig(nodes=3, code=Code(2, 1), keep_warm_seconds=20.0)) as tier:
+        await tier.put(KEPT)
+        await asyncio.sleep(2.0)
+        found = Exchange(tier, end)
+        if cut_at is not None:
+            found.end.cut_after(found.sent_before + cut_at)
+        killing = asyncio.ensure_future(found.kill_when_lost() if is_killed else asyncio.sleep(0))
+        await found.play()
+        sent_bytes = found.end.sent_bytes - found.sent_before
+        killing.cancel()
+        await asyncio.wait([killing])
+        await asyncio.sleep(45.0)  # two calls that keep warm
+        assert tier.believed() == tier.held()
+        for each in (KEPT, OFFERED):
+            assert await tier.kept(*each)
+            assert await tier.kept(*each)
+        assert tier.platform.counts.cold <= 4
+    return sent_bytes
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["cut", "killed"])
+@pytest.mark.parametrize("end", [0, 1], ids=ENDS)
+def test_a_node_may_be_lost_at_any_byte_of_an_exchange(end: int, is_killed: bool) -> None:
+    for position in range(0, run_virtual(exchange(end, None)), 3 if is_killed else 1):
+        run_virtual(exchange(end, position, is_killed=is_killed))
