@@ -7,15 +7,18 @@ import dataclasses
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from stoker.warm.code import Code
 from stoker.warm.handshake import Secret
 from stoker.warm.settings import WarmConfig
+from stoker.warm.sockets import Certificate
 from stoker.warm.wake import Report, Task, Wake
 from stoker_functions.warm_node import RESERVED_BYTES
 from support.function_cloud import until
+from support.tls import make_authority
 from support.warm_cloud import PREFIX, SECRET, instances_of, objects, warm_cloud
 
 CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)
@@ -103,6 +106,29 @@ def test_nodes_with_another_secret_than_the_proxy_hold_nothing_and_no_log_has_a_
             assert "STOKER_WARM_SECRET" in written
             assert SECRET.reveal() not in written
             assert other.reveal() not in written
+
+    asyncio.run(check())
+
+
+def test_over_tls_nodes_take_the_certificate_that_they_were_told_of_and_no_other(tmp_path: Path) -> None:
+    certificates = []
+    for name in ("own", "other"):
+        folder = tmp_path / name
+        folder.mkdir()
+        make_authority(folder)
+        certificates.append(Certificate(chain=folder / "server.pem", key=folder / "server.pem"))
+
+    async def check() -> None:
+        async with warm_cloud(CONFIG, certificate=certificates[0]) as warm:
+            await warm.put(OBJECTS)
+            await warm.asleep()
+            assert await warm.read_all(OBJECTS) == OBJECTS
+            await warm.asleep()
+            told = Wake(node="warm-0", proxy=warm.proxy.door.address, fingerprint=certificates[1].fingerprint())
+            outcome = await warm.cloud.invoke(f"{PREFIX}-warm-0", told.to_event())
+            assert outcome.error_type == "CredentialsError"
+            assert "certificate" in json.loads(outcome.payload)["errorMessage"]
+            assert await warm.read_all(OBJECTS) == OBJECTS
 
     asyncio.run(check())
 

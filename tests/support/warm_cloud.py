@@ -23,7 +23,7 @@ from stoker.tier import ObjectRef
 from stoker.warm.handshake import Secret
 from stoker.warm.proxy import Proxy
 from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address, TcpDoor
+from stoker.warm.sockets import Address, Certificate, TcpDoor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
 from support.function_cloud import cloud_of, until
 
@@ -64,13 +64,21 @@ class WarmCloud:
         proxy: the one that runs now.
     """
 
-    def __init__(self, cloud: FunctionCloud, executor: Executor, config: WarmConfig, secret: Secret) -> None:
+    def __init__(
+        self,
+        cloud: FunctionCloud,
+        executor: Executor,
+        config: WarmConfig,
+        *,
+        secret: Secret = SECRET,
+        certificate: Certificate | None = None,
+    ) -> None:
         self.cloud, self.config = cloud, dataclasses.replace(config, **_PATIENT)
-        self._executor, self._secret = executor, secret
+        self._executor, self._secret, self._certificate = executor, secret, certificate
         self.proxy = self._proxy()
 
     def _proxy(self) -> Proxy:
-        door = TcpDoor(Address("127.0.0.1", 0))
+        door = TcpDoor(Address("127.0.0.1", 0), certificate=self._certificate)
         return Proxy(self.config, self._secret, self._executor.call, door, rng=random.Random(7))
 
     async def restart(self) -> None:
@@ -129,18 +137,21 @@ async def node_cloud(nodes: int, *, bucket: Any = None, **changes: Any) -> Async
 
 
 @asynccontextmanager
-async def warm_cloud(config: WarmConfig, *, secret: Secret = SECRET, **changes: Any) -> AsyncIterator[WarmCloud]:
+async def warm_cloud(
+    config: WarmConfig, *, secret: Secret = SECRET, certificate: Certificate | None = None, **changes: Any
+) -> AsyncIterator[WarmCloud]:
     """Run a warm tier; when the block is left, nothing of it is.
 
     Args:
         config: of the proxy; times out late, whatever it says.
         secret: of the proxy.
+        certificate: of the proxy.
         changes: of each node's function.
     """
     async with (
         node_cloud(config.nodes, **changes) as cloud,
         open_executor("lambda", ExecutorOptions(prefix=PREFIX, endpoint_url=cloud.url)) as executor,
-        _proxied(WarmCloud(cloud, executor, config, secret)) as warm,
+        _proxied(WarmCloud(cloud, executor, config, secret=secret, certificate=certificate)) as warm,
     ):
         yield warm
 
@@ -162,7 +173,7 @@ async def google_warm_cloud(config: WarmConfig) -> AsyncIterator[WarmCloud]:
     async with (
         function_cloud(FunctionCloudConfig(google=nodes, init_seconds=60.0)) as cloud,
         open_executor("gcf", ExecutorOptions(prefix=PREFIX, endpoint_url=cloud.google_url)) as executor,
-        _proxied(WarmCloud(cloud, executor, config, SECRET)) as warm,
+        _proxied(WarmCloud(cloud, executor, config)) as warm,
     ):
         yield warm
 

@@ -194,11 +194,13 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
         raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {seconds:g} s") from None
     except OSError as error:  # ssl.SSLError is one
         raise ConnectionLostError(f"the warm tier's proxy at {address} cannot be reached: {error}") from None
-    try:
-        _check(transport.get_extra_info("peername")[0], has_tls=bool(fingerprint))
-    except BaseException:
-        transport.abort()
-        raise
+    peer = transport.get_extra_info("peername")
+    if peer is not None:  # else it has ended already, and what speaks knows why
+        try:
+            _check(peer[0], has_tls=bool(fingerprint))
+        except BaseException:
+            transport.abort()
+            raise
     return spoken
 
 
