@@ -278,7 +278,7 @@ def column(table: Table, name: str) -> list[object]:
 
 
 def test_our_tier_is_above_infinicaches_availability_for_less_where_it_is_said_to_be() -> None:
-    settings, cheapest, by_objects = warm_tier.EXPERIMENTS["warm-tier"].run(True).tables
+    settings, cheapest, by_objects, by_reads = warm_tier.EXPERIMENTS["warm-tier"].run(True).tables
     rows = [dict(zip(settings.columns, row, strict=True)) for row in settings.rows]
     (theirs,) = [
         row
@@ -291,3 +291,5 @@ def test_our_tier_is_above_infinicaches_availability_for_less_where_it_is_said_t
     assert {(row[0], row[1]) for row in of_hours if row[-1] == "yes"} >= {(30, "at once"), (60, "at once")}
     least, paid = column(by_objects, "least upkeep $"), column(by_objects, "upkeep $")
     assert all(float(str(one)) < float(str(other)) for one, other in zip(least, paid, strict=True))
+    often, seldom = ([row[3] for row in by_reads.rows if row[2] == minutes and row[0] == 30] for minutes in (20, 60))
+    assert all(float(str(one)) > float(str(other)) for one, other in zip(often, seldom, strict=True))

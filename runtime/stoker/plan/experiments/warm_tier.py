@@ -34,10 +34,9 @@ _THEIR_DOLLARS = max(bill["dollars"] for bill in _PAPER["bills"])
 _THEIR_RATE = _PAPER["availability"]["with_backup"]
 _OBJECT_BYTES = 8 << 20
 _OBJECTS = 3_950
-"""Each is read once an hour, as often as objects are that the paper's largest bill is for."""
+"""Each is read once an hour, so as many reads as the paper's largest bill is for."""
 _FULL_OBJECTS = 40_000
 """Cut into 10+4 shards they leave a quarter of the functions' memory to the process."""
-_READ_SECONDS = 3600.0
 _LINGER_SECONDS = 0.05
 _SEED = 1
 
@@ -78,11 +77,12 @@ class _Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """What a fleet holds for how long."""
+    """What a fleet holds for how long, and how often each object is read."""
 
     hours: int
     functions: int = _PAPER["functions"]
     objects: int = _OBJECTS
+    read_seconds: float = 3600.0
 
     def held_bytes(self, code: Code) -> float:
         """Return what a node holds."""
@@ -118,7 +118,7 @@ def _histories(setting: _Setting, lives: _Lives, load: _Load) -> list[NodeLife]:
     upkeep = UpkeepConfig(
         warm_seconds=setting.warm_seconds, backup_seconds=setting.backup_seconds, peer_seconds=setting.backup_seconds
     )
-    uses_per_second, rng = load.objects * setting.code.shards / load.functions / _READ_SECONDS, random.Random(_SEED)  # noqa: S311
+    uses_per_second, rng = load.objects * setting.code.shards / load.functions / load.read_seconds, random.Random(_SEED)  # noqa: S311
     return [
         lived(
             upkeep,
@@ -144,10 +144,10 @@ def _found(setting: _Setting, lives: _Lives, load: _Load) -> _Found:
         gets = shards_of_node * prices.store("s3://any").request_dollars(Operation.GET)
     else:
         lost = lost_between_reads(
-            code, [[at for at, _ in each.losses] for each in histories], load.hours, _READ_SECONDS
+            code, [[at for at, _ in each.losses] for each in histories], load.hours, load.read_seconds
         )
         gets = 0.0
-    read = load.objects * load.hours * 3600.0 / _READ_SECONDS * code.shards, float(code.shard_bytes(_OBJECT_BYTES))
+    read = load.objects * load.hours * 3600.0 / load.read_seconds * code.shards, float(code.shard_bytes(_OBJECT_BYTES))
     copies = sum(2 * each.copies + len(each.losses) for each in histories)
     bill = calls.bill(histories, held_bytes, prices.function("lambda"), gets=gets, read=read)
     return _Found(lost=lost, bill=bill, copied_bytes=copies * held_bytes)
@@ -294,6 +294,22 @@ def _by_objects(counts: Sequence[int], lives: Sequence[_Lives], load: _Load) -> 
     return Table(name="warm-tier-objects", columns=columns, rows=rows), panel
 
 
+def _by_reads(minutes: Sequence[int], lives: Sequence[_Lives], hours: int) -> Table:
+    """Return what is kept if objects are read more often, and lost shards put back as often."""
+    rows: list[tuple[Cell, ...]] = []
+    for each in lives:
+        for setting in (_SHOWN[0], _SHOWN[1], _Setting(code=_CODES[3], backup_seconds=None)):
+            for every in minutes:
+                found = _found(setting, each, _Load(hours=hours, read_seconds=60.0 * every))
+                figures = found.object_hours, found.whole_hours(_OBJECTS), found.bill.upkeep_dollars
+                rows.append((each.minutes, str(setting), every, *figures))
+    columns = (
+        *("mean life min", "setting", "read every min"),
+        *("object-hours kept", f"hours with none of {_OBJECTS:,} lost", "upkeep $"),
+    )
+    return Table(name="warm-tier-reads", columns=columns, rows=rows)
+
+
 def _least_dollars(lives: _Lives, load: _Load) -> float:
     """Return what it takes at least to give every instance that is taken one successor with as many data bytes."""
     calls = NodeCalls(memory_bytes=_PAPER["memory_bytes"], linger_seconds=0.0)
@@ -311,8 +327,9 @@ def _run(quick: bool) -> Outcome:
     panels = _by_life((*all_lives[:-1], *between), load)
     counts = (100, 3_950) if quick else (100, 1_000, _OBJECTS, 10_000, _FULL_OBJECTS)
     by_objects, objects_panel = _by_objects(counts, all_lives[-2:] if quick else all_lives, load)
+    by_reads = _by_reads((20, 60) if quick else (5, 10, 20, 30, 60), all_lives, load.hours)
     return Outcome(
-        tables=[_by_setting(tried), _cheapest(tried, load.hours), by_objects],
+        tables=[_by_setting(tried), _cheapest(tried, load.hours), by_objects, by_reads],
         panels=[*panels, objects_panel],
         remarks=_REMARKS,
     )
