@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
 from stoker.manifest import Manifest
 from stoker.plan.bucket import BucketModel
-from stoker.plan.experiments.caching import hit_rates
+from stoker.plan.hit_rates import hit_rates
 from stoker.plan.latency import LONGEST_SECONDS
 from stoker.sizes import counted
 

@@ -7,22 +7,18 @@ of LRU follow from random orders, share + (1 - share) ln(1 - share).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.cache.fifo import Fifo
-from stoker.cache.lru import Lru
-from stoker.cache.next_use import NextUse
-from stoker.cache.policy import Policy, Residents
-from stoker.cache.uniform import Uniform
 from stoker.plan.experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker.plan.hit_rates import hit_rates
 
-__all__ = ["CACHE_SHARES", "EXPERIMENTS", "PARTITIONED_HITS", "hit_rates"]
+__all__ = ["CACHE_SHARES", "EXPERIMENTS", "PARTITIONED_HITS"]
 
 _NODES = 3
+_POLICIES = ("lru", "fifo", "uniform", "next-use")
 CACHE_SHARES = (0.25, 0.5, 0.75, 1.0)
 """Of what a node reads in an epoch."""
 _WARM_UP = 0.6
@@ -36,55 +32,6 @@ PARTITIONED_HITS = {
 """Hit rates of three nodes that partition each epoch anew, by cache over partition."""
 
 
-class _Epochs:
-    """The objects that one node reads, epoch after epoch; and, of each reading, when the same object is read next."""
-
-    def __init__(self, epochs: Sequence[NDArray[np.int64]]) -> None:
-        self.sequence = np.concatenate(epochs)
-        self.present = -1
-        self._next = np.full(len(self.sequence), np.iinfo(np.int64).max)
-        order = np.argsort(self.sequence, kind="stable")
-        for before, after in pairwise(order.tolist()):
-            if self.sequence[before] == self.sequence[after]:
-                self._next[before] = after
-        self._latest: dict[int, int] = {}
-
-    def __iter__(self) -> Iterator[int]:
-        for present, key in enumerate(self.sequence.tolist()):
-            self.present = self._latest[key] = present
-            yield key
-
-    def next_use(self, key: int) -> int:
-        """Return when a key that was read before is read next."""
-        return int(self._next[self._latest[key]])
-
-
-_POLICIES: dict[str, Callable[[_Epochs], Policy[int]]] = {
-    "lru": lambda _: Lru(),
-    "fifo": lambda _: Fifo(),
-    "uniform": lambda _: Uniform(),
-    "next-use": lambda epochs: NextUse(epochs.next_use, lambda: epochs.present),
-}
-
-
-def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -> list[float]:
-    """Return the hit rate of each epoch of a node whose cache takes what it reads.
-
-    Args:
-        epochs: ``int64 [readings]``, the objects that are read in each.
-        capacity: of the cache, in objects.
-        policy: "lru", "fifo", "uniform" or "next-use".
-    """
-    known = _Epochs(epochs)
-    residents: Residents[int] = Residents(_POLICIES[policy](known), capacity)
-    hits = []
-    for key in known:
-        hits.append(residents.look_up(key))
-        residents.offer(key)
-    ends = np.cumsum([len(epoch) for epoch in epochs])
-    return [float(np.mean(each)) for each in np.split(np.array(hits), ends[:-1])]
-
-
 def _settled(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -> float:
     rates = hit_rates(epochs, capacity, policy)
     return float(np.mean(rates[int(len(rates) * _WARM_UP) :]))
@@ -96,7 +43,7 @@ def _run(quick: bool) -> Outcome:
     shared = [rng.permutation(objects)[: objects // _NODES] for _ in range(epochs)]
     rows: list[tuple[Cell, ...]] = []
     panels = []
-    for nodes, readings, names in ((1, alone, tuple(_POLICIES)), (_NODES, shared, tuple(_POLICIES))):
+    for nodes, readings, names in ((1, alone, _POLICIES), (_NODES, shared, _POLICIES)):
         series = []
         for policy in names:
             ours = [_settled(readings, int(share * len(readings[0])), policy) for share in CACHE_SHARES]

@@ -14,8 +14,9 @@ from stoker.feed import FeedConfig
 from stoker.order import Order, OrderConfig
 from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
-from stoker.plan.experiments.caching import CACHE_SHARES, PARTITIONED_HITS, hit_rates
+from stoker.plan.experiments.caching import CACHE_SHARES, PARTITIONED_HITS
 from stoker.plan.experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker.plan.hit_rates import hit_rates
 from stoker.plan.latency import Constant, LogNormal
 from stoker.plan.scenario import Run, Scenario, simulate
 from stoker.plan.tier_model import TierModel
