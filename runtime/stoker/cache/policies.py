@@ -12,7 +12,7 @@ from stoker.cache.policy import Policy
 from stoker.cache.uniform import Uniform
 from stoker.errors import ConfigError
 
-__all__ = ["POLICIES", "Foresight", "made_policy"]
+__all__ = ["POLICIES", "Foresight", "check_policy", "made_policy"]
 
 Key = TypeVar("Key", bound=Hashable)
 Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
@@ -40,12 +40,21 @@ POLICIES: Mapping[str, Callable[[Foresight[Any]], Policy[Any]]] = {
 """Name → what makes the policy, of what tells the future."""
 
 
+def check_policy(name: str) -> None:
+    """Pass if there is a policy of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in POLICIES:
+        raise ConfigError(f"policy is one of {', '.join(POLICIES)}, not {name!r:.40}")
+
+
 def made_policy(name: str, future: Foresight[Key]) -> Policy[Key]:
     """Return a policy that nobody uses yet.
 
     Raises:
         ConfigError: there is none of that name.
     """
-    if name not in POLICIES:
-        raise ConfigError(f"policy is one of {', '.join(POLICIES)}, not {name!r:.40}")
+    check_policy(name)
     return POLICIES[name](future)

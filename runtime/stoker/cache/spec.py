@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from stoker.cache.policies import POLICIES
+from stoker.cache.policies import check_policy
 from stoker.errors import ConfigError
 from stoker.sizes import parse_bytes
 
@@ -35,8 +35,7 @@ class CacheSpec:
     policy: str = "next-use"
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy is one of {', '.join(POLICIES)}, not {self.policy!r:.40}")
+        check_policy(self.policy)
         if self.limit_bytes < 1:
             raise ConfigError("limit is at least 1 byte")
 

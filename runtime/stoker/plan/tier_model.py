@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from stoker.cache.future import Future
-from stoker.cache.policies import POLICIES, made_policy
+from stoker.cache.policies import check_policy, made_policy
 from stoker.cache.policy import Residents
 from stoker.errors import ConfigError
 from stoker.plan.latency import Constant, Latency
@@ -35,8 +35,7 @@ class TierModel:
     latency: Latency = field(default_factory=lambda: Constant(0.0001))
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+        check_policy(self.policy)
         if not self.limit_bytes >= 0:
             raise ConfigError(f"limit_bytes must be at least 0, not {self.limit_bytes}")
         if not self.bytes_per_second > 0:
