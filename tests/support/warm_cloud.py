@@ -31,7 +31,7 @@ __all__ = ["PREFIX", "SECRET", "WarmCloud", "google_warm_cloud", "instances_of",
 
 PREFIX = "stoker"
 SECRET = Secret(b"of the warm tier's real processes, more than 32 bytes")
-_PATIENT: dict[str, Any] = {"ping_seconds": 5.0, "wake_seconds": 60.0, "read_seconds": 60.0, "write_seconds": 60.0}
+_PATIENT: dict[str, Any] = {"ping_seconds": 2.0, "wake_seconds": 60.0, "read_seconds": 60.0, "write_seconds": 60.0}
 """On a busy machine a process may take long for anything."""
 
 
