@@ -146,13 +146,14 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Mood:
-    """How calls fare: the probabilities of each kind of failure, and how long starts take."""
+    """How calls fare: the probabilities of each kind of failure, and how long starts and answers take."""
 
     throttled: float = 0.0
     failed: float = 0.0
     unanswered: float = 0.0
     cold_seconds: float = 0.3
     warm_seconds: float = 0.01
+    answer_seconds: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,6 +209,7 @@ class Platform:
             await asyncio.wait([running], timeout=self.rng.uniform(0.0, 1.0))
             raise ConnectionLostError(f"the answer of {name} is lost")
         await asyncio.wait([running])
+        await asyncio.sleep(self.mood.answer_seconds)
         if running.cancelled():
             raise ConnectionLostError(f"the instance of {name} was killed")
         seconds = asyncio.get_running_loop().time() - begun_seconds

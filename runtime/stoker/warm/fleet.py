@@ -100,6 +100,8 @@ class Node:
         try:
             return await self._ask(kind, head, body, into, end_seconds)
         except ConnectionLostError:
+            if asyncio.get_running_loop().time() >= end_seconds:
+                raise
             # Its instance was taken back, or the way to it broke. What can be asked can be asked twice.
             return await self._ask(kind, head, body, into, end_seconds)
 

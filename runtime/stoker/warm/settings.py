@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from stoker.errors import ConfigError
 from stoker.warm.code import Code
 from stoker.warm.directory import MOST_NODES
+from stoker.warm.wake import MOST_LINGER_SECONDS
 
 __all__ = ["WarmConfig"]
+
+_LEAST_LINGER_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +65,13 @@ class WarmConfig:
         for name in (*seconds, *(["backup_seconds"] if self.backup_seconds is not None else [])):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} is a duration of more than 0 seconds, not {getattr(self, name)}")
-        for name in ("linger_seconds", "fresh_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} is a duration in seconds, not {getattr(self, name)}")
+        if not 0 <= self.fresh_seconds < math.inf:
+            raise ConfigError(f"fresh_seconds is a duration in seconds, not {self.fresh_seconds}")
+        if not _LEAST_LINGER_SECONDS <= self.linger_seconds <= MOST_LINGER_SECONDS:
+            raise ConfigError(
+                f"linger_seconds is {_LEAST_LINGER_SECONDS:g} to {MOST_LINGER_SECONDS:g}, not {self.linger_seconds}: a "
+                "node stays until the first request has come to it, and no longer than a function may run"
+            )
 
     def name_of(self, node: int) -> str:
         """Return what a node is called."""

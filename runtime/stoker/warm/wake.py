@@ -11,12 +11,12 @@ from stoker.errors import EventError, WireError
 from stoker.fields import Fields
 from stoker.warm.shelf import Digest
 
-__all__ = ["Report", "Task", "Wake"]
+__all__ = ["MOST_LINGER_SECONDS", "Report", "Task", "Wake"]
 
 _NODE = r"[a-z][a-z0-9-]{0,62}"
 _ADDRESS = r"[^\s/@]{1,300}"
 _INSTANCE = r"[0-9a-f]{16}"
-_MOST_MILLISECONDS = 900_000
+MOST_LINGER_SECONDS = 900
 _MOST_BYTES = 1 << 40
 
 
@@ -75,7 +75,7 @@ class Wake:
             proxy=fields.text("proxy", pattern=_ADDRESS),
             fingerprint=fields.text("fingerprint", pattern=r"(?:[0-9a-f]{64})?", default=""),
             task=Task(fields.choice("task", [str(task) for task in Task], default="serve")),
-            linger_seconds=fields.integer("linger_milliseconds", most=_MOST_MILLISECONDS, default=250) / 1000,
+            linger_seconds=fields.integer("linger_milliseconds", most=1000 * MOST_LINGER_SECONDS, default=250) / 1000,
             dial_anew=bool(fields.integer("dial_anew", most=1, default=0)),
         )
         fields.end()

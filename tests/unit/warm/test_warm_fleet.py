@@ -85,6 +85,28 @@ def test_a_node_that_does_not_come_is_not_called_again_if_nobody_waits() -> None
     check(test, keep_warm_seconds=1000.0)
 
 
+def test_a_request_for_which_there_is_no_time_calls_nobody_at_its_end() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        made.platform.mood = Mood(failed=1.0)
+        with pytest.raises(ConnectionLostError, match="not awake"):
+            await ping(node, seconds=0.9)
+        calls = made.platform.counts.failed
+        await asyncio.sleep(30.0)
+        assert made.platform.counts.failed == calls
+
+    check(test, keep_warm_seconds=1000.0)
+
+
+def test_a_node_that_is_taken_back_while_it_is_awake_is_called_and_asked_again() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await ping(node)
+        made.platform.reclaim("warm-0")
+        await ping(node)
+        assert tasks(made) == ["serve", "serve"]
+
+    check(test)
+
+
 def test_a_request_whose_time_goes_by_in_the_wake_is_no_silence() -> None:
     async def test(made: Tier, node: Node) -> None:
         made.platform.mood = Mood(warm_seconds=2.0)

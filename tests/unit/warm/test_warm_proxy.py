@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stoker.clock import run_virtual
-from stoker.errors import WireError
+from stoker.errors import ConfigError, WireError
 from stoker.warm.code import Code
-from stoker.warm.proxy import Proxy, _evicted
+from stoker.warm.proxy import _evicted
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
 from support.warm_platform import Mood, Tier, named
@@ -320,10 +320,12 @@ def test_reads_cost_one_call_for_as_long_as_they_come_soon_behind_each_other() -
     check(test)
 
 
-def test_readers_at_any_pace_never_start_second_instances() -> None:
+@pytest.mark.parametrize("answer_seconds", [0.0, 0.001, 0.05])
+def test_readers_at_any_pace_never_start_second_instances(answer_seconds: float) -> None:
     """The moment when a node goes is met in many ways: none makes the platform start an empty instance beside it."""
 
     async def test(tier: Tier) -> None:
+        tier.platform.mood = Mood(answer_seconds=answer_seconds)
         await tier.put((NAME, DATA))
         for turn in range(300):
             assert await tier.kept(NAME, DATA)
@@ -365,10 +367,14 @@ def test_the_meter_agrees_with_the_platform() -> None:
     check(test)
 
 
-def test_a_proxy_says_what_is_missing_before_it_begins() -> None:
+def test_a_proxy_that_was_never_started_can_be_closed() -> None:
     async def main() -> None:
-        tier = Tier(WarmConfig(nodes=3, code=Code(2, 1)))
-        assert isinstance(tier.proxy, Proxy)
-        await tier.proxy.close()  # was never started
+        await Tier(WarmConfig(nodes=3, code=Code(2, 1))).proxy.close()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("wrong", [{"nodes": 2}, {"linger_seconds": 0.0}, {"linger_seconds": 901.0}, {"writes": 0}])
+def test_settings_with_which_nothing_could_be_read_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        WarmConfig(**{"nodes": 3, "code": Code(2, 1), **wrong})
