@@ -307,7 +307,7 @@ class Proxy:
         targets = [*views, *parity.values()]
         asked: dict[asyncio.Task[_Got], int] = {}
         whole = {at for at, view in enumerate(targets) if not len(view)}
-        lost = [at for at, node in enumerate(found.nodes) if node < 0 and at not in whole]
+        lost = [at for at, node in enumerate(found.nodes) if node < 0]
         async with task_group() as group:
             for at, node in enumerate(found.nodes):
                 if node >= 0 and at not in whole:

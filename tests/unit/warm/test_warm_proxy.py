@@ -63,6 +63,23 @@ def test_an_object_of_no_bytes_is_kept_too() -> None:
     check(test)
 
 
+@pytest.mark.parametrize("size_bytes", [0, 1])
+def test_shards_without_bytes_are_written_again_too(size_bytes: int) -> None:
+    """They are counted by whoever looks whether an object can be read."""
+
+    async def test(tier: Tier) -> None:
+        tiny = named(9, size_bytes)
+        await tier.put(tiny)
+        for node in range(tier.config.nodes):
+            tier.platform.reclaim(f"warm-{node}")
+            await asyncio.sleep(70.0)
+            assert await tier.kept(*tiny)
+            await asyncio.sleep(1.0)
+        assert statistics(tier, "rebuilt") == [tier.config.nodes]
+
+    check(test)
+
+
 def test_an_offer_is_copied_and_never_blocks() -> None:
     async def test(tier: Tier) -> None:
         memory = bytearray(DATA)
