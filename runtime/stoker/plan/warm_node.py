@@ -152,8 +152,8 @@ def lived(
 def _warm_calls(upkeep: UpkeepConfig, seconds: float, uses_per_second: float) -> float:
     """Return how often the time since the last contact gets too long.
 
-    Between uses at random times with a rate r a call comes once in (exp(rW) - 1) / r seconds. Of a node that is used and
-    has turns, too, this is up to a tenth short: its first call after a turn may come before the mean says.
+    Between uses at random times with a rate r a call comes once in (exp(rW) - 1) / r seconds. Of a node that has
+    turns, too, this is up to a tenth short: its first call after a turn may come before the mean says.
     """
     if upkeep.warm_seconds is None:
         return 0.0
