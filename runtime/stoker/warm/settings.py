@@ -44,12 +44,12 @@ class WarmConfig:
     keep_warm_seconds: float = 60.0
     backup_seconds: float | None = None
     ping_seconds: float = 0.25
-    wake_seconds: float = 5.0
+    wake_seconds: float = 10.0
     fresh_seconds: float = 1.0
     read_seconds: float = 10.0
     write_seconds: float = 30.0
     pending_bytes: int = 256 << 20
-    writes: int = 2
+    writes: int = 8
     most_objects: int = 1_000_000
 
     def __post_init__(self) -> None:
