@@ -181,6 +181,7 @@ class WarmRun:
         self.objects = [(name_of(ref), self.bodies[ref.key]) for ref in pin(self.bodies)]
         self.faults = rng.sample(FAULTS, rng.randint(1, 5)) if rng.random() < 0.95 else []
         self.is_over = False
+        self.fair = self.platform.mood = Mood(answer_seconds=rng.choice([0.0, 0.0, 0.001, 0.05]))
         self.memory: list[bytearray] = []
 
     @property
@@ -327,7 +328,7 @@ class WarmRun:
     async def _mood(self, mood: Mood, for_seconds: float) -> None:
         self.platform.mood = mood
         await asyncio.sleep(for_seconds)
-        self.platform.mood = Mood()
+        self.platform.mood = self.fair
 
     async def _split(self, for_seconds: float) -> None:
         """Nobody gets through, and nobody is told."""
@@ -339,7 +340,7 @@ class WarmRun:
 
     async def _calm(self) -> None:
         """Let nodes work again, and wait until all have been called to keep them warm."""
-        self.platform.mood, self.platform.is_split = Mood(), False
+        self.platform.mood, self.platform.is_split = self.fair, False
         for instance in self.platform.all_instances():
             instance.thaw()
             instance.link = None
