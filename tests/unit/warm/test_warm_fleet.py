@@ -24,7 +24,7 @@ SHARD = ShardId(NAME, 1, 0, 0)
 
 def tier(**settings: Any) -> Tier:
     """Return a tier of one node."""
-    return Tier(WarmConfig(nodes=1, code=Code(1, 0), **settings))
+    return Tier(WarmConfig(nodes=1, code=Code(1, 0), **{"wake_seconds": 5.0, **settings}))
 
 
 def check(test: Callable[[Tier, Node], Awaitable[None]], **settings: Any) -> None:

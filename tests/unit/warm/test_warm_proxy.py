@@ -31,7 +31,7 @@ def check(
     """Run a test with a tier whose nodes sleep, in virtual time."""
 
     async def main() -> None:
-        config = WarmConfig(nodes=nodes, code=Code.parse(code), **settings)
+        config = WarmConfig(nodes=nodes, code=Code.parse(code), **{"wake_seconds": 5.0, **settings})
         async with Tier(config, shelf_bytes=shelf_bytes) as tier:
             await asyncio.sleep(2.0)
             await test(tier)
