@@ -113,11 +113,7 @@ class Node:
         into: memoryview | None,
         end_seconds: float,
     ) -> Reply:
-        try:
-            async with asyncio.timeout_at(end_seconds):
-                connection, instance = await self._ready()
-        except TimeoutError:
-            raise ConnectionLostError(f"{self.name} was not awake in time") from None
+        connection, instance = self._awake() or await self._ready_by(end_seconds)
         sent_seconds, is_change = asyncio.get_running_loop().time(), kind in (Kind.SET, Kind.DELETE)
         self._asked += 1
         try:
@@ -277,6 +273,24 @@ class Node:
             self._changed.set()  # which is no contact: whether the instance is there, the next call tells
 
     # Waking it.
+
+    def _awake(self) -> tuple[Connection, str] | None:
+        """Return the connection of a node that has just spoken, and its instance."""
+        if self._connection is None or not self.life.may_send(asyncio.get_running_loop().time()):
+            return None
+        return self._connection, str(self.life.instance)
+
+    async def _ready_by(self, end_seconds: float) -> tuple[Connection, str]:
+        """Return the connection of a node that is awake by then, and its instance.
+
+        Raises:
+            ConnectionLostError: it is gone, or could not be woken.
+        """
+        try:
+            async with asyncio.timeout_at(end_seconds):
+                return await self._ready()
+        except TimeoutError:
+            raise ConnectionLostError(f"{self.name} was not awake in time") from None
 
     async def _ready(self) -> tuple[Connection, str]:
         """Return the connection of a node that is awake, and its instance.
