@@ -117,6 +117,7 @@ class WarmTierMachine(RuleBasedStateMachine):
     @rule(is_crash=st.booleans())
     def another_proxy_takes_over(self, is_crash: bool) -> None:
         async def replace() -> None:
+            await asyncio.sleep(30.0)  # calls of the one before that still run would start empty instances
             await self.tier.replace(is_crash=is_crash)
             await asyncio.sleep(20.0)
 
