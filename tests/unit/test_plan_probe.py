@@ -11,16 +11,24 @@ from stoker.clock import run_virtual
 from stoker.errors import ConfigError, DeadlineError, ServerError
 from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
 from stoker.plan.dataset import described, size_of
-from stoker.plan.latency import Constant, LogNormal
+from stoker.plan.latency import Constant, Late, LogNormal
 from stoker.plan.probe import Probe, ProbeLimits, probe
 from stoker.tier import ObjectRef
 
+TAILS = {"none": (0.0, 0.0), "5% of 2 s": (0.05, 2.0), "1% of 10 s": (0.01, 10.0)}
 
-def probed(model: BucketModel, node: float = math.inf, size: int = 8 << 20, limits: ProbeLimits | None = None) -> Probe:
+
+def probed(
+    model: BucketModel,
+    node: float = math.inf,
+    size: int = 8 << 20,
+    limits: ProbeLimits | None = None,
+    seed: int = 1,
+) -> Probe:
     manifest = described(super_samples=20, samples=10, super_sample_bytes=size)
 
     async def main() -> Probe:
-        view = BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(1), bytes_per_second=node)
+        view = BucketView(SimulatedBucket(model, size_of(manifest)), random.Random(seed), bytes_per_second=node)
         return await probe(view, [manifest.ref(row) for row in range(len(manifest))], limits)
 
     return run_virtual(main())
@@ -72,6 +80,65 @@ def test_a_probe_keeps_to_its_limits() -> None:
     assert found.read_bytes <= 20 << 20
     small = probed(model(), 60e6, limits=ProbeLimits(size_bytes=1 << 20))
     assert small.read_bytes <= 1 << 20
+
+
+def late(tail: str, usual_seconds: float = 0.02, rate: float = 90e6) -> BucketModel:
+    usual = LogNormal(usual_seconds, 1.26 * usual_seconds)
+    return BucketModel(first_byte=Late(usual, *TAILS[tail]), connection_bytes_per_second=rate)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize(
+    ("node", "usual_seconds", "rate"), [(600e6, 0.02, 90e6), (150e6, 0.1, 50e6), (200e6, 0.05, 30e6)]
+)
+def test_late_answers_hide_neither_a_full_link_nor_the_rate_of_a_connection(
+    tail: str, node: float, usual_seconds: float, rate: float
+) -> None:
+    for seed in range(8):
+        found = probed(late(tail, usual_seconds, rate), node, seed=seed)
+        assert found.is_saturated
+        assert found.total_bytes_per_second == pytest.approx(node, rel=0.2), seed
+        assert found.connection_bytes_per_second == pytest.approx(rate, rel=0.2), seed
+        assert found.median_seconds == pytest.approx(usual_seconds, rel=0.2), seed
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_late_answers_do_not_fill_a_link(tail: str) -> None:
+    for seed in range(8):
+        found = probed(late(tail, rate=20e6), seed=seed)
+        assert not found.is_saturated, seed
+        assert found.total_bytes_per_second == pytest.approx(found.connections * 20e6, rel=0.02), seed
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_late_answers_cost_a_probe_neither_its_limits_nor_a_tail_of_time(tail: str) -> None:
+    limits = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
+    for seed in range(12):
+        found = probed(late(tail), 600e6, limits=limits, seed=seed)
+        assert found.requests <= 200
+        assert found.seconds < 15.0, seed
+
+
+def test_how_many_answers_are_late_is_told_from_all_requests() -> None:
+    found = [probed(late("5% of 2 s"), 600e6, seed=seed) for seed in range(30)]
+    counted = [len(each.first_byte_seconds) for each in found]
+    assert min(counted) > 50
+    assert sum(each.late for each in found) / sum(counted) == pytest.approx(0.05, rel=0.2)
+    slow = [seconds for each in found for seconds in each.first_byte_seconds if seconds > 1]
+    assert len(slow) == sum(each.late for each in found)
+    assert slow == pytest.approx([2.02] * len(slow), rel=0.01)
+
+
+def test_an_answer_that_is_not_waited_for_counts_with_what_was_waited() -> None:
+    found = next(each for each in (probed(late("1% of 10 s"), 600e6, seed=seed) for seed in range(20)) if each.late)
+    assert found.slowest_seconds > 3.0
+
+
+def test_a_store_that_answers_after_seconds_as_a_rule_is_not_late() -> None:
+    found = probed(model(first_byte=1.5, rate=20e6), limits=ProbeLimits(seconds=60.0))
+    assert found.late == 0
+    assert found.median_seconds == pytest.approx(1.5, rel=0.01)
+    assert found.connection_bytes_per_second == pytest.approx(20e6, rel=0.02)
 
 
 def test_a_bucket_that_hardly_moves_ends_the_probe_in_time() -> None:

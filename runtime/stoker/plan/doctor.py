@@ -299,7 +299,9 @@ def _sizes(manifest: Manifest, machine: Machine) -> list[Finding]:
 
 
 def _speeds(found: Probe) -> list[Finding]:
-    latency = f"first byte {1000 * found.median_seconds:.3g} ms, at most {1000 * found.slowest_seconds:.3g} ms"
+    latency = f"first byte {_duration(found.median_seconds)}, at most {_duration(found.slowest_seconds)}"
+    if found.late:
+        latency += f" ({found.late} of {counted(len(found.first_byte_seconds), 'request')} late)"
     is_far = found.median_seconds > _FAR_SECONDS
     rate = found.total_bytes_per_second
     more = "" if found.is_saturated else " or more"
@@ -371,6 +373,10 @@ def _lost(error: NotFoundError) -> Finding:
     """Say that the manifest speaks of what is not there."""
     advice = "look what else is missing, and pack that again"
     return Finding(check="read", level=Level.PROBLEM, text=str(error), advice=advice, command="stoker verify URL")
+
+
+def _duration(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _span(seconds: float) -> str:

@@ -7,15 +7,16 @@ waiting at once, and the time of its bytes, for which they share a link. Request
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, cycle, pairwise
+from itertools import chain, cycle, islice, pairwise
 from statistics import median
 
-from stoker.errors import ConfigError, DeadlineError, TransientError
+from stoker.errors import ConfigError, DeadlineError
 from stoker.plan.bucket import BucketModel
 from stoker.plan.latency import Recorded
+from stoker.plan.timed_read import TimedRead, TimedReader
 from stoker.sizes import counted, format_bytes
 from stoker.store.protocol import Readable
 from stoker.task_group import task_group
@@ -28,10 +29,16 @@ _LARGE_BYTES = 8 << 20
 LEAST_PROBE_BYTES = 64 << 10
 _READ_SECONDS = 0.5
 """About as long as a measured transfer may take: the slower a connection, the fewer bytes are asked for."""
-_CONNECTIONS = (4, 8, 16, 32)
+_LEAVE_SECONDS = 3.0
+"""For which late answers are waited, in the end, to know how late they are."""
+_CONNECTIONS = (8, 32)
 """Tried one after the other, until the link is full."""
+_READS_ALONE, _TRIES = 3, 5
+"""To know the rate of a connection: some of the reads may be late, or fail."""
 _READS_EACH, _READS_STEADY = 2, 3
 """Of each connection while that is found out, and then: the first reads begin together, and leave the link idle."""
+_PART = 0.4
+"""Of the bytes that are left: more connections may have to be tried, and then there is the last measurement."""
 _SLOWER, _MUCH_SLOWER = 1.3, 1.6
 """The link is full when several transfers take so many times as long as one alone; the second one where that is told by
 whole reads, of which first bytes are a large part."""
@@ -72,7 +79,9 @@ class Probe:
 
     Attributes:
         connect_seconds: by how much a connection's first request took longer than others: names, handshakes.
-        first_byte_seconds: of each small read, from the request to its answer.
+        first_byte_seconds: from a request to its answer: as often as there were answers, those of small reads, and the
+            late ones of all. One that was not waited for counts with the seconds that it was.
+        late: of them, how many were late: a fetcher would ask for them a second time.
         connection_bytes_per_second: of one transfer alone.
         is_rate_assumed: whether the objects are too small to tell that rate, and the usual one is taken.
         total_bytes_per_second: of several together.
@@ -80,12 +89,13 @@ class Probe:
         connections: that brought it.
         requests: that were sent.
         failed: of them, those that ended in an error that may pass.
-        read_bytes: that arrived.
+        read_bytes: that arrived, late ones aside.
         seconds: that it took.
     """
 
     connect_seconds: float
     first_byte_seconds: tuple[float, ...] = field(repr=False)
+    late: int
     connection_bytes_per_second: float
     is_rate_assumed: bool
     total_bytes_per_second: float
@@ -128,69 +138,68 @@ async def probe(store: Readable, refs: Sequence[ObjectRef], limits: ProbeLimits 
     """
     if not any(ref.size_bytes for ref in refs):
         raise ConfigError(f"there is nothing to read at {store.url}")
-    return await _Prober(store, [ref for ref in refs if ref.size_bytes], limits or ProbeLimits()).run()
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """One read: when it was sent, when its answer began, when it was complete, and its bytes."""
-
-    sent: float
-    begun: float
-    done: float
-    size_bytes: int
+    limits = limits or ProbeLimits()
+    deadline, reader = asyncio.timeout(limits.seconds), None
+    try:
+        async with deadline, task_group() as group:
+            reader = TimedReader(store, [ref for ref in refs if ref.size_bytes], group)
+            return await _Prober(reader, limits).run()
+    except TimeoutError:
+        if reader is None or not deadline.expired():
+            raise
+        raise DeadlineError(
+            f"{store.url} was not measured within {limits.seconds:g} seconds: "
+            f"{counted(reader.requests, 'request')} brought {format_bytes(reader.read_bytes)}; "
+            "measure fewer bytes, or plan with figures that are given"
+        ) from reader.last
 
 
 class _Prober:
-    def __init__(self, store: Readable, refs: Sequence[ObjectRef], limits: ProbeLimits) -> None:
-        self._store, self._limits = store, limits
-        self._refs: Iterator[ObjectRef] = cycle(refs)
-        self._requests = self._failed = self._asked_bytes = self._read_bytes = 0
+    def __init__(self, reader: TimedReader, limits: ProbeLimits) -> None:
+        self._reader, self._limits = reader, limits
         self._connecting_seconds = 0.0
-        self._last: TransientError | None = None
 
     async def run(self) -> Probe:
-        begun = asyncio.get_running_loop().time()
-        async with self._in_time():
-            reads = [await self._read(_SMALL_BYTES) for _ in range(self._limits.first_bytes)]
-            waits = tuple(read.done - read.sent for read in self._some(reads[1:]))  # the first one may connect
-            alone, is_assumed = await self._alone(median(waits))
-            total, is_saturated, connections = await self._together(alone, is_assumed, median(waits))
+        reader, loop = self._reader, asyncio.get_running_loop()
+        begun = loop.time()
+        reads = [await reader.read(_SMALL_BYTES) for _ in range(self._limits.first_bytes)]
+        waits = [read.done - read.sent for read in self._some(reads[1:])]  # the first one may connect
+        alone, is_assumed = await self._alone(median(waits))
+        total, is_saturated, connections = await self._together(alone, is_assumed, median(waits))
+        late_seconds = self._late_seconds  # before so many late answers are told at once that they are most of the last
+        await reader.leave(min(_LEAVE_SECONDS, (self._limits.seconds - (loop.time() - begun)) / 2))
+        late = [wait for wait in reader.first_byte_seconds if wait > late_seconds]
+        usual = [wait for wait in waits if wait <= late_seconds]
+        answers = max(len(reader.first_byte_seconds), len(waits))
         return Probe(
             connect_seconds=max(0.0, self._connecting_seconds - median(waits)),
-            first_byte_seconds=waits,
+            first_byte_seconds=(*islice(cycle(usual), answers - len(late)), *late),
+            late=len(late),
             connection_bytes_per_second=alone,
             is_rate_assumed=is_assumed,
             total_bytes_per_second=total,
             is_saturated=is_saturated,
             connections=connections,
-            requests=self._requests,
-            failed=self._failed,
-            read_bytes=self._read_bytes,
-            seconds=asyncio.get_running_loop().time() - begun,
+            requests=reader.requests,
+            failed=reader.failed,
+            read_bytes=reader.read_bytes,
+            seconds=loop.time() - begun,
         )
 
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        deadline = asyncio.timeout(self._limits.seconds)
-        try:
-            async with deadline:
-                yield
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise DeadlineError(
-                f"{self._store.url} was not measured within {self._limits.seconds:g} seconds: "
-                f"{counted(self._requests, 'request')} brought {format_bytes(self._read_bytes)}; "
-                "measure fewer bytes, or plan with figures that are given"
-            ) from self._last
+    @property
+    def _late_seconds(self) -> float:
+        return self._reader.late_seconds or math.inf
 
     async def _alone(self, first_byte_seconds: float) -> tuple[float, bool]:
         """Return the bytes a second of one transfer alone, from three of growing size, and whether that is assumed."""
-        reads: list[_Read] = []
+        reads: list[TimedRead] = []
         size_bytes = min(_LARGE_BYTES, self._limits.size_bytes // 16)
-        for wanted in (size_bytes // 8, size_bytes, size_bytes):
-            reads += [read for read in [await self._read(self._sized(wanted, reads))] if read is not None]
+        for _ in range(min(_TRIES, self._limits.requests - self._limits.first_bytes)):
+            wanted = size_bytes if reads else size_bytes // 8
+            read = await self._reader.read(self._sized(wanted, reads))
+            reads += [] if read is None else [read]
+            if len(reads) == _READS_ALONE:
+                break
         telling = self._some(reads)[-2:]
         found = median(_rate(read, first_byte_seconds) for read in telling)
         is_assumed = telling[-1].size_bytes < _TELLING_BYTES and found >= _USUAL_BYTES_PER_SECOND
@@ -199,95 +208,91 @@ class _Prober:
     async def _together(self, alone: float, is_assumed: bool, first_byte_seconds: float) -> tuple[float, bool, int]:
         """Return the bytes a second of several transfers, whether the link is full, and how many they were.
 
-        It is full when they take longer than one alone would; then twice as many keep it full for a while.
+        It is full when they take longer than one alone would; then twice as many keep it full for a while. What large
+        reads have told is not told again, worse, by small ones.
         """
-        found = alone, False, 1
+        found, tried_bytes = (alone, False, 1), 0
         for connections in _CONNECTIONS:
-            size_bytes = self._share(connections * _READS_EACH, alone)
-            if not size_bytes:
+            size_bytes = self._share(connections * _READS_EACH, alone, _PART)
+            if not size_bytes or (size_bytes < _TELLING_BYTES <= tried_bytes):
                 break
-            batch = self._some(chain.from_iterable(await self._at_once(connections, _READS_EACH, size_bytes)))
+            tried_bytes = size_bytes
+            connected = await self._at_once(connections, _READS_EACH, size_bytes)
+            batch = self._some(chain.from_iterable(connected))
             if _slower(batch, alone, first_byte_seconds) <= 1.0:
                 believed = min(connections, _BELIEVED) if is_assumed else connections
-                found = believed * alone, False, connections
+                found = believed * min(alone, _typical(batch, first_byte_seconds)), False, connections
                 continue
-            rough = sum(read.size_bytes for read in batch) / _span(batch)
+            rough = _steady(connected) or sum(read.size_bytes for read in batch) / _span(batch)
             connections = min(2 * connections, _CONNECTIONS[-1])
-            size_bytes = min(self._share(connections * _READS_STEADY, alone), int(rough / connections / _READS_STEADY))
+            size_bytes = min(
+                self._share(connections * _READS_STEADY, alone, 1.0), int(rough / connections / _READS_STEADY)
+            )
             if size_bytes < LEAST_PROBE_BYTES:
                 return rough, True, connections
             return _steady(await self._at_once(connections, _READS_STEADY, size_bytes)) or rough, True, connections
         return found
 
-    def _share(self, reads: int, alone: float) -> int:
-        """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if few are left."""
-        left_bytes = max(0, self._limits.size_bytes - self._asked_bytes) // reads
+    def _share(self, reads: int, alone: float, part: float) -> int:
+        """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if few are left.
+
+        Together they take at most a part of what is left, unless that is too little to tell anything.
+        """
+        left_bytes = max(0, self._limits.size_bytes - self._reader.asked_bytes) // reads
+        left_bytes = max(int(part * left_bytes), min(left_bytes, _TELLING_BYTES))
         size_bytes = min(left_bytes, _LARGE_BYTES, max(LEAST_PROBE_BYTES, int(alone * _READ_SECONDS)))
-        return size_bytes if self._requests + reads <= self._limits.requests and size_bytes >= LEAST_PROBE_BYTES else 0
+        is_enough = self._reader.requests + reads <= self._limits.requests and size_bytes >= LEAST_PROBE_BYTES
+        return size_bytes if is_enough else 0
 
-    async def _at_once(self, connections: int, reads: int, size_bytes: int) -> list[list[_Read]]:
-        """Return the reads of each of several connections, without those that failed."""
+    async def _at_once(self, connections: int, reads: int, size_bytes: int) -> list[list[TimedRead]]:
+        """Return the reads of each of several connections, without those that failed or were late."""
 
-        async def connection() -> list[_Read | None]:
-            return [await self._read(size_bytes) for _ in range(reads)]
+        async def connection() -> list[TimedRead | None]:
+            return [await self._reader.read(size_bytes) for _ in range(reads)]
 
         async with task_group() as group:
             tasks = [group.create_task(connection()) for _ in range(connections)]
         if not self._connecting_seconds:  # all of them but one are new
             firsts = [task.result()[0] for task in tasks]
-            self._connecting_seconds = median(0.0 if read is None else read.begun - read.sent for read in firsts)
+            self._connecting_seconds = median([read.begun - read.sent for read in firsts if read is not None] or [0.0])
         return [[read for read in task.result() if read is not None] for task in tasks]
 
-    def _sized(self, size_bytes: int, before: Sequence[_Read]) -> int:
+    def _sized(self, size_bytes: int, before: Sequence[TimedRead]) -> int:
         """Return how many bytes to ask for, given how fast those before came."""
         if not before:
             return size_bytes
         return min(size_bytes, max(LEAST_PROBE_BYTES, int(_rate(before[-1], 0.0) * _READ_SECONDS)))
 
-    async def _read(self, size_bytes: int) -> _Read | None:
-        """Read the beginning of the next object; None if that failed in a way that may pass."""
-        loop, begun = asyncio.get_running_loop(), 0.0
-
-        def begin() -> None:
-            nonlocal begun
-            begun = loop.time()
-
-        ref = next(self._refs)
-        end = min(size_bytes, ref.size_bytes)
-        self._requests += 1
-        self._asked_bytes += end
-        sent = loop.time()
-        try:
-            await self._store.get_range(ref.key, 0, end, into=memoryview(bytearray(end)), begun=begin)
-        except TransientError as error:
-            self._failed, self._last = self._failed + 1, error
-            return None
-        self._read_bytes += end
-        return _Read(sent, begun or sent, loop.time(), end)
-
-    def _some(self, reads: Iterable[_Read | None]) -> list[_Read]:
+    def _some(self, reads: Iterable[TimedRead | None]) -> list[TimedRead]:
         """Return those that ended well.
 
         Raises:
             TransientError: none did.
         """
         found = [read for read in reads if read is not None]
-        if not found and self._last is not None:
-            raise self._last
+        if not found:
+            raise self._reader.last or DeadlineError(f"no answer began within {self._late_seconds:.3g} seconds")
         return found
 
 
-def _seconds(read: _Read, first_byte_seconds: float) -> float:
+def _seconds(read: TimedRead, first_byte_seconds: float) -> float:
     """Return how long the bytes took; of a store that does not tell when they begin, without a first byte's time."""
     waited = read.begun - read.sent or first_byte_seconds
     return max(1e-6, read.done - read.sent - waited)
 
 
-def _rate(read: _Read, first_byte_seconds: float) -> float:
+def _rate(read: TimedRead, first_byte_seconds: float) -> float:
     return read.size_bytes / _seconds(read, first_byte_seconds)
 
 
-def _slower(reads: Sequence[_Read], alone: float, first_byte_seconds: float) -> float:
+def _typical(reads: Sequence[TimedRead], first_byte_seconds: float) -> float:
+    """Return the bytes a second of most reads; infinity if they were too small to tell."""
+    if median(read.size_bytes for read in reads) < _TELLING_BYTES:
+        return math.inf
+    return median(_rate(read, first_byte_seconds) for read in reads)
+
+
+def _slower(reads: Sequence[TimedRead], alone: float, first_byte_seconds: float) -> float:
     """Return how much longer reads took than one alone, by the factor from which on that says something."""
     if median(read.size_bytes for read in reads) >= _TELLING_BYTES:
         return median(_seconds(read, first_byte_seconds) / (read.size_bytes / alone) for read in reads) / _SLOWER
@@ -297,27 +302,31 @@ def _slower(reads: Sequence[_Read], alone: float, first_byte_seconds: float) -> 
     )
 
 
-def _span(reads: Sequence[_Read]) -> float:
+def _span(reads: Sequence[TimedRead]) -> float:
     return max(1e-6, max(read.done for read in reads) - min(read.begun for read in reads))
 
 
-def _steady(connections: Sequence[Sequence[_Read]]) -> float:
-    """Return the bytes a second while every connection had something to read and half were receiving; 0 if none did.
+def _steady(connections: Sequence[Sequence[TimedRead]]) -> float:
+    """Return the bytes a second while at least half of the connections were receiving; 0 if they never were.
 
-    Connections that begin together wait for first bytes together, and leave the link idle meanwhile.
+    Connections that begin together wait for first bytes together, and leave the link idle meanwhile; so do the last of
+    them, while they wait for late ones. Half of them fill the link, and share it evenly: of a read's bytes, moments get
+    parts in inverse proportion to how many were receiving then.
     """
-    working = [reads for reads in connections if reads]
-    start = max((reads[0].begun for reads in working), default=0.0)
-    end = min((reads[-1].done for reads in working), default=0.0)
-    changes = [(start, 0, 0.0), (end, 0, 0.0)]
-    for read in chain.from_iterable(working):
-        begun, done = max(start, read.begun), min(end, read.done)
-        if begun < done:
-            rate = read.size_bytes / (read.done - read.begun)
-            changes += [(begun, 1, rate), (done, -1, -rate)]
-    receiving, rate, brought, seconds = 0, 0.0, 0.0, 0.0
-    for (moment, more, faster), (following, _, _) in pairwise(sorted(changes)):
-        receiving, rate = receiving + more, rate + faster
-        if 2 * receiving >= len(working):
-            brought, seconds = brought + rate * (following - moment), seconds + following - moment
+    half = sum(1 for reads in connections if reads) / 2
+    reads = list(chain.from_iterable(connections))
+    changes = sorted(chain.from_iterable(((read.begun, 1), (read.done, -1)) for read in reads))
+    receiving, part, steady, seconds = 0, 0.0, 0.0, 0.0
+    parts = {changes[0][0]: (part, steady)} if changes else {}
+    for (moment, more), (following, _) in pairwise(changes):
+        receiving += more
+        part += (following - moment) / max(receiving, half)
+        if receiving >= half:
+            steady, seconds = steady + (following - moment) / receiving, seconds + following - moment
+        parts[following] = part, steady
+    brought = 0.0
+    for read in reads:
+        (part, steady), (part_after, steady_after) = parts[read.begun], parts[read.done]
+        if part_after > part:
+            brought += read.size_bytes * (steady_after - steady) / (part_after - part)
     return brought / seconds if seconds > 0.0 else 0.0
