@@ -6,6 +6,7 @@ import datetime
 import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from stoker.order import OrderConfig
 from stoker.plan.advice import Advice, Resources, Suggestion, advise
 from stoker.plan.bucket import BucketModel
 from stoker.plan.dataset import described
-from stoker.plan.latency import Constant, LogNormal
+from stoker.plan.latency import Constant, Late, LogNormal
 from stoker.plan.predict import Prediction, predict
 from stoker.plan.scenario import Scenario, simulate
 from stoker.plan.workload import Cache, Workload, settled_hit_rate
@@ -275,6 +276,21 @@ def test_the_warm_tier_stays_off_unless_late_answers_are_the_only_trouble() -> N
     assert "network is full" in full.reason
     fine = advised(workload(nodes=4))[1]["warm tier"]
     assert not fine.is_change
+
+
+def test_the_warm_tier_is_advised_where_answers_are_late_and_read_again_without_a_cache() -> None:
+    given = workload(super_samples=240, size=2 * MIB, rate=10_000, nodes=2, memory=200 * MIB, node=2e9)
+    late = replace(given, bucket=replace(given.bucket, first_byte=Late(Constant(0.02), 0.1, 2.0)))
+    tail = Resources(memory_bytes=200 * MIB, median_seconds=0.02, slowest_seconds=2.02)
+    warm = advised(late, tail)[1]["warm tier"]
+    assert warm.advised == "on"
+    assert "more money" in warm.reason
+    assert "Loader(warm=" in warm.command
+    assert "stoker warm" in warm.command
+    assert "docs/warm-tier.md" in warm.command
+    assert (Path(__file__).parents[2] / "docs" / "warm-tier.md").exists()
+    assert not advised(late, replace(tail, epochs=1))[1]["warm tier"].is_change
+    assert not advised(late, replace(tail, disk_bytes=4 << 30))[1]["warm tier"].is_change
 
 
 # Several ranks on a node

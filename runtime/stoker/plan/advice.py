@@ -43,6 +43,9 @@ _LATE = 5.0
 """A bucket has a tail if its slowest first byte is so many times the median."""
 
 
+_WARM_COMMAND = 'Loader(warm="warm://HOST:7411"), once `stoker warm proxy` runs there: docs/warm-tier.md'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """What a node and its ranks can spare, and what a late first byte is like.
@@ -317,17 +320,30 @@ def _limit(size_bytes: int) -> str:
 
 
 def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestion:
-    """Say whether functions that hold the data set in memory would help: where the bucket is late, and nothing else."""
+    """Say whether functions that hold the data set in memory would help: where the bucket is late, and nothing else.
+
+    They buy time, not money: beside a bucket of the same region they cost more than reading it.
+    """
     late = resources.slowest_seconds > _LATE * max(1e-9, resources.median_seconds)
+    is_worth = False
     if found.later.stall < _STALL:
-        is_worth, reason = False, f"training waits {found.later.stall:.1%} of the time without it"
+        reason = f"training waits {found.later.stall:.1%} of the time without it"
     elif found.bound.limit == "bandwidth":
-        is_worth, reason = False, "the node's network is full, and its functions would be behind it too"
+        reason = "the node's network is full, and its functions would be behind it too"
     elif found.bound.limit == "requests":
-        is_worth, reason = False, "requests are too many; larger super-samples cost nothing"
-    elif late and given.nodes > 1:
-        is_worth, reason = True, "the bucket answers late, and several nodes would share what it holds"
+        reason = "requests are too many; larger super-samples cost nothing"
+    elif given.cache is not None:
+        reason = "the cache is nearer, and free"
+    elif resources.epochs < 2:
+        reason = "there is one epoch: nothing comes back"
+    elif given.manifest.size_bytes / len(given.manifest) < _LEAST_BYTES:
+        reason = "cutting up super-samples below 1 MiB costs more than it saves"
+    elif late:
+        is_worth, reason = (
+            True,
+            "the bucket answers late; what was read once comes sooner from functions, for more money",
+        )
     else:
-        is_worth, reason = False, "late answers are few enough to be asked for again"
-    advised, command = ("on", "see docs/serve.md") if is_worth else ("off", "")
+        reason = "late answers are few enough to be asked for again"
+    advised, command = ("on", _WARM_COMMAND) if is_worth else ("off", "")
     return Suggestion(name="warm tier", given="off", advised=advised, reason=reason, command=command)
