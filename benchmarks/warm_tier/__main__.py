@@ -37,7 +37,7 @@ def _row(name: str, found: Rates) -> Sequence[str]:
 
 
 def show_tail(quick: bool) -> None:
-    found = asyncio.run(tails(60 if quick else 400))
+    found = asyncio.run(tails(60 if quick else 1000))
     rows = [
         (each.name, f"{1000 * each.median_seconds:.0f} ms", f"{1000 * each.p99_seconds:.0f} ms", f"{each.requests:.2f}")
         for each in found
