@@ -214,7 +214,7 @@ class _Prober:
         found, tried_bytes = (alone, False, 1), 0
         for connections in _CONNECTIONS:
             size_bytes = self._share(connections * _READS_EACH, alone, _PART)
-            if not size_bytes or (size_bytes < _TELLING_BYTES <= tried_bytes):
+            if not size_bytes or (size_bytes <= _TELLING_BYTES <= tried_bytes):
                 break
             tried_bytes = size_bytes
             connected = await self._at_once(connections, _READS_EACH, size_bytes)
