@@ -20,10 +20,11 @@ from stoker.plan.reclaim import Reclaim, Strike, Struck, strikes
 from stoker.plan.warm_fleet import NodeCalls
 from stoker.plan.warm_node import NodeLife, lived
 from stoker.prices import FunctionPrices
-from stoker.warm.bill import Purpose, Used
+from stoker.warm.bill import Used
 from stoker.warm.code import Code
 from stoker.warm.settings import WarmConfig
 from stoker.warm.upkeep import UpkeepConfig
+from stoker.warm.wake import Task
 from support.warm_platform import Tier, named
 
 HOUR = 3600.0
@@ -40,7 +41,7 @@ class Played:
     places: dict[str, set[int]] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     calls: Counter[str] = field(default_factory=Counter)
-    used: dict[Purpose, Used] = field(default_factory=dict)
+    used: dict[Task, Used] = field(default_factory=dict)
 
 
 def struck(reclaim: Reclaim, nodes: int, hours: float) -> Plan:

@@ -9,28 +9,20 @@ pays.
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass
 
 from stoker.costs.usage import Part, total_dollars
 from stoker.errors import ConfigError
 from stoker.prices import GB_BYTES, Egress, FunctionPrices, Operation, StorePrices
+from stoker.warm.wake import Task
 
-__all__ = ["Bill", "CostMeter", "Purpose", "Used"]
-
-
-class Purpose(enum.StrEnum):
-    """What a node was called for."""
-
-    SERVE = "serve"
-    WARM = "warm"
-    BACKUP = "backup"
+__all__ = ["Bill", "CostMeter", "Used"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What calls for one purpose used.
+    """What calls for one task used.
 
     Attributes:
         calls: that were answered.
@@ -61,7 +53,7 @@ class Bill:
 
     Attributes:
         seconds: that it lasted.
-        used: by purpose.
+        used: by task.
         reads: objects that the tier delivered.
         read_bytes: of these.
         serve_dollars: for calls to answer reads and writes.
@@ -71,7 +63,7 @@ class Bill:
     """
 
     seconds: float
-    used: dict[Purpose, Used]
+    used: dict[Task, Used]
     reads: int
     read_bytes: int
     serve_dollars: float
@@ -110,11 +102,11 @@ class CostMeter:
     def __init__(self) -> None:
         self.unanswered = 0
         """Calls that may have run, and of which no bill came."""
-        self._used = dict.fromkeys(Purpose, Used())
+        self._used = dict.fromkeys(Task, Used())
         self._reads = self._read_bytes = 0
 
     def called(
-        self, purpose: Purpose, *, billed_seconds: float, memory_bytes: int, vcpus: float, is_cold: bool | None
+        self, task: Task, *, billed_seconds: float, memory_bytes: int, vcpus: float, is_cold: bool | None
     ) -> None:
         """A call was answered; the figures are those of its :class:`~stoker.fanout.executor.Answer`.
 
@@ -124,8 +116,8 @@ class CostMeter:
         for name, value in (("billed_seconds", billed_seconds), ("memory_bytes", memory_bytes), ("vcpus", vcpus)):
             if not 0 <= value < math.inf:
                 raise ConfigError(f"{name} of a call is a number from 0, not {value!r}")
-        before = self._used[purpose]
-        self._used[purpose] = Used(
+        before = self._used[task]
+        self._used[task] = Used(
             calls=before.calls + 1,
             cold_starts=before.cold_starts + (is_cold is True),
             billed_seconds=before.billed_seconds + billed_seconds,
@@ -156,7 +148,7 @@ class CostMeter:
         """
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"seconds must be a duration from 0, not {seconds}")
-        dollars = {purpose: total_dollars(used.parts(functions, purpose)) for purpose, used in self._used.items()}
+        dollars = {task: total_dollars(used.parts(functions, task)) for task, used in self._used.items()}
         gets = self._reads * store.request_dollars(Operation.GET)
         moved = store.transfer_dollars(read_bytes=self._read_bytes, written_bytes=0, egress=egress)
         return Bill(
@@ -164,8 +156,8 @@ class CostMeter:
             used=dict(self._used),
             reads=self._reads,
             read_bytes=self._read_bytes,
-            serve_dollars=dollars[Purpose.SERVE],
-            warm_dollars=dollars[Purpose.WARM],
-            backup_dollars=dollars[Purpose.BACKUP],
+            serve_dollars=dollars[Task.SERVE],
+            warm_dollars=dollars[Task.WARM],
+            backup_dollars=dollars[Task.BACKUP],
             bucket_dollars=gets + moved,
         )

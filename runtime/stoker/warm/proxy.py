@@ -23,7 +23,7 @@ from stoker.fanout import Answer
 from stoker.task_group import task_group
 from stoker.threads import in_thread
 from stoker.warm.backup import back_up
-from stoker.warm.bill import CostMeter, Purpose
+from stoker.warm.bill import CostMeter
 from stoker.warm.code import Code, encode, require_codec, restore
 from stoker.warm.connection import Answer as PeerAnswer
 from stoker.warm.connection import Connection
@@ -36,7 +36,6 @@ from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
 from stoker.warm.sockets import Door
 from stoker.warm.upkeep import Errand, Upkeep, UpkeepConfig
-from stoker.warm.upkeep import Task as Errands
 from stoker.warm.wake import Task
 from stoker.warm.wire import Head, Kind
 
@@ -497,7 +496,7 @@ class Proxy:
     async def _run_errand(self, upkeep: Upkeep, errand: Errand) -> None:
         node, is_well = self._nodes[errand.node], False
         try:
-            if errand.task is Errands.WARM:
+            if errand.task is Task.WARM:
                 await node.keep_warm()
             else:
                 copied = await back_up(node, self.config)
@@ -608,7 +607,7 @@ class Proxy:
             self.meter.lost()
             return
         self.meter.called(
-            Purpose(str(task)),
+            task,
             billed_seconds=answer.billed_seconds,
             memory_bytes=answer.memory_bytes,
             vcpus=answer.vcpus,

@@ -7,26 +7,19 @@ proxy nor the platform all at once.
 
 from __future__ import annotations
 
-import enum
 import heapq
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from stoker.errors import ConfigError, StateError
+from stoker.warm.wake import Task
 
-__all__ = ["Errand", "Task", "Upkeep", "UpkeepConfig"]
-
-
-class Task(enum.StrEnum):
-    """What a node is called for."""
-
-    WARM = "warm"
-    BACKUP = "backup"
+__all__ = ["Errand", "Upkeep", "UpkeepConfig"]
 
 
 class Errand(NamedTuple):
-    """A call that is due."""
+    """A call that is due: ``Task.WARM`` or ``Task.BACKUP``."""
 
     node: int
     task: Task

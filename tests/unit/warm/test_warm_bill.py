@@ -7,7 +7,8 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.prices import GB_BYTES, Egress, FunctionPrices, Prices, StorePrices
-from stoker.warm.bill import Bill, CostMeter, Purpose
+from stoker.warm.bill import Bill, CostMeter
+from stoker.warm.wake import Task
 
 MEMORY = 1536 << 20
 MIB = 1 << 20
@@ -19,7 +20,7 @@ ROUND = FunctionPrices(
 )
 
 
-def call(meter: CostMeter, purpose: Purpose, seconds: float = 1.0, **figures: Any) -> None:
+def call(meter: CostMeter, purpose: Task, seconds: float = 1.0, **figures: Any) -> None:
     figures = {"memory_bytes": GB_BYTES, "vcpus": 0.0, "is_cold": False} | figures
     meter.called(purpose, billed_seconds=seconds, **figures)
 
@@ -28,9 +29,9 @@ def an_hour(reads: int, *, served_gb_seconds: float, store: StorePrices = S3, eg
     """Return the bill of 12 functions that are kept warm each minute, and of reads of 8 MiB."""
     meter = CostMeter()
     for _ in range(12 * 60):
-        call(meter, Purpose.WARM, 0.002, memory_bytes=MEMORY)
+        call(meter, Task.WARM, 0.002, memory_bytes=MEMORY)
     for _ in range(reads):
-        call(meter, Purpose.SERVE, served_gb_seconds)
+        call(meter, Task.SERVE, served_gb_seconds)
         meter.delivered(8 * MIB)
     return meter.bill(3600.0, LAMBDA, store, egress)
 
@@ -43,21 +44,21 @@ def test_a_meter_that_counted_nothing_has_no_bill() -> None:
 
 def test_calls_are_billed_by_what_they_were_for() -> None:
     meter = CostMeter()
-    call(meter, Purpose.SERVE, 2.0, is_cold=True)
-    call(meter, Purpose.WARM, 0.5, memory_bytes=2 * GB_BYTES)
-    call(meter, Purpose.WARM, 0.5, is_cold=None)
-    call(meter, Purpose.BACKUP, 3.0, vcpus=2.0)
+    call(meter, Task.SERVE, 2.0, is_cold=True)
+    call(meter, Task.WARM, 0.5, memory_bytes=2 * GB_BYTES)
+    call(meter, Task.WARM, 0.5, is_cold=None)
+    call(meter, Task.BACKUP, 3.0, vcpus=2.0)
     bill = meter.bill(7200.0, ROUND, S3)
     assert bill.serve_dollars == 1.0 + 20.0
     assert bill.warm_dollars == 2.0 + 15.0
     assert bill.backup_dollars == 1.0 + 30.0 + 3.0
     assert bill.dollars == 72.0
     assert bill.standing_dollars_per_hour == (17.0 + 34.0) / 2
-    assert [bill.used[purpose].calls for purpose in Purpose] == [1, 2, 1]
-    assert [bill.used[purpose].cold_starts for purpose in Purpose] == [1, 0, 0]
-    assert bill.used[Purpose.WARM].billed_seconds == 1.0
-    assert bill.used[Purpose.WARM].gb_seconds == 1.5
-    assert bill.used[Purpose.BACKUP].vcpu_seconds == 6.0
+    assert [bill.used[purpose].calls for purpose in Task] == [1, 2, 1]
+    assert [bill.used[purpose].cold_starts for purpose in Task] == [1, 0, 0]
+    assert bill.used[Task.WARM].billed_seconds == 1.0
+    assert bill.used[Task.WARM].gb_seconds == 1.5
+    assert bill.used[Task.BACKUP].vcpu_seconds == 6.0
 
 
 def test_the_lines_of_a_bill_add_up_to_it() -> None:
@@ -70,8 +71,8 @@ def test_the_lines_of_a_bill_add_up_to_it() -> None:
 def test_an_earlier_bill_does_not_grow_with_the_meter() -> None:
     meter = CostMeter()
     before = meter.bill(1.0, LAMBDA, S3)
-    call(meter, Purpose.SERVE)
-    assert before.used[Purpose.SERVE].calls == 0
+    call(meter, Task.SERVE)
+    assert before.used[Task.SERVE].calls == 0
 
 
 def test_the_same_reads_from_the_bucket_are_one_get_each_and_bytes_where_they_cost() -> None:
@@ -114,8 +115,8 @@ def test_calls_without_an_answer_are_counted() -> None:
 def test_figures_that_make_no_sense_are_refused(name: str, value: float) -> None:
     meter = CostMeter()
     with pytest.raises(ConfigError, match=name):
-        call(meter, Purpose.SERVE, **{name: value})
-    assert meter.bill(1.0, LAMBDA, S3).used[Purpose.SERVE].calls == 0
+        call(meter, Task.SERVE, **{name: value})
+    assert meter.bill(1.0, LAMBDA, S3).used[Task.SERVE].calls == 0
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
