@@ -44,7 +44,7 @@ FLOORS = {
         shuffling.layout shuffling.memory shuffling.plan shuffling.task
         trace.phases
         warm.bill warm.code warm.directory warm.handshake warm.life warm.limits warm.outbox warm.parity warm.shard
-        warm.shelf warm.upkeep warm.settings warm.wake warm.wire""",
+        warm.shelf warm.upkeep warm.settings warm.statistics warm.wake warm.wire""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
         fetch.deadline fetch.gate reading.byte_budget
@@ -60,7 +60,7 @@ FLOORS = {
         reading.super_samples reading.values
         shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work
         shuffling.writing
-        warm.backup warm.fleet warm.location warm.opening warm.proxy warm.server""",
+        warm.backup warm.fleet warm.location warm.opening warm.proxy warm.reading warm.server""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

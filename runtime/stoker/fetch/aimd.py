@@ -17,8 +17,8 @@ same reason (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Qu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 __all__ = ["Aimd"]
 
@@ -33,8 +33,7 @@ PATIENCE_ROUNDS = 8
 """Where steps neither way were kept: rounds before one is tried again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     size_bytes: int
     seconds: float
     first_byte_seconds: float

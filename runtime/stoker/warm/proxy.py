@@ -8,33 +8,33 @@ nodes have lost is written again, from the bytes that have just been read. Nothi
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import random
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from stoker.errors import ServerError, StokerError, StoreError, TransientError, WireError
+from stoker.errors import StokerError, StoreError, TransientError, WireError
 from stoker.fanout import Answer
 from stoker.task_group import task_group
 from stoker.threads import in_thread
 from stoker.warm.backup import back_up
 from stoker.warm.bill import CostMeter
-from stoker.warm.code import Code, encode, require_codec, restore
+from stoker.warm.code import Code, encode, require_codec
 from stoker.warm.connection import Answer as PeerAnswer
 from stoker.warm.connection import Connection
-from stoker.warm.directory import Directory, Found, Held
+from stoker.warm.directory import Directory, Held
 from stoker.warm.fleet import Invoke, Node, NodeParts
 from stoker.warm.handshake import ProxySide, Secret
 from stoker.warm.life import Contents, State
 from stoker.warm.node import LISTED_AT_ONCE
+from stoker.warm.reading import ShardReader, views_of
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
 from stoker.warm.sockets import Door
+from stoker.warm.statistics import ProxyStatistics, ProxyTally
 from stoker.warm.upkeep import Errand, Upkeep, UpkeepConfig
 from stoker.warm.wake import Task
 from stoker.warm.wire import Head, Kind
@@ -45,71 +45,6 @@ _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
 """The least time between two looks at what is due."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyStatistics:
-    """A snapshot of a proxy.
-
-    Attributes:
-        hits: objects that were read.
-        misses: objects that are not here.
-        losses: objects that were here, and of which too many shards are lost.
-        restored: hits for which lost or late data shards were computed from parity.
-        late: shards that were not waited for, since others were first.
-        corrupt: shards that arrived and are not what they should be.
-        rebuilt: lost shards that were written again.
-        backed_up: shards that were copied to a second instance.
-        stored: objects that were put away.
-        declined: objects that were offered and not taken: too many waited, there is no room, or nodes failed.
-        evicted: objects that went for others.
-        pending_bytes: copies that wait to be written.
-        objects: that are known.
-        held_bytes: that nodes are believed to hold, or are being sent.
-        limit_bytes: that those nodes can hold that have said so.
-        nodes: how many are in which state.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    losses: int = 0
-    restored: int = 0
-    late: int = 0
-    corrupt: int = 0
-    rebuilt: int = 0
-    backed_up: int = 0
-    stored: int = 0
-    declined: int = 0
-    evicted: int = 0
-    pending_bytes: int = 0
-    objects: int = 0
-    held_bytes: int = 0
-    limit_bytes: int = 0
-    nodes: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Tally:
-    hits: int = 0
-    misses: int = 0
-    losses: int = 0
-    restored: int = 0
-    late: int = 0
-    corrupt: int = 0
-    rebuilt: int = 0
-    backed_up: int = 0
-    stored: int = 0
-    declined: int = 0
-    evicted: int = 0
-    pending_bytes: int = 0
-
-
-class _Got(enum.Enum):
-    """What became of asking for a shard: it is whole, or is not where it was believed to be, or cannot be had now."""
-
-    WHOLE = enum.auto()
-    LOST = enum.auto()
-    NOTHING = enum.auto()
 
 
 class Clients(Protocol):
@@ -157,9 +92,10 @@ class Proxy:
         self._rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
         self._directory = Directory(config.nodes, [config.code], limit_bytes=0, most_objects=config.most_objects)
         self._nodes: list[Node] = []
+        self._tally = ProxyTally()
+        self._reader = ShardReader(self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._is_not_there)
         self._doomed: dict[int, set[ShardId]] = {}
         self._deleting = [asyncio.Lock() for _ in range(config.nodes)]
-        self._tally = _Tally()
         self._writing: set[str] = set()
         self._writes = asyncio.Semaphore(config.writes)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,7 +116,7 @@ class Proxy:
             billed=self._billed,
             found=self._found,
         )
-        self._nodes = [Node(number, parts) for number in range(self.config.nodes)]
+        self._nodes[:] = [Node(number, parts) for number in range(self.config.nodes)]
         await self.door.open(self._accept)
         self._spawn(self._wake_unknown())
         self._spawn(self._keep_up())
@@ -279,7 +215,7 @@ class Proxy:
         if found is None:
             self._tally.misses += 1
             return False
-        lost = await self._read_shards(name, found, into)
+        lost = await self._reader.read(name, found, into)
         if lost is None:
             self._tally.losses += 1
             return False
@@ -298,58 +234,6 @@ class Proxy:
         is_missed = self._directory.find(name) is None
         self._tally.misses += is_missed
         return is_missed
-
-    async def _read_shards(self, name: str, found: Found, into: memoryview) -> list[int] | None:
-        """Fill ``into``; return the positions that nodes have lost, or None if the object is lost."""
-        code, views = found.code, _views(found.code, into)
-        parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
-        targets = [*views, *parity.values()]
-        asked: dict[asyncio.Task[_Got], int] = {}
-        whole = {at for at, view in enumerate(targets) if not len(view)}
-        lost = [at for at, node in enumerate(found.nodes) if node < 0]
-        async with task_group() as group:
-            for at, node in enumerate(found.nodes):
-                if node >= 0 and at not in whole:
-                    shard = ShardId(name, code.data, code.parity, at)
-                    asked[group.create_task(self._read_shard(self._nodes[node], shard, targets[at]))] = at
-            waiting = set(asked)
-            while len(whole) < code.data <= len(whole) + len(waiting):
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                whole |= {asked[each] for each in done if each.result() is _Got.WHOLE}
-                lost += [asked[each] for each in done if each.result() is _Got.LOST]
-            for each in waiting:
-                each.cancel()
-        if len(whole) < code.data:
-            return None
-        self._tally.late += len(waiting)
-        missing = [at for at in range(code.data) if at not in whole]
-        if missing:
-            self._tally.restored += 1
-            here = {at: view for at, view in parity.items() if at in whole}
-            if code.parity == 1:  # which takes less time than handing it over
-                restore(code, len(into), into, here, missing)
-            else:
-                await in_thread(lambda _: restore(code, len(into), into, here, missing))
-        return lost
-
-    async def _read_shard(self, node: Node, shard: ShardId, into: memoryview) -> _Got:
-        """Fill ``into`` with a shard, if it can be had in time."""
-        try:
-            reply = await node.request(
-                Kind.GET, {"shard": shard.to_text()}, into=into, seconds=self.config.read_seconds
-            )
-        except ServerError:
-            pass  # it has answered: that it cannot
-        except StoreError:
-            return _Got.NOTHING
-        else:
-            if reply.kind is Kind.FOUND:
-                if reply.body_bytes == len(into) and shard.checksum(into) == reply.head.get("crc32c"):
-                    return _Got.WHOLE
-                self._tally.corrupt += 1
-        if self._directory.dropped(node.number, shard):
-            self._doom(node.number, shard)
-        return _Got.LOST
 
     # Writing.
 
@@ -423,7 +307,7 @@ class Proxy:
     async def _encoded(self, code: Code, data: bytes | bytearray, wanted: Iterable[int]) -> dict[int, memoryview]:
         """Return the shards of an object, by position; parity only if it is wanted."""
         whole = memoryview(data)
-        shards = dict(enumerate(_views(code, whole)))
+        shards = dict(enumerate(views_of(code, whole)))
         if any(at >= code.data for at in wanted):
             parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
             await in_thread(lambda _: encode(whole, code, parity))
@@ -509,6 +393,11 @@ class Proxy:
 
     def _delete(self, held: Iterable[Held]) -> None:
         for node, shard in held:
+            self._doom(node, shard)
+
+    def _is_not_there(self, node: int, shard: ShardId) -> None:
+        """A node does not have a shard, or one that is damaged, which must not be found there again."""
+        if self._directory.dropped(node, shard):
             self._doom(node, shard)
 
     def _doom(self, node: int, shard: ShardId) -> None:
@@ -643,8 +532,3 @@ def _evicted(head: Head) -> list[ShardId]:
     if not isinstance(evicted, list):
         raise WireError(f"a node says that {evicted!r:.40} went for a shard")
     return [ShardId.parse(each) for each in evicted]
-
-
-def _views(code: Code, data: memoryview) -> list[memoryview]:
-    """Return an object's data shards, in its own memory."""
-    return [data[start:end] for start, end in code.cuts(len(data))]
