@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stoker.task_group import task_group
-from stoker.warm.connection import Connection
-from stoker.warm.fleet import Node, listed_page
-from stoker.warm.node import LISTED_AT_ONCE
+from stoker.warm.connection import Connection, Reply
+from stoker.warm.fleet import Node, deletions, list_all
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
-from stoker.warm.wire import Kind
+from stoker.warm.wire import Head, Kind
 
 __all__ = ["back_up"]
 
@@ -29,10 +28,15 @@ async def back_up(node: Node, config: WarmConfig) -> int:
         StokerError: the node or its second instance could not be had, or went away.
     """
     async with node.accompanied() as peer:
-        wanted, held = await node.listed(), await _listed(peer, config)
-        if wanted is None:
+
+        async def ask(after: Head) -> Reply:
+            return await peer.request(Kind.INDEX, after, timeout=config.write_seconds)
+
+        wanted, held = await node.listed(), await list_all("a second instance", ask, config.most_objects)
+        if wanted is None or held is None:
             return 0
-        await _delete(peer, sorted(set(held) - set(wanted)), config)
+        for head in deletions(sorted(set(held) - set(wanted))):
+            await peer.request(Kind.DELETE, head, timeout=config.write_seconds)
         missing = sorted(set(wanted) - set(held))
         left = iter(missing)
         async with task_group() as group:
@@ -50,19 +54,3 @@ async def _copy_all(node: Node, peer: Connection, left: Iterator[ShardId], confi
             stored = await peer.request(Kind.SET, head, body=(payload,), timeout=config.write_seconds)
             copied += stored.kind is Kind.STORED
     return copied
-
-
-async def _delete(peer: Connection, shards: list[ShardId], config: WarmConfig) -> None:
-    for start in range(0, len(shards), LISTED_AT_ONCE):
-        page = [shard.to_text() for shard in shards[start : start + LISTED_AT_ONCE]]
-        await peer.request(Kind.DELETE, {"shards": page}, timeout=config.write_seconds)
-
-
-async def _listed(peer: Connection, config: WarmConfig) -> list[ShardId]:
-    shards, after = list[ShardId](), dict[str, str]()
-    while True:
-        reply = await peer.request(Kind.INDEX, after, timeout=config.write_seconds)
-        shards += listed_page("a second instance", reply.head, shards, config.most_objects)
-        if not reply.head.get("more"):
-            return shards
-        after = {"after": shards[-1].to_text()}

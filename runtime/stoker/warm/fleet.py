@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +19,7 @@ from stoker.warm.shard import ShardId
 from stoker.warm.wake import Report, Task, Wake
 from stoker.warm.wire import Head, Kind
 
-__all__ = ["Invoke", "Node", "NodeParts", "listed_page"]
+__all__ = ["Invoke", "Node", "NodeParts", "deletions", "list_all", "listed_page"]
 
 Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
 """Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.fanout.Executor.call`."""
@@ -180,15 +180,13 @@ class Node:
                 return listed
 
     async def _list(self, instance: str | None) -> list[ShardId] | None:
-        listed = list[ShardId]()
-        while True:
-            after = {"after": listed[-1].to_text()} if listed else {}
-            reply = await self.request(Kind.INDEX, after, seconds=self._parts.config.write_seconds)
-            if self.life.instance != instance:
-                return None
-            listed += listed_page(self.name, reply.head, listed, self._parts.config.most_objects)
-            if not reply.head.get("more"):
-                return listed
+        config = self._parts.config
+
+        async def ask(after: Head) -> Reply | None:
+            reply = await self.request(Kind.INDEX, after, seconds=config.write_seconds)
+            return reply if self.life.instance == instance else None
+
+        return await list_all(self.name, ask, config.most_objects)
 
     async def forget(self) -> None:
         """Have it drop all that it holds.
@@ -201,9 +199,8 @@ class Node:
         while (held := await self.listed()) != []:
             if held is None:
                 raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
-            for start in range(0, len(held), LISTED_AT_ONCE):
-                page = [shard.to_text() for shard in held[start : start + LISTED_AT_ONCE]]
-                await self.request(Kind.DELETE, {"shards": page}, seconds=self._parts.config.write_seconds)
+            for head in deletions(held):
+                await self.request(Kind.DELETE, head, seconds=self._parts.config.write_seconds)
 
     @asynccontextmanager
     async def accompanied(self) -> AsyncIterator[Connection]:
@@ -484,6 +481,31 @@ class Node:
         if is_cut_short and not (self._is_called_back or self._is_closed):
             self._is_called_back = True
             self._rouse()
+
+
+async def list_all(name: str, ask: Callable[[Head], Awaitable[Reply | None]], most: int) -> list[ShardId] | None:
+    """Return all shards that somebody holds, in their order, asked for page by page.
+
+    Args:
+        name: what to call him in an error.
+        ask: sends an INDEX with the head that it is given; None gives up.
+        most: shards.
+
+    Raises:
+        WireError: a page is not as it should be, or there are too many shards.
+    """
+    listed = list[ShardId]()
+    while (reply := await ask({"after": listed[-1].to_text()} if listed else {})) is not None:
+        listed += listed_page(name, reply.head, listed, most)
+        if not reply.head.get("more"):
+            return listed
+    return None
+
+
+def deletions(shards: Sequence[ShardId]) -> Iterator[Head]:
+    """Yield the heads of as many DELETE as it takes to name all shards."""
+    for start in range(0, len(shards), LISTED_AT_ONCE):
+        yield {"shards": [shard.to_text() for shard in shards[start : start + LISTED_AT_ONCE]]}
 
 
 def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
