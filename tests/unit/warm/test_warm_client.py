@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, StokerError
 from stoker.warm.client import ClientConfig
 from stoker.warm.code import Code
@@ -16,7 +15,7 @@ from stoker.warm.connection import Answer, Connection
 from stoker.warm.handshake import ProxySide, Secret
 from stoker.warm.settings import WarmConfig
 from stoker.warm.wire import MAX_BODY_BYTES, Head, Kind
-from support.warm_clients import SharedTier, loaded, objects, until_stored
+from support.warm_clients import SharedTier, loaded, objects, run, until_stored
 from support.warm_platform import ADDRESS, SECRET
 from support.warm_wires import LinkConfig
 
@@ -24,18 +23,6 @@ CONFIG = WarmConfig(nodes=4, code=Code(2, 1))
 OBJECTS = objects(6)
 NAMES = list(OBJECTS)
 NOBODY = "0" * 32
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test in virtual time; the loop has nothing to complain about."""
-    complaints: list[dict[str, Any]] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        await test()
-
-    run_virtual(main())
-    assert not complaints
 
 
 async def filled(tier: SharedTier) -> None:

@@ -4,14 +4,13 @@ import asyncio
 import gc
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from stoker.cache.naming import name_of
-from stoker.clock import run_virtual
 from stoker.errors import ConfigError, ConnectionLostError, ServerError
 from stoker.tier import ObjectRef
 from stoker.warm.client import ClientConfig
@@ -22,7 +21,7 @@ from stoker.warm.memory_pool import MemoryAccount, MemoryPool
 from stoker.warm.server import ServerConfig
 from stoker.warm.settings import WarmConfig
 from stoker.warm.wire import MAX_BODY_BYTES, Head, Kind
-from support.warm_clients import SharedTier, loaded, objects, until_stored
+from support.warm_clients import SharedTier, loaded, objects, run, until_stored
 from support.warm_platform import SECRET
 from support.warm_wires import LinkConfig
 
@@ -31,18 +30,6 @@ OBJECTS = objects(6)
 NAMES = list(OBJECTS)
 LARGE = objects(3, 3_000_000, seed=1)
 """Too large for a connection to take each at once."""
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test in virtual time; the loop has nothing to complain about."""
-    complaints: list[dict[str, Any]] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        await test()
-
-    run_virtual(main())
-    assert not complaints
 
 
 @contextmanager
