@@ -16,7 +16,7 @@ from stoker_functions.deadline import Deadline
 from stoker_functions.deployment import Deployment
 from stoker_functions.settings import Settings
 
-__all__ = ["RESERVED_BYTES", "secret_of", "shelf_bytes", "warm_node"]
+__all__ = ["RESERVED_BYTES", "shelf_bytes", "warm_node"]
 
 RESERVED_BYTES = 192 << 20
 """Of an instance's memory, not for shards: the interpreter and its libraries take 45 MiB, what the allocator cannot use
@@ -46,20 +46,6 @@ async def warm_node(event: object, deployment: Deployment, deadline: Deadline) -
         return await node.run(wake, deadline.stop_at_seconds - asyncio.get_running_loop().time())
 
 
-def secret_of(settings: Settings) -> Secret:
-    """Return the secret of a deployment.
-
-    Raises:
-        ConfigError: there is none, or it is too short.
-    """
-    if not settings.warm_secret:
-        raise ConfigError(
-            "STOKER_WARM_SECRET is not set: it is what a node and its proxy know each other by, 32 random bytes as "
-            "base64url; `stoker warm secret` makes one"
-        )
-    return Secret.parse(settings.warm_secret)
-
-
 def shelf_bytes(settings: Settings) -> int:
     """Return how many bytes of shards an instance keeps: what was set, else its memory but for what else it needs.
 
@@ -81,4 +67,4 @@ def shelf_bytes(settings: Settings) -> int:
 def _node(deployment: Deployment) -> tuple[NodeServer, asyncio.Lock]:
     """Return the node of a deployment, of which an instance has one, and whose turn it is."""
     settings = deployment.settings
-    return NodeServer(Shelf(shelf_bytes(settings)), secret_of(settings)), asyncio.Lock()
+    return NodeServer(Shelf(shelf_bytes(settings)), Secret.parse(settings.warm_secret)), asyncio.Lock()

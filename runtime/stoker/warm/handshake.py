@@ -40,6 +40,7 @@ _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes and clients"  # noqa: S105 - advice
+_MAKE_A_SECRET = "`stoker warm secret` makes one; give it to proxy, nodes and clients as STOKER_WARM_SECRET"  # noqa: S105 - advice
 _PRIVATE = tuple(
     ip_network(each)
     for each in (
@@ -61,8 +62,7 @@ class Secret:
     def __init__(self, key: bytes) -> None:
         if len(key) < _MIN_SECRET_BYTES:
             raise ConfigError(
-                f"the warm tier's secret has {len(key)} bytes and needs {_MIN_SECRET_BYTES}; "
-                "make one with Secret.generate() and set it as STOKER_WARM_SECRET"
+                f"the warm tier's secret has {len(key)} bytes and needs {_MIN_SECRET_BYTES}; {_MAKE_A_SECRET}"
             )
         self._key = bytes(key)
 
@@ -78,15 +78,15 @@ class Secret:
         White space around it is no part of it: whoever stores what a command has printed stores the end of its line.
 
         Raises:
-            ConfigError: it is not one, or too short.
+            ConfigError: it is empty, not one, or too short.
         """
         text = text.strip()
+        if not text:
+            raise ConfigError(f"the warm tier's secret is missing: STOKER_WARM_SECRET is not set; {_MAKE_A_SECRET}")
         try:
             key = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
-            raise ConfigError(
-                "the warm tier's secret is not base64url; set STOKER_WARM_SECRET to one that is"
-            ) from None
+            raise ConfigError(f"the warm tier's secret is not base64url; {_MAKE_A_SECRET}") from None
         return cls(key)
 
     def reveal(self) -> str:

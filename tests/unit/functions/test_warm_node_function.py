@@ -19,7 +19,7 @@ from stoker_functions.deadline import Deadline
 from stoker_functions.deployment import Deployment
 from stoker_functions.hosted import Hosted
 from stoker_functions.settings import Settings
-from stoker_functions.warm_node import RESERVED_BYTES, secret_of, shelf_bytes, warm_node
+from stoker_functions.warm_node import RESERVED_BYTES, shelf_bytes, warm_node
 
 SECRET = Secret.generate()
 ENVIRONMENT = {"STOKER_WARM_SECRET": SECRET.reveal(), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1024"}
@@ -59,16 +59,17 @@ def test_a_limit_that_is_no_number_of_bytes_is_named() -> None:
 
 def test_without_a_secret_a_node_says_how_to_make_one_that_it_takes() -> None:
     with pytest.raises(ConfigError, match="STOKER_WARM_SECRET") as caught:
-        secret_of(settings(STOKER_WARM_SECRET=""))
+        asyncio.run(called(Deployment(settings(STOKER_WARM_SECRET="")), event()))
     command = re.findall(r"`stoker (.*?)`", str(caught.value))[0].split()
     made = subprocess.run([sys.executable, "-m", "stoker.cli", *command], capture_output=True, text=True, check=True)
-    secret_of(settings(STOKER_WARM_SECRET=made.stdout))  # with the end of its line, as it was stored
+    # With the end of its line, as it was stored.
+    assert asyncio.run(called(Deployment(settings(STOKER_WARM_SECRET=made.stdout)), event()))
 
 
 @pytest.mark.parametrize("text", ["c2hvcnQ", "not base64url!", "x" * 41])
 def test_what_is_no_secret_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ConfigError, match="secret") as caught:
-        secret_of(settings(STOKER_WARM_SECRET=text))
+        asyncio.run(called(Deployment(settings(STOKER_WARM_SECRET=text)), event()))
     assert text not in str(caught.value)
 
 

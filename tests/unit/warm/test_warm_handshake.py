@@ -233,11 +233,17 @@ def test_a_secret_survives_the_environment_with_and_without_padding() -> None:
     assert Secret.parse("+/" * 22).reveal() == "-_" * 22
 
 
-@pytest.mark.parametrize("text", ["", "abc", "!" * 44, "é" * 44, "a" * 45])
+@pytest.mark.parametrize("text", ["abc", "!" * 44, "é" * 44, "a" * 45])
 def test_a_text_that_is_no_secret_is_refused_without_being_repeated(text: str) -> None:
-    with pytest.raises(ConfigError, match="the warm tier's secret") as refused:
+    with pytest.raises(ConfigError, match=r"the warm tier's secret.*`stoker warm secret` makes one") as refused:
         Secret.parse(text)
-    assert not text or text not in str(refused.value)
+    assert text not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_where_there_is_no_secret_it_is_said_how_one_is_made(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"STOKER_WARM_SECRET is not set.*`stoker warm secret`"):
+        Secret.parse(text)
 
 
 def test_a_secret_is_never_shown_sent_or_pickled() -> None:
