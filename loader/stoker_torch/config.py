@@ -65,7 +65,7 @@ class LoaderConfig:
             one in memory the rank's, or the machine's as ``limit=node:8GB``, beside ``memory``.
         warm: a tier of super-samples in the memory of warm functions, between this machine and the bucket:
             ``"warm://10.0.0.5:7411"``, a proxy that trainers share, or one in this process:
-            ``"warm+lambda://stoker?nodes=12&code=10+2"``. The secret is in ``STOKER_WARM_SECRET``. Default none.
+            ``"warm+lambda://stoker?listen=10.0.0.9:7411"``. The secret is in ``STOKER_WARM_SECRET``. Default none.
         rank: and ``world_size``: default torch.distributed's, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
         drop_last: leave out the last global batch of an epoch if it is not full; else it is divided evenly.
         evaluation: every sample exactly once, with no repeats and no drops; ranks may differ by one batch, so do not
@@ -154,7 +154,6 @@ class LoaderConfig:
             raise ConfigError(f"decode names {', '.join(unknown)}, which columns= leaves out")
         self.memory_bytes()
         self.caches()
-        self.warm_tier()
         if self.egress not in get_args(Egress):
             raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
         if self.budget is not None:
@@ -229,7 +228,7 @@ class LoaderConfig:
         """
         return CacheSpec.parse_all(self.cache)
 
-    def warm_tier(self, processes: int = 1) -> Tier | None:
+    def warm_tier(self, processes: int) -> Tier | None:
         """Return the tier that ``warm`` names, for one of so many processes; nothing is connected to before a read.
 
         Raises:

@@ -15,7 +15,7 @@ from stoker.errors import ConfigError
 from stoker.warm.handshake import Secret
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_local.host import running
-from stoker_torch import Loader
+from stoker_torch import Loader, StreamDataset
 
 SECRET = Secret(bytes(range(32)))
 NODES = 3
@@ -71,14 +71,21 @@ def test_without_nodes_the_bucket_serves(data: str, monkeypatch: pytest.MonkeyPa
         assert sum(len(batch["x"]) for batch in loader) == SAMPLES
 
 
-def test_a_secret_is_needed_and_not_shown(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reader", [Loader, StreamDataset])
+def test_before_anything_is_read_a_secret_is_needed_which_is_not_shown_and_a_tier_that_there_can_be(
+    data: str, monkeypatch: pytest.MonkeyPatch, reader: type[Loader] | type[StreamDataset]
+) -> None:
     monkeypatch.delenv("STOKER_WARM_SECRET", raising=False)
     with pytest.raises(ConfigError, match="STOKER_WARM_SECRET is not set"):
-        Loader(data, batch_size=16, warm=URL)
+        reader(data, batch_size=16, warm=URL)
     monkeypatch.setenv("STOKER_WARM_SECRET", "MARKER")
     with pytest.raises(ConfigError) as caught:
-        Loader(data, batch_size=16, warm=URL)
+        reader(data, batch_size=16, warm=URL)
     assert "MARKER" not in str(caught.value)
+    monkeypatch.setenv("STOKER_WARM_SECRET", SECRET.reveal())
+    for wrong, message in (("warm+lambda://stoker", "listen is missing"), ("10.0.0.5:7411", "no kind of warm tier")):
+        with pytest.raises(ConfigError, match=message):
+            reader(data, batch_size=16, warm=wrong)
 
 
 def test_several_ranks_share_a_proxy_that_is_none_of_theirs(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
