@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from stoker.fetch.fetcher import FetchConfig
 from stoker.manifest import POINTER_KEY, Manifest, PackRun, version_key
 from stoker.supersample import MAX_OBJECT_BYTES
 from stoker_torch import Loader
+from support.memory import memory_of
 
 MEMORY_BYTES = 1 << 20
 FETCH = FetchConfig(attempts=2, checksum_attempts=2, backoff_base_seconds=0.001, backoff_cap_seconds=0.001)
@@ -54,15 +54,6 @@ def read_all(folder: Path, **settings: Any) -> list[int]:
         return sorted(number for batch in loader for number in batch["x"].tolist())
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def refuse(folder: Path, error: type[Exception], match: str, **settings: Any) -> None:
     with pytest.raises(error, match=match):
         read_all(folder, **settings)
@@ -80,13 +71,14 @@ def test_objects_larger_than_any_super_sample_are_refused_whatever_the_budget(
 ) -> None:
     told(packed(tmp_path), rows(size_bytes=size_bytes))
     match = "larger than any super-sample"
-    assert peak_bytes(lambda: refuse(tmp_path, FormatError, match, shuffle=shuffle, memory="1TB")) < 4 << 20
+    memory = memory_of(lambda: refuse(tmp_path, FormatError, match, shuffle=shuffle, memory="1TB"))
+    assert memory.peak_bytes < 4 << 20
 
 
 @pytest.mark.parametrize("shuffle", ["none", "block", "window", "full"])
 def test_objects_that_claim_to_be_large_must_fit_the_budget(tmp_path: Path, shuffle: str) -> None:
     told(packed(tmp_path), rows(size_bytes=MAX_OBJECT_BYTES, head_bytes=1 << 25))
-    assert peak_bytes(lambda: refuse(tmp_path, BudgetError, "too small", shuffle=shuffle)) < 4 << 20
+    assert memory_of(lambda: refuse(tmp_path, BudgetError, "too small", shuffle=shuffle)).peak_bytes < 4 << 20
 
 
 @pytest.mark.parametrize("shuffle", ["none", "window", "full"])
@@ -94,7 +86,7 @@ def test_samples_that_are_only_claimed_cost_no_more_than_their_objects_would(tmp
     object_bytes = 1 << 20
     told(packed(tmp_path), rows(size_bytes=object_bytes, head_bytes=object_bytes, samples=object_bytes // 4))
     settings = {"memory": 100 * object_bytes, "shuffle": shuffle, "window": 2, "batch_size": 1 << 16}
-    assert peak_bytes(lambda: refuse(tmp_path, StoreError, "bytes", **settings)) < 100 * object_bytes
+    assert memory_of(lambda: refuse(tmp_path, StoreError, "bytes", **settings)).peak_bytes < 100 * object_bytes
 
 
 @pytest.mark.parametrize("samples", [2**32 - 1, 2**31, 1000])
@@ -165,4 +157,5 @@ def test_a_manifest_that_claims_to_be_endless_is_refused(tmp_path: Path, version
     for key in (POINTER_KEY, version_key(1)):
         with (folder / key).open("r+b") as file:
             file.truncate(1 << 40)  # no disk is used for what was never written
-    assert peak_bytes(lambda: refuse(folder, StoreError, "too many to read at once", version=version)) < 4 << 20
+    memory = memory_of(lambda: refuse(folder, StoreError, "too many to read at once", version=version))
+    assert memory.peak_bytes < 4 << 20

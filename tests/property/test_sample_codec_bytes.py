@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import struct
-import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from stoker.errors import FormatError
 from stoker_torch.sample_codec import decode_sample, encode_sample
+from support.memory import memory_of
 from support.same import same
 
 ARRAYS = st_numpy.arrays(
@@ -69,6 +69,7 @@ SEED = {
     "boxes": [(1, 2.5), (None, "x")],
     "when": np.datetime64("2020-01-01"),
 }
+MOST_BYTES = 1 << 20
 HOSTILE: list[Any] = [
     -1,
     0,
@@ -129,11 +130,13 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def test_ten_thousand_mutated_samples_decode_or_are_a_format_error_and_take_little_memory() -> None:
     data = bytes(encode_sample(SEED))
-    rng = random.Random(7)
     outcomes: Counter[str] = Counter()
     longest = 0
-    tracemalloc.start()
-    try:
+
+    def work() -> None:
+        nonlocal longest
+        rng = random.Random(7)
+        outcomes.clear()
         for _ in range(10_000):
             try:
                 decode_sample(mutated(data, rng))
@@ -141,10 +144,8 @@ def test_ten_thousand_mutated_samples_decode_or_are_a_format_error_and_take_litt
             except FormatError as error:
                 outcomes["refused"] += 1
                 longest = max(longest, len(str(error)))
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+
+    assert memory_of(work, enough_bytes=MOST_BYTES).peak_bytes < MOST_BYTES
     assert outcomes["refused"] > 5000
     assert outcomes["decoded"] > 500  # changed values are values: they are the checksum's to find
-    assert peak_bytes < 1 << 20
     assert longest < 500

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from stoker.pack.known import REMEMBERED_SECONDS, Known, remembered
 from stoker.pack.record import SOURCE_BYTES, PackRecord, no_sources, run_name
+from support.memory import memory_of
 
 # Zeros at either end and in between are what a comparison of texts could get wrong.
 NAMES = st.lists(st.lists(st.sampled_from([0, 1, 255]), min_size=SOURCE_BYTES, max_size=SOURCE_BYTES), max_size=12)
@@ -64,12 +63,7 @@ def test_a_record_is_remembered_for_its_time_and_one_without_names_by_its_own() 
 @pytest.mark.parametrize("count", [200_000])
 def test_a_name_takes_as_many_bytes_as_it_has(count: int) -> None:
     names = np.random.default_rng(1).integers(0, 256, (count, SOURCE_BYTES), np.uint8)
-    tracemalloc.start()
-    try:
-        known = Known(names)
-        kept_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept_bytes < 17 * count
+    assert memory_of(lambda: Known(names)).kept_bytes < 17 * count
+    known = Known(names)
     assert known.has(names[::1000]).all()
     assert not known.has(names[:1, ::-1]).any()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from stoker.manifest import Manifest, PackRun, Rows
 from stoker.pack.cutter import Cutter
 from stoker.pack.record import PackRecord
 from stoker.schema import Array, Schema
+from support.memory import ROUNDS, Memory
 from support.packing import WatchedStore, fresh_store, interrupted, numbered, pack, puts, stored
 
 
@@ -86,11 +86,9 @@ def test_records_of_one_data_set_do_not_keep_its_schema_each() -> None:
     data = PackRecord(run="a" * 16, identity="0" * 64, source="s", mode="deferred", prefix=prefix).to_bytes()
     assert len(data) > 50_000
     PackRecord.from_bytes(data)
-    tracemalloc.start()
-    try:
-        records = [PackRecord.from_bytes(bytes(data)) for _ in range(20)]
-        kept_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept_bytes < 20 * 8000
+    memory = Memory()
+    for _ in range(ROUNDS):
+        with memory.round():
+            records = [PackRecord.from_bytes(bytes(data)) for _ in range(20)]
+    assert memory.kept_bytes < 20 * 8000
     assert all(record.to_bytes() == data for record in records)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from stoker.reading.sample_memory import SampleMemory, head_bytes_held
 from stoker.schema import Array, Bytes, Ragged, Schema, Text
 from stoker.supersample import Head
 from support.faulty_store import Weather
+from support.memory import ROUNDS, Memory
 from support.packed_objects import packed_objects
 from support.same import same
 from support.sample_reading import SampleBench
@@ -139,21 +139,20 @@ def test_heads_used_longest_ago_make_room_and_are_read_again() -> None:
 
 @pytest.mark.parametrize("schema", [SCHEMA, EVERY_KIND, every_dtype()], ids=["plain", "every kind", "every dtype"])
 def test_an_open_head_takes_no_more_memory_than_it_counts_for(schema: Schema) -> None:
-    reading = SampleBench(*packed_objects(schema, samples_of(schema, 400), [2] * 200), columns=[next(iter(schema))])
-    reading.samples(0)
-    gc.collect()
-    tracemalloc.start()
-    try:
+    objects = packed_objects(schema, samples_of(schema, 400), [2] * 200)
+    memory = Memory()
+    for _ in range(ROUNDS):
+        reading = SampleBench(*objects, columns=[next(iter(schema))])
+        reading.samples(0)
         heads = reading.reader._heads
         before = heads.held_bytes
-        assert len(reading.asked(*range(2, 400, 2))) >= 199
         gc.collect()
-        taken_bytes, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        with memory.round():
+            assert len(reading.asked(*range(2, 400, 2))) >= 199
+            gc.collect()
     logged_bytes = 199 * 400  # what the store of the test keeps of each request
-    assert 0.4 * taken_bytes < heads.held_bytes - before
-    assert taken_bytes - logged_bytes < heads.held_bytes - before
+    assert 0.4 * memory.kept_bytes < heads.held_bytes - before
+    assert memory.kept_bytes - logged_bytes < heads.held_bytes - before
 
 
 def least_bytes(**settings: Any) -> int:
@@ -184,17 +183,15 @@ def test_however_many_are_asked_for_no_more_than_the_memory_is_held_beside_the_r
     manifest, objects = packed_objects(schema, samples, [40] * 30)
     limit = 2_500_000
     for asked in (list(range(0, 1200, 3)), list(range(1200)), list(range(0, 1200, 40))):
-        reading = SampleBench(manifest, objects, memory_bytes=limit)
-        tracemalloc.start()
-        try:
-            found = reading.samples(*asked)
-            kept, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert same(found[-1], samples[asked[-1]])
+        memory = Memory()
+        for _ in range(ROUNDS):
+            reading = SampleBench(manifest, objects, memory_bytes=limit)
+            with memory.round():
+                found = reading.samples(*asked)
+            assert same(found[-1], samples[asked[-1]])
+            assert reading.leaves_nothing()
         heads_bytes = reading.reader._heads.held_bytes
-        assert peak - (kept - heads_bytes) < limit, f"{len(asked)} samples"
-        assert reading.leaves_nothing()
+        assert memory.peak_bytes - (memory.kept_bytes - heads_bytes) < limit, f"{len(asked)} samples"
 
 
 def test_calls_at_once_share_the_memory() -> None:

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import threading
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.trace.json_values import read_values
+from support.memory import memory_of
 
 VALUES = [{"a": 'é"\\]', "b": [1, -2.5e3, True, None]}, {"c": {"d": "x,]"}}, 7, 0.25, "]", [], {}]
 
@@ -117,23 +117,18 @@ def test_memory_does_not_grow_with_the_file(path: Path) -> None:
         file.write("[\n")
         for number in range(60_000):
             file.write(f'{{"number": {number}, "text": "{"x" * 100}"}},\n')
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in read_values(path)) == 60_000
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    counts = []
+    memory = memory_of(lambda: counts.append(sum(1 for _ in read_values(path))))
+    assert set(counts) == {60_000}
     assert path.stat().st_size > 7_000_000
-    assert peak_bytes < 1_000_000
+    assert memory.peak_bytes < 1_000_000
 
 
 def test_a_compressed_bomb_is_refused_in_little_memory(path: Path) -> None:
     path.write_bytes(gzip.compress(b'["' + b"x" * (64 << 20), 1))
-    tracemalloc.start()
-    try:
+
+    def refuse() -> None:
         with pytest.raises(ConfigError, match="more than 1,048,576 characters"):
             list(read_values(path))
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 16 << 20
+
+    assert memory_of(refuse).peak_bytes < 16 << 20

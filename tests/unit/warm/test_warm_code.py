@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tracemalloc
 from itertools import combinations
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from stoker.checksum import crc32c
 from stoker.errors import ConfigError, LostShardsError, MissingExtraError
 from stoker.warm.code import Code, encode, require_codec, restore
+from support.memory import memory_of
 
 CODES = [
     Code.parse(text)
@@ -136,13 +136,12 @@ def test_no_data_shard_is_copied(text: str, most_bytes: int) -> None:
     into = memoryview(bytearray(size_bytes))
     parity = [memoryview(bytearray(code.shard_bytes(size_bytes))) for _ in range(code.parity)]
     require_codec(code)
-    tracemalloc.start()
-    try:
+
+    def work() -> None:
         encode(into, code, parity)
         restore(code, size_bytes, into, dict(enumerate(parity, code.data)), set(range(code.parity)))
-        assert tracemalloc.get_traced_memory()[1] < most_bytes
-    finally:
-        tracemalloc.stop()
+
+    assert memory_of(work).peak_bytes < most_bytes
 
 
 @pytest.mark.parametrize(("text", "lost"), [("10+0", 1), ("10+1", 2), ("4+2", 3)])

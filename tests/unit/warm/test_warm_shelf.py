@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from itertools import chain
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker.warm.shard import Shard, ShardId
 from stoker.warm.shelf import OVERHEAD_BYTES, Digest, Shelf
+from support.memory import memory_of
 
 PAYLOAD = b"x" * 100
 TAKEN_BYTES = len(PAYLOAD) + OVERHEAD_BYTES
@@ -63,18 +63,15 @@ def test_the_budget_counts_payloads_and_what_each_shard_takes_besides() -> None:
 @pytest.mark.parametrize("shards", [30, 1000, 22_000])
 def test_a_shard_takes_no_more_besides_its_payload_than_is_counted_for_it(shards: int) -> None:
     # 22,000: the tables have just grown.
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
+    def filled() -> Shelf:
         shelf = Shelf(1 << 40)
         for number in range(shards):
             each = ShardId.parse(f"{number:032x}.10+2.{number % 12}")
             shelf.set(each, (1 << 32) - 1 - number, bytearray(8))
             shelf.get(each)
-        taken_bytes = (tracemalloc.get_traced_memory()[0] - before) / shards
-    finally:
-        tracemalloc.stop()
-    assert OVERHEAD_BYTES / 2 < taken_bytes <= OVERHEAD_BYTES + 8
+        return shelf
+
+    assert OVERHEAD_BYTES / 2 < memory_of(filled).kept_bytes / shards <= OVERHEAD_BYTES + 8
 
 
 def test_a_shard_larger_than_the_limit_is_refused_and_nobody_goes() -> None:
