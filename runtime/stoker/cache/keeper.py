@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stoker.cache.future import NEVER, Future
-from stoker.cache.naming import name_of, rows_of, size_of
+from stoker.cache.naming import NameIndex, name_of, size_of
 from stoker.cache.policies import made_policy
 from stoker.cache.policy import Residents
 from stoker.manifest import Manifest
@@ -65,14 +65,14 @@ class Keeper:
 
     def follow(self, manifest: Manifest, future: Future) -> None:
         """Keep by the order of another stretch, over rows of a manifest. Who is resident stays it."""
-        self._rows, self._future = rows_of(self._residents, manifest), future
+        self._rows, self._future = NameIndex(manifest).rows(self._residents), future
         before, self._residents = self._residents, Residents(made_policy(self._policy, self), self.limit_bytes)
         for name in before:
             self._residents.offer(name, self._taken_bytes(size_of(name)))
 
     def adopt(self, names: Sequence[str], manifest: Manifest) -> list[str]:
         """Take in what was left by somebody before; return what of it cannot stay."""
-        self._rows.update(rows_of(names, manifest))
+        self._rows.update(NameIndex(manifest).rows(names))
         for name in names:
             self._residents.offer(name, self._taken_bytes(size_of(name)))
         return [name for name in names if name not in self._residents]

@@ -11,7 +11,7 @@ import numpy as np
 from stoker.manifest import Manifest
 from stoker.tier import ObjectRef
 
-__all__ = ["is_name", "name_of", "rows_of", "size_of"]
+__all__ = ["NameIndex", "is_name", "name_of", "size_of"]
 
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -31,16 +31,27 @@ def size_of(name: str) -> int:
     return int(name[8:16], 16)
 
 
-def rows_of(names: Iterable[str], manifest: Manifest) -> dict[str, int]:
-    """Return the rows of those names that a manifest has. Looks at no more keys than there are names, mostly."""
-    rows = manifest.rows
-    pinned = (rows.crc32c.astype(np.uint64) << np.uint64(32)) | rows.size_bytes.astype(np.uint64)
-    order = np.argsort(pinned, kind="stable")
-    found: dict[str, int] = {}
-    for name in names:
-        wanted = np.uint64(int(name[:16], 16))
-        first, end = (int(np.searchsorted(pinned, wanted, side, sorter=order)) for side in ("left", "right"))
-        for row in order[first:end].tolist():
-            if name_of(manifest.ref(row)) == name:
-                found[name] = row
-    return found
+class NameIndex:
+    """Which row of a manifest has which name. Takes 12 bytes a row.
+
+    Args:
+        manifest: is referred to.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        rows = manifest.rows
+        self._manifest = manifest
+        pinned = (rows.crc32c.astype(np.uint64) << np.uint64(32)) | rows.size_bytes.astype(np.uint64)
+        self._order = np.argsort(pinned, kind="stable").astype(np.uint32)
+        self._pinned = pinned[self._order]
+
+    def rows(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the rows of those names that the manifest has. Looks at no more keys than there are names, mostly."""
+        found: dict[str, int] = {}
+        for name in names:
+            wanted = np.uint64(int(name[:16], 16))
+            first, end = (int(np.searchsorted(self._pinned, wanted, side)) for side in ("left", "right"))
+            for row in self._order[first:end].tolist():
+                if name_of(self._manifest.ref(row)) == name:
+                    found[name] = row
+        return found

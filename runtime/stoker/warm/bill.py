@@ -59,6 +59,9 @@ class Bill:
         serve_dollars: for calls to answer reads and writes.
         warm_dollars: for calls that keep nodes warm.
         backup_dollars: for calls that copy to and from other instances.
+        put_back_requests: GETs for what was put back.
+        put_back_bytes: that they read.
+        put_back_dollars: for them.
         bucket_dollars: for reading the same objects from the bucket, one GET each.
     """
 
@@ -69,17 +72,24 @@ class Bill:
     serve_dollars: float
     warm_dollars: float
     backup_dollars: float
+    put_back_requests: int
+    put_back_bytes: int
+    put_back_dollars: float
     bucket_dollars: float
 
     @property
     def dollars(self) -> float:
         """Of the tier, all together."""
-        return self.serve_dollars + self.warm_dollars + self.backup_dollars
+        return self.serve_dollars + self._standing_dollars
+
+    @property
+    def _standing_dollars(self) -> float:
+        return self.warm_dollars + self.backup_dollars + self.put_back_dollars
 
     @property
     def standing_dollars_per_hour(self) -> float:
         """What keeping the data costs, read or not; NaN before any time has passed."""
-        return (self.warm_dollars + self.backup_dollars) / self.seconds * 3600 if self.seconds else math.nan
+        return self._standing_dollars / self.seconds * 3600 if self.seconds else math.nan
 
     @property
     def break_even_reads_per_hour(self) -> float | None:
@@ -104,6 +114,7 @@ class CostMeter:
         """Calls that may have run, and of which no bill came."""
         self._used = dict.fromkeys(Task, Used())
         self._reads = self._read_bytes = 0
+        self._put_back_requests = self._put_back_bytes = 0
 
     def called(
         self, task: Task, *, billed_seconds: float, memory_bytes: int, vcpus: float, is_cold: bool | None
@@ -134,6 +145,11 @@ class CostMeter:
         self._reads += 1
         self._read_bytes += size_bytes
 
+    def put_back(self, size_bytes: int) -> None:
+        """So much was read from the bucket for what nodes have lost, by one GET."""
+        self._put_back_requests += 1
+        self._put_back_bytes += size_bytes
+
     def bill(
         self, seconds: float, functions: FunctionPrices, store: StorePrices, egress: Egress = "same_region"
     ) -> Bill:
@@ -149,8 +165,11 @@ class CostMeter:
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"seconds must be a duration from 0, not {seconds}")
         dollars = {task: total_dollars(used.parts(functions, task)) for task, used in self._used.items()}
-        gets = self._reads * store.request_dollars(Operation.GET)
-        moved = store.transfer_dollars(read_bytes=self._read_bytes, written_bytes=0, egress=egress)
+
+        def read_dollars(requests: int, size_bytes: int) -> float:
+            moved = store.transfer_dollars(read_bytes=size_bytes, written_bytes=0, egress=egress)
+            return requests * store.request_dollars(Operation.GET) + moved
+
         return Bill(
             seconds=seconds,
             used=dict(self._used),
@@ -159,5 +178,8 @@ class CostMeter:
             serve_dollars=dollars[Task.SERVE],
             warm_dollars=dollars[Task.WARM],
             backup_dollars=dollars[Task.BACKUP],
-            bucket_dollars=gets + moved,
+            put_back_requests=self._put_back_requests,
+            put_back_bytes=self._put_back_bytes,
+            put_back_dollars=read_dollars(self._put_back_requests, self._put_back_bytes),
+            bucket_dollars=read_dollars(self._reads, self._read_bytes),
         )

@@ -332,6 +332,7 @@ _CONFIG: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "write": ("write_seconds", _seconds),
     "pending": ("pending_bytes", _bytes),
     "writes": ("writes", _count),
+    "put_back": ("put_back", _count),
     "objects": ("most_objects", _count),
 }
 """Settings → those of the proxy, and how they are read."""

@@ -2,7 +2,8 @@
 
 It runs beside the trainer. Nodes dial out to it, so it listens. A read asks for all shards of an object at once and
 takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); the rest are cancelled. What
-nodes have lost is written again, from the bytes that have just been read. Nothing here is ever the only copy.
+nodes have lost is written again: from the bytes that have just been read, or from where the objects came from as soon
+as the loss is noticed. Nothing here is ever the only copy.
 """
 
 from __future__ import annotations
@@ -10,53 +11,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Iterable
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Collection, Coroutine, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from stoker.errors import StokerError, StoreError, TransientError, WireError
+from stoker.errors import StokerError
 from stoker.fanout import Answer
 from stoker.task_group import task_group
-from stoker.threads import in_thread
-from stoker.warm.backup import back_up
 from stoker.warm.bill import CostMeter
-from stoker.warm.code import Code, encode, require_codec
-from stoker.warm.connection import Answer as PeerAnswer
-from stoker.warm.connection import Connection
-from stoker.warm.directory import Directory, Held
+from stoker.warm.code import require_codec
+from stoker.warm.directory import Directory, Loss
+from stoker.warm.errands import run_errands
 from stoker.warm.fleet import Invoke, Node, NodeParts
-from stoker.warm.handshake import ProxySide, Secret
+from stoker.warm.handshake import Secret
 from stoker.warm.life import Contents, State
-from stoker.warm.node import LISTED_AT_ONCE
-from stoker.warm.reading import ShardReader, views_of
+from stoker.warm.origin import Origin
+from stoker.warm.put_back import PutBack
+from stoker.warm.reading import ShardReader
+from stoker.warm.reception import Clients, Reception
 from stoker.warm.settings import WarmConfig
-from stoker.warm.shard import ShardId
 from stoker.warm.sockets import Door
 from stoker.warm.statistics import ProxyStatistics, ProxyTally
-from stoker.warm.upkeep import Errand, Upkeep, UpkeepConfig
 from stoker.warm.wake import Task
-from stoker.warm.wire import Head, Kind
+from stoker.warm.wire import Kind
+from stoker.warm.write_behind import WriteBehind
+from stoker.warm.writing import ShardWriter
 
 __all__ = ["Clients", "Proxy", "ProxyStatistics"]
 
 _log = logging.getLogger(__name__)
-
-_LOOK_SECONDS = 0.1
-"""The least time between two looks at what is due."""
-
-
-class Clients(Protocol):
-    """Answers those who are no nodes."""
-
-    def room(self, size_bytes: int) -> bytearray | None:
-        """Return memory for the body of a request, None for it to be thrown away."""
-        ...
-
-    async def answer(self, connection: Connection, kind: Kind, head: Head, body: bytearray) -> PeerAnswer:
-        """Answer a request of a client."""
-        ...
 
 
 class Proxy:
@@ -68,6 +51,7 @@ class Proxy:
         invoke: calls functions by their names.
         door: where nodes, and clients, dial.
         clients: answers the requests of clients; without it they are turned away.
+        origins: where objects came from: what nodes lose is put back from there, if ``config`` says so.
         rng: for choosing nodes.
 
     Raises:
@@ -82,24 +66,28 @@ class Proxy:
         door: Door,
         *,
         clients: Clients | None = None,
+        origins: Sequence[Origin] = (),
         rng: random.Random | None = None,
     ) -> None:
         require_codec(config.code)
         self.config = config
         self.meter = CostMeter()
         self.door = door
-        self._secret, self._invoke, self._clients = secret, invoke, clients
-        self._rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
+        self._invoke = invoke
+        rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
         self._directory = Directory(config.nodes, [config.code], limit_bytes=0, most_objects=config.most_objects)
         self._nodes: list[Node] = []
         self._tally = ProxyTally()
-        self._reader = ShardReader(self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._is_not_there)
-        self._doomed: dict[int, set[ShardId]] = {}
-        self._deleting = [asyncio.Lock() for _ in range(config.nodes)]
-        self._writing: set[str] = set()
-        self._writes = asyncio.Semaphore(config.writes)
+        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._let_go)
+        self._reader = ShardReader(self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost)
+        self._behind = WriteBehind(config, self._writer, self._directory, self._tally, self._spawn)
+        self._put_back: PutBack | None = None
+        if config.put_back and origins:
+            self._put_back = PutBack(
+                origins, config.code, config.put_back, self._writer, self._directory, self._tally, self.meter
+            )
+        self._reception = Reception(secret, door, self._nodes, clients, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._connections: set[Connection] = set()
         self._is_closed = False
 
     async def start(self) -> None:
@@ -117,19 +105,21 @@ class Proxy:
             found=self._found,
         )
         self._nodes[:] = [Node(number, parts) for number in range(self.config.nodes)]
-        await self.door.open(self._accept)
-        self._spawn(self._wake_unknown())
-        self._spawn(self._keep_up())
+        await self._reception.open()
+        self._spawn(self._writer.meet_nodes())
+        self._spawn(run_errands(self._nodes, self.config, self._tally, self._spawn))
+        if self._put_back is not None:
+            self._spawn(self._put_back.run())
 
     async def close(self) -> None:
         """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
         self._is_closed = True
-        self.door.close()
+        self._behind.close()
+        self._reception.close_door()
         async with task_group() as group:
             for node in self._nodes:
                 group.create_task(node.close())
-            for connection in list(self._connections):
-                group.create_task(connection.close())
+            group.create_task(self._reception.close())
         for task in list(self._tasks):
             task.cancel()
         while self._tasks:
@@ -194,10 +184,10 @@ class Proxy:
         except StokerError as error:
             return str(node.failure or error)
         self._directory.lost(node.number)
-        self._doomed.pop(node.number, None)
+        self._writer.doomed.forget(node.number)
         return ""
 
-    # Reading.
+    # Objects.
 
     async def read(self, name: str, into: memoryview) -> bool:
         """Fill ``into`` with an object, if it is here; verified shard by shard.
@@ -221,7 +211,7 @@ class Proxy:
             return False
         self.delivered(len(into))
         if lost:
-            self._rebuild(name, found.code, into)
+            self._behind.rebuild(name, found.code, into)
         return True
 
     def delivered(self, size_bytes: int) -> None:
@@ -235,12 +225,9 @@ class Proxy:
         self._tally.misses += is_missed
         return is_missed
 
-    # Writing.
-
     def offer(self, name: str, data: memoryview) -> None:
         """Put an object away some time, if there is room for a copy until then. Never blocks."""
-        if not self._has(name) and self._has_room(len(data)):
-            self._write_behind(name, self.config.code, bytes(data))
+        self._behind.offer(name, data)
 
     def take(self, name: str, data: bytearray) -> bool:
         """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
@@ -248,234 +235,22 @@ class Proxy:
         Returns:
             Whether it is here, or will be if nothing comes between.
         """
-        if self._has(name):
-            return True
-        if not self._has_room(len(data)):
-            return False
-        self._write_behind(name, self.config.code, data)
-        return True
+        return self._behind.take(name, data)
 
-    def _has(self, name: str) -> bool:
-        return self._directory.find(name) is not None or name in self._writing
-
-    def _has_room(self, size_bytes: int) -> bool:
-        has_room = not self._is_closed and self._tally.pending_bytes + size_bytes <= self.config.pending_bytes
-        self._tally.declined += not has_room
-        return has_room
-
-    def _rebuild(self, name: str, code: Code, data: memoryview) -> None:
-        """Put the lost shards of an object away again, of which the bytes are at hand."""
-        if name in self._writing or self._is_closed:
-            return
-        if self._tally.pending_bytes + len(data) <= self.config.pending_bytes:
-            self._write_behind(name, code, bytes(data))
-
-    def _write_behind(self, name: str, code: Code, data: bytes | bytearray) -> None:
-        self._writing.add(name)
-        self._tally.pending_bytes += len(data)
-        writing = self._spawn(self._write(name, code, data))
-        writing.add_done_callback(lambda _: self._written(name, len(data)))
-
-    def _written(self, name: str, size_bytes: int) -> None:
-        self._writing.discard(name)
-        self._tally.pending_bytes -= size_bytes
-
-    async def _write(self, name: str, code: Code, data: bytes | bytearray) -> None:
-        """Write the shards of an object that are nowhere."""
-        async with self._writes:
-            is_new = self._directory.find(name, is_use=False) is None
-            await self._wake_unknown()
-            placement = self._directory.place(name, code, self._rng)
-            if placement is None:
-                self._tally.declined += 1
-                return
-            self._tally.evicted += len({held.shard.object for held in placement.evicted})
-            self._delete(placement.evicted)
-            shards = await self._encoded(code, data, placement.nodes)
-            async with task_group() as group:
-                tasks = [
-                    group.create_task(self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at]))
-                    for at, node in placement.nodes.items()
-                ]
-            if not is_new:
-                self._tally.rebuilt += sum(task.result() for task in tasks)
-            elif self._directory.find(name, is_use=False) is not None:
-                self._tally.stored += 1
-            else:
-                self._tally.declined += 1
-
-    async def _encoded(self, code: Code, data: bytes | bytearray, wanted: Iterable[int]) -> dict[int, memoryview]:
-        """Return the shards of an object, by position; parity only if it is wanted."""
-        whole = memoryview(data)
-        shards = dict(enumerate(views_of(code, whole)))
-        if any(at >= code.data for at in wanted):
-            parity = [memoryview(bytearray(code.shard_bytes(len(data)))) for _ in range(code.parity)]
-            await in_thread(lambda _: encode(whole, code, parity))
-            shards |= dict(enumerate(parity, code.data))
-        return shards
-
-    async def _write_shard(self, number: int, shard: ShardId, payload: memoryview) -> bool:
-        node = self._nodes[number]
-        try:
-            await self._delete_doomed(node)
-            reply = await node.request(
-                Kind.SET,
-                {"shard": shard.to_text(), "crc32c": shard.checksum(payload)},
-                body=(payload,),
-                seconds=self.config.write_seconds,
-            )
-            if reply.kind is Kind.STORED:
-                for evicted in _evicted(reply.head):
-                    self._directory.dropped(number, evicted)
-                if self._directory.stored(number, shard):
-                    return True
-                self._doom(number, shard)
-                return False
-        except StoreError as error:
-            _log.debug("%s does not take a shard: %s", node.name, error)
-        except BaseException:
-            self._directory.dropped(number, shard)
-            raise
-        self._directory.dropped(number, shard)
-        return False
-
-    async def _wake_unknown(self) -> None:
-        """Wake nodes of which nobody knows how much they hold: none has said so yet."""
-        unknown = [node for node in self._nodes if not node.limit_bytes and node.life.state is not State.GONE]
-        if not unknown:
-            return
-        async with task_group() as group:
-            for node in unknown:
-                group.create_task(self._greet(node))
-
-    async def _greet(self, node: Node) -> None:
-        with suppress(TransientError):
-            await node.request(Kind.PING, {}, seconds=self.config.wake_seconds)
-
-    # Upkeep.
-
-    async def _keep_up(self) -> None:
-        """Call nodes that nobody uses, and back them up, for ever."""
-        loop, config = asyncio.get_running_loop(), self.config
-        every = UpkeepConfig(
-            warm_seconds=config.keep_warm_seconds,
-            backup_seconds=config.backup_seconds,
-            peer_seconds=config.backup_seconds,  # one that is gone is missed at its next turn
-        )
-        upkeep = Upkeep(config.nodes, every, loop.time())
-        known = [(node.life.instance, node.life.expected) for node in self._nodes]
-        while True:
-            due_seconds = upkeep.next_due()
-            await asyncio.sleep(_LOOK_SECONDS if due_seconds is None else max(_LOOK_SECONDS, due_seconds - loop.time()))
-            for node in self._nodes:
-                upkeep.contacted(node.number, node.contact_seconds)
-                before, known[node.number] = known[node.number], (node.life.instance, node.life.expected)
-                if before[0] != node.life.instance:
-                    upkeep.lost_peer(node.number)
-                elif before[1] != node.life.expected:
-                    upkeep.changed(node.number)
-            for errand in upkeep.due(loop.time()):
-                self._spawn(self._run_errand(upkeep, errand))
-
-    async def _run_errand(self, upkeep: Upkeep, errand: Errand) -> None:
-        node, is_well = self._nodes[errand.node], False
-        try:
-            if errand.task is Task.WARM:
-                await node.keep_warm()
-            else:
-                copied = await back_up(node, self.config)
-                self._tally.backed_up += copied  # read after the wait, during which others have counted
-            is_well = True
-        finally:
-            upkeep.done(errand.node, asyncio.get_running_loop().time(), is_well=is_well)
-
-    # Deleting.
-
-    def _delete(self, held: Iterable[Held]) -> None:
-        for node, shard in held:
-            self._doom(node, shard)
-
-    def _is_not_there(self, node: int, shard: ShardId) -> None:
-        """A node does not have a shard, or one that is damaged, which must not be found there again."""
-        if self._directory.dropped(node, shard):
-            self._doom(node, shard)
-
-    def _doom(self, node: int, shard: ShardId) -> None:
-        """Delete a shard when its node is written to next: that is soon enough, and wakes nobody."""
-        self._doomed.setdefault(node, set()).add(shard)
-
-    async def _delete_doomed(self, node: Node) -> None:
-        async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
-            while doomed := self._doomed.get(node.number):
-                page = list(islice(doomed, LISTED_AT_ONCE))
-                head = {"shards": [shard.to_text() for shard in page]}
-                await node.request(Kind.DELETE, head, seconds=self.config.write_seconds)
-                doomed.difference_update(page)
-
-    # Nodes and their connections.
-
-    def _accept(self) -> Connection:
-        connection: Connection
-
-        def noticed(kind: Kind, head: Head) -> None:
-            node = self._node_of(connection)
-            if node is not None:
-                self._guarded(connection, lambda: node.noticed(connection, kind, head))
-
-        async def answer(kind: Kind, head: Head, body: bytearray) -> PeerAnswer:
-            if self._clients is None or connection.peer is None or connection.peer.role != "client":
-                raise WireError(f"{kind.name} is not asked of a proxy")
-            return await self._clients.answer(connection, kind, head, body)
-
-        handshake = ProxySide(self._secret, fingerprint=self.door.fingerprint)
-        room = self._clients.room if self._clients is not None else _no_room
-        connection = Connection(handshake, answer, notice=noticed, room=room)
-        self._spawn(self._attend(connection))
-        return connection
-
-    async def _attend(self, connection: Connection) -> None:
-        """Be there for a connection until it ends."""
-        self._connections.add(connection)
-        node: Node | None = None
-        try:
-            peer = await connection.ready()
-            if peer.role == "node":
-                node = self._node_of(connection)
-                if node is None:
-                    raise WireError(f"there is no node {peer.node}")
-                node.greeted(connection, peer.greeting)
-            await connection.closed()
-        except StokerError as error:
-            _log.warning("a connection of the warm tier ended: %s", error)
-            connection.abort()
-        finally:
-            self._connections.discard(connection)
-            connection.abort()
-            if node is not None:
-                node.lost(connection)
-
-    def _guarded(self, connection: Connection, call: Any) -> None:
-        """Close a connection on which nonsense is said."""
-        try:
-            call()
-        except WireError as error:
-            connection.abort(error)
-
-    def _node_of(self, connection: Connection) -> Node | None:
-        peer = connection.peer
-        number = peer.node.removeprefix("warm-") if peer is not None else ""
-        is_number = number.isascii() and number.isdigit() and len(number) <= 5
-        return self._nodes[int(number)] if is_number and int(number) < len(self._nodes) else None
+    # What nodes hold.
 
     def _found(self, node: Node, contents: Contents) -> None:
-        """A node does not hold what it was believed to."""
+        """A node has said what it holds, or is given up."""
+        is_gone = node.life.state is State.GONE
+        self._directory.limit(node.number, node.limit_bytes)
+        self._directory.avoid(node.number, is_gone=is_gone)
         if contents is Contents.NONE:
-            self._directory.lost(node.number)
-            self._doomed.pop(node.number, None)
+            self._lost(self._directory.lost(node.number))
+            self._writer.doomed.forget(node.number)
         elif contents is Contents.UNKNOWN:
             self._spawn(self._learn(node))
-        self._directory.limit(node.number, node.limit_bytes)
-        self._directory.avoid(node.number, is_gone=node.life.state is State.GONE)
+        if self._put_back is not None and not is_gone:
+            self._put_back.met()
 
     async def _learn(self, node: Node) -> None:
         """Ask a node for what it holds, and believe that."""
@@ -486,10 +261,19 @@ class Proxy:
             return
         if shards is None:
             return
-        doomed = self._doomed.pop(node.number, set())
-        _, strange = self._directory.listed(node.number, [shard for shard in shards if shard not in doomed])
+        doomed = self._writer.doomed.forget(node.number)
+        loss, strange = self._directory.listed(node.number, [shard for shard in shards if shard not in doomed])
+        self._lost(loss)
         for shard in (*doomed.intersection(shards), *strange):
-            self._doom(node.number, shard)
+            self._writer.doomed.add(node.number, shard)
+
+    def _lost(self, loss: Loss) -> None:
+        if self._put_back is not None:
+            self._put_back.lost((*loss.gone, *loss.degraded))
+
+    def _let_go(self, names: Collection[str]) -> None:
+        if self._put_back is not None:
+            self._put_back.let_go(names)
 
     def _billed(self, answer: Answer | None, task: Task) -> None:
         if answer is None:
@@ -513,10 +297,6 @@ class Proxy:
         return task
 
 
-def _no_room(_: int) -> None:
-    """Take no bodies: nodes send none unasked."""
-
-
 async def _logged(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
@@ -524,11 +304,3 @@ async def _logged(work: Coroutine[Any, Any, None]) -> None:
         _log.warning("the warm tier goes on without: %s", error)
     except Exception:  # noqa: BLE001 - a task's boundary
         _log.exception("the warm tier goes on without")
-
-
-def _evicted(head: Head) -> list[ShardId]:
-    """Return what a node says has gone for a shard."""
-    evicted = head.get("evicted")
-    if not isinstance(evicted, list):
-        raise WireError(f"a node says that {evicted!r:.40} went for a shard")
-    return [ShardId.parse(each) for each in evicted]

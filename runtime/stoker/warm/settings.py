@@ -32,6 +32,8 @@ class WarmConfig:
         write_seconds: for a shard that is put away, its node's wake included.
         pending_bytes: copies of objects that wait to be written; more are not kept at all.
         writes: objects that are written at once.
+        put_back: objects at a time whose lost shards are put back from where the objects came from as soon as the loss
+            is noticed, each of which takes its size in memory; 0: only the next read of an object puts them back.
         most_objects: that are known of; bounds the memory for it, about 100 bytes each.
 
     Raises:
@@ -50,6 +52,7 @@ class WarmConfig:
     write_seconds: float = 30.0
     pending_bytes: int = 256 << 20
     writes: int = 8
+    put_back: int = 0
     most_objects: int = 1_000_000
 
     def __post_init__(self) -> None:
@@ -61,6 +64,8 @@ class WarmConfig:
         for name in ("pending_bytes", "writes", "most_objects"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, not {getattr(self, name)}")
+        if self.put_back < 0:
+            raise ConfigError(f"put_back is a number of objects, 0 for none, not {self.put_back}")
         seconds = ("keep_warm_seconds", "ping_seconds", "wake_seconds", "read_seconds", "write_seconds")
         for name in (*seconds, *(["backup_seconds"] if self.backup_seconds is not None else [])):
             if not 0 < getattr(self, name) < math.inf:

@@ -19,7 +19,8 @@ class ProxyStatistics:
         restored: hits for which lost or late data shards were computed from parity.
         late: shards that were not waited for, since others were first.
         corrupt: shards that arrived and are not what they should be.
-        rebuilt: lost shards that were written again.
+        rebuilt: lost shards that were written again by a read of their object.
+        put_back: lost shards that were written again from where the objects came from.
         backed_up: shards that were copied to a second instance.
         stored: objects that were put away.
         declined: objects that were offered and not taken: too many waited, there is no room, or nodes failed.
@@ -38,6 +39,7 @@ class ProxyStatistics:
     late: int = 0
     corrupt: int = 0
     rebuilt: int = 0
+    put_back: int = 0
     backed_up: int = 0
     stored: int = 0
     declined: int = 0
@@ -60,6 +62,7 @@ class ProxyTally:
     late: int = 0
     corrupt: int = 0
     rebuilt: int = 0
+    put_back: int = 0
     backed_up: int = 0
     stored: int = 0
     declined: int = 0

@@ -44,7 +44,7 @@ def test_a_second_instance_gets_what_it_lacks_and_loses_what_the_first_has_not()
         assert await backed_up(tier) == 3
         first, second = pair(tier)
         assert first.shelf.ids() == second.shelf.ids()
-        tier.proxy._delete(tier.proxy._directory.forget(OBJECTS[0][0]))
+        tier.proxy._writer.evict(tier.proxy._directory.forget(OBJECTS[0][0]))
         await tier.put(*OBJECTS[3:])
         assert await backed_up(tier) == 3, "the delta only"
         assert first.shelf.ids() == second.shelf.ids()

@@ -11,9 +11,9 @@ import pytest
 from stoker.clock import run_virtual
 from stoker.errors import ConfigError, WireError
 from stoker.warm.code import Code
-from stoker.warm.proxy import _evicted
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
+from stoker.warm.writing import _evicted
 from support.warm_platform import Mood, Tier, named
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]
@@ -233,7 +233,7 @@ def test_what_is_to_go_from_a_node_that_is_asked_for_a_list_is_not_believed_agai
     async def test(tier: Tier) -> None:
         await tier.put(*OBJECTS[:2])
         proxy = tier.proxy
-        proxy._delete(proxy._directory.forget(NAME))
+        proxy._writer.evict(proxy._directory.forget(NAME))
         await proxy._learn(proxy._nodes[0])
         assert not await tier.kept(NAME, DATA)
         await tier.put(OBJECTS[2])
@@ -247,7 +247,7 @@ def test_writers_at_once_do_not_delete_what_the_other_has_just_put_there() -> No
         await tier.put(*OBJECTS)
         for turn in range(30):
             for name, _ in OBJECTS[turn % 3 :]:
-                tier.proxy._delete(tier.proxy._directory.forget(name))
+                tier.proxy._writer.evict(tier.proxy._directory.forget(name))
             await tier.put(*OBJECTS[::-1])
         assert tier.believed() == tier.held()
 
@@ -298,7 +298,7 @@ def test_a_closed_proxy_calls_nobody_and_leaves_no_task() -> None:
         calls = len(tier.platform.calls)
         await asyncio.sleep(100.0)
         assert len(tier.platform.calls) == calls
-        assert (len(tier.proxy._tasks), len(tier.proxy._connections)) == (0, 0)
+        assert (len(tier.proxy._tasks), len(tier.proxy._reception._connections)) == (0, 0)
 
     check(test)
 

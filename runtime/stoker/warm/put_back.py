@@ -1,0 +1,162 @@
+"""Lost shards, put back from where the objects came from as soon as their loss is noticed.
+
+The next read of an object puts its lost shards back, too, but by then more of them may be lost than there is parity:
+what an object survives is losses between two times at which it is made whole. From the bucket, not from the other
+nodes: to be asked for their shards they would be woken, and billed, for far more than GETs cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from stoker.bounded import for_each
+from stoker.checksum import crc32c
+from stoker.errors import ChecksumError, StokerError, StoreError, TransientError
+from stoker.task_group import task_group
+from stoker.tier import ObjectRef
+from stoker.warm.bill import CostMeter
+from stoker.warm.code import Code
+from stoker.warm.directory import Directory
+from stoker.warm.origin import Origin
+from stoker.warm.statistics import ProxyTally
+from stoker.warm.writing import Shards, ShardWriter, encoded
+
+__all__ = ["PutBack"]
+
+_log = logging.getLogger(__name__)
+
+_NAMES_AT_ONCE = 256
+_LEAST_PAUSE_SECONDS = 1.0
+_MOST_PAUSE_SECONDS = 60.0
+
+
+class _Sought(NamedTuple):
+    """An object, and who has it."""
+
+    name: str
+    ref: ObjectRef
+    origin: Origin
+
+
+class PutBack:
+    """Makes objects whole again, in the order in which they lost shards. Lives on the proxy's event loop.
+
+    An object for which there is no place, since too few nodes are there, waits until another node is.
+
+    Args:
+        origins: have the objects; the first that knows one gives it.
+        code: how objects are cut.
+        at_once: objects.
+        writer: puts shards away.
+        directory: knows what is missing.
+        tally: where shards are counted.
+        meter: where what is read for them is.
+    """
+
+    def __init__(
+        self,
+        origins: Sequence[Origin],
+        code: Code,
+        at_once: int,
+        writer: ShardWriter,
+        directory: Directory,
+        tally: ProxyTally,
+        meter: CostMeter,
+    ) -> None:
+        self._origins, self._code, self._at_once = origins, code, at_once
+        self._writer, self._directory, self._tally, self._meter = writer, directory, tally, meter
+        self._wanted: dict[str, None] = {}
+        self._homeless: set[str] = set()
+        self._news = asyncio.Event()
+
+    def lost(self, names: Iterable[str]) -> None:
+        """Objects have lost shards."""
+        self._wanted.update(dict.fromkeys(names))
+        if self._wanted:
+            self._news.set()
+
+    def met(self) -> None:
+        """A node is there, and may have room for what had no place."""
+        self.lost(self._homeless)
+        self._homeless.clear()
+
+    def let_go(self, names: Iterable[str]) -> None:
+        """Objects went for others: they are not wanted any more."""
+        for name in names:
+            self._wanted.pop(name, None)
+            self._homeless.discard(name)
+
+    async def run(self) -> None:
+        """Put back what is lost, for ever."""
+        pause_seconds = _LEAST_PAUSE_SECONDS
+        while True:
+            await self._news.wait()
+            try:
+                found = await self._found(list(islice(self._wanted, _NAMES_AT_ONCE)))
+            except StokerError as error:
+                _log.warning("what nodes of the warm tier lost cannot be put back for now: %s", error)
+                await asyncio.sleep(pause_seconds)
+                pause_seconds = min(_MOST_PAUSE_SECONDS, 2 * pause_seconds)
+                continue
+            pause_seconds = _LEAST_PAUSE_SECONDS
+            await for_each(found, self._put_back, concurrency=self._at_once)
+            if not self._wanted:
+                self._news.clear()
+
+    async def _found(self, names: Collection[str]) -> list[_Sought]:
+        """Return those objects that an origin has; the others are not wanted any more."""
+        found: dict[str, _Sought] = {}
+        for origin in self._origins:
+            unknown = [name for name in names if name not in found]
+            if unknown:
+                refs = await origin.find(unknown)
+                found |= {name: _Sought(name, ref, origin) for name, ref in refs.items()}
+        self.let_go(name for name in names if name not in found)
+        return [found[name] for name in names if name in found]
+
+    async def _put_back(self, sought: _Sought) -> None:
+        name = sought.name
+        if name not in self._wanted:
+            return  # it was let go meanwhile
+        del self._wanted[name]
+        if name in self._writer.under_way:
+            self._homeless.add(name)
+            return
+        self._writer.under_way.add(name)
+        try:
+            written = await self._writer.write(name, self._code, partial(self._shards, sought))
+        except TransientError as error:
+            _log.debug("the lost shards of %s cannot be put back for now: %s", sought.ref.key, error)
+        except StoreError as error:
+            _log.warning("the lost shards of %s are not put back: %s", sought.ref.key, error)
+            return
+        else:
+            self._tally.put_back += written or 0
+        finally:
+            self._writer.under_way.discard(name)
+        here = self._directory.find(name, is_use=False)
+        if here is None or not here.is_whole:
+            self._homeless.add(name)
+
+    async def _shards(self, sought: _Sought, wanted: Collection[int]) -> Shards:
+        """Return the shards at some positions: data as parts of the object, for parity it takes the whole."""
+        ref, code = sought.ref, self._code
+        cuts = code.cuts(ref.size_bytes)
+        if max(wanted) < code.data and 2 * len(wanted) < code.data:
+            async with task_group() as group:
+                parts = {at: group.create_task(self._read(sought, *cuts[at])) for at in wanted}
+            return {at: memoryview(part.result()) for at, part in parts.items()}
+        whole = await self._read(sought, 0, ref.size_bytes)
+        if crc32c(whole) != ref.crc32c:
+            raise ChecksumError(f"{ref.key} does not have its checksum, {ref.crc32c:08x}")
+        return await encoded(code, whole, wanted)
+
+    async def _read(self, sought: _Sought, start: int, end: int) -> bytearray:
+        data = await sought.origin.read(sought.ref, start, end)
+        self._meter.put_back(end - start)
+        return data
