@@ -11,6 +11,7 @@ name and its code, so that the account can never disagree with the rows.
 
 from __future__ import annotations
 
+import heapq
 import random
 from array import array
 from collections.abc import Collection, Sequence, Set
@@ -158,13 +159,15 @@ class Directory:
     def place(self, name: str, code: Code, rng: random.Random) -> Placement | None:
         """Reserve a node for each shard of an object that is neither anywhere nor on its way.
 
-        For an object that is not there that is every shard; for one that has lost some it is those. Under another code
-        it is let go. With too few nodes alive for all, the last shards get none.
+        For an object that is not there that is every shard, on nodes at random. For one that has lost some it is those,
+        on the nodes with most room: which is where they were lost, so many go to one node that is awake and not each to
+        one that is called for it. Under another code it is let go. With too few nodes alive for all, the last shards
+        get none.
 
         Args:
             name: of the object.
             code: one of the directory's.
-            rng: chooses among the nodes with room, all equally likely.
+            rng: chooses among the nodes with room, all equally likely, for an object that is not there.
 
         Returns:
             What to write where, and what to delete; None if there are too few nodes on which it could be read, or it
@@ -177,7 +180,10 @@ class Directory:
         cells = [_NOWHERE] * code.shards if row is None else self._cells_of(row, code)
         missing = [position for position, cell in enumerate(cells) if cell == _NOWHERE]
         have = {cell & ~_RESERVED for cell in cells if cell != _NOWHERE}
-        chosen = self._guess(len(missing), have, shard_bytes, rng)
+        if row is None:
+            chosen = self._guess(len(missing), have, shard_bytes, rng)
+        else:
+            chosen = self._roomiest(len(missing), have, shard_bytes)
         able = [] if chosen else [node for node in self._live if node not in have and self._limits[node] >= shard_bytes]
         if not chosen and len(have) + min(len(missing), len(able)) < code.data:
             return None
@@ -279,6 +285,13 @@ class Directory:
         if have.isdisjoint(chosen) and all(self._used[node] + shard_bytes <= self._limits[node] for node in chosen):
             return chosen
         return []
+
+    def _roomiest(self, wanted: int, have: Set[int], shard_bytes: int) -> list[int]:
+        """Return the distinct nodes with most room; none if one of them has not enough."""
+        others = [node for node in self._live if node not in have]
+        chosen = heapq.nsmallest(wanted, others, key=lambda node: self._used[node] - self._limits[node])
+        has_room = len(chosen) == wanted and all(self._used[at] + shard_bytes <= self._limits[at] for at in chosen)
+        return chosen if has_room else []
 
     def _choose(
         self, able: list[int], wanted: int, shard_bytes: int, rng: random.Random, keep: int

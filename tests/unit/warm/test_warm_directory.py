@@ -171,6 +171,17 @@ def test_a_degraded_object_gets_back_what_it_lost_and_nothing_else() -> None:
     assert put(directory, name) == {2: nodes[2]}
 
 
+def test_what_a_node_lost_goes_back_to_it_until_it_has_as_much_as_others() -> None:
+    directory = made(nodes=20)
+    for number in range(60):
+        put(directory, named(number), seed=number)
+    lost = directory.lost(7).degraded
+    least = min(directory.used_bytes(node) for node in range(20) if node != 7) // TAKEN
+    back = [node for name in lost for node in put(directory, name).values()]
+    assert len(lost) >= least > 3
+    assert back[:least] == [7] * least
+
+
 def test_what_is_on_its_way_to_a_node_that_lost_everything_may_still_arrive() -> None:
     directory, name = made(nodes=3), named(1)
     placed = directory.place(name, CODE, random.Random(1))
