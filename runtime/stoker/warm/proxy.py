@@ -12,7 +12,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Collection, Coroutine, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from stoker.errors import StokerError
@@ -130,13 +129,11 @@ class Proxy:
         states = dict.fromkeys(State, 0)
         for node in self._nodes:
             states[node.life.state] += 1
-        counted = {name: getattr(self._tally, name) for name in self._tally.__slots__}
-        return ProxyStatistics(
-            **counted,
+        return self._tally.snapshot(
             objects=len(self._directory),
             held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
             limit_bytes=sum(node.limit_bytes for node in self._nodes),
-            nodes=MappingProxyType({state.value: count for state, count in states.items()}),
+            nodes={state.value: count for state, count in states.items()},
         )
 
     # All nodes at once.

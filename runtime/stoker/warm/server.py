@@ -11,7 +11,7 @@ import asyncio
 import math
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -208,7 +208,7 @@ def overview(proxy: Proxy, tariff: Tariff, seconds: float, problems: Mapping[str
     used = bill.used.values()
     return {
         "code": str(proxy.config.code),
-        **{name: getattr(statistics, name) for name in statistics.__slots__},
+        **{each.name: getattr(statistics, each.name) for each in fields(statistics)},
         "nodes": dict(statistics.nodes),
         "problems": told(problems),
         "absent": len(problems),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 __all__ = ["ProxyStatistics", "ProxyTally"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyStatistics:
-    """A snapshot of a proxy.
+@dataclass(slots=True, kw_only=True)
+class ProxyTally:
+    """What a proxy counts.
 
     Attributes:
         hits: objects that were read.
@@ -26,10 +27,6 @@ class ProxyStatistics:
         declined: objects that were offered and not taken: too many waited, there is no room, or nodes failed.
         evicted: objects that went for others.
         pending_bytes: copies that wait to be written.
-        objects: that are known.
-        held_bytes: that nodes are believed to hold, or are being sent.
-        limit_bytes: that those nodes can hold that have said so.
-        nodes: how many are in which state.
     """
 
     hits: int = 0
@@ -45,26 +42,30 @@ class ProxyStatistics:
     declined: int = 0
     evicted: int = 0
     pending_bytes: int = 0
-    objects: int = 0
-    held_bytes: int = 0
-    limit_bytes: int = 0
-    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def snapshot(self, *, objects: int, held_bytes: int, limit_bytes: int, nodes: Mapping[str, int]) -> ProxyStatistics:
+        """Return what has been counted, with what there is now."""
+        return ProxyStatistics(
+            **asdict(self),
+            objects=objects,
+            held_bytes=held_bytes,
+            limit_bytes=limit_bytes,
+            nodes=MappingProxyType(dict(nodes)),
+        )
 
 
-@dataclass(slots=True)
-class ProxyTally:
-    """The counts behind :class:`ProxyStatistics`; its fields are described there."""
+@dataclass(slots=True, kw_only=True)
+class ProxyStatistics(ProxyTally):
+    """A snapshot of a proxy: a copy of what it has counted, and what there is.
 
-    hits: int = 0
-    misses: int = 0
-    losses: int = 0
-    restored: int = 0
-    late: int = 0
-    corrupt: int = 0
-    rebuilt: int = 0
-    put_back: int = 0
-    backed_up: int = 0
-    stored: int = 0
-    declined: int = 0
-    evicted: int = 0
-    pending_bytes: int = 0
+    Attributes:
+        objects: that are known.
+        held_bytes: that nodes are believed to hold, or are being sent.
+        limit_bytes: that those nodes can hold that have said so.
+        nodes: how many are in which state.
+    """
+
+    objects: int
+    held_bytes: int
+    limit_bytes: int
+    nodes: Mapping[str, int]
