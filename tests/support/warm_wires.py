@@ -62,6 +62,7 @@ class End(asyncio.Transport):
         self._is_full = False  # told to the protocol
         self._is_closing = False
         self._is_lost = False
+        self._is_broken = False  # and it does not know it
         self._ends_here = False  # the other end has closed, and said all
         self._cut_at: int | None = None
         self.sent_bytes = 0
@@ -77,7 +78,7 @@ class End(asyncio.Transport):
         """Let it go on."""
         self._is_frozen = False
         self._soon(self._read)
-        self._soon(self._send)
+        self._soon(self._is_reset if self._is_broken else self._send)
 
     def cut_after(self, sent_bytes: int) -> None:
         """Cut the link when this end has sent so many bytes in all, and the other has been given all of them."""
@@ -224,9 +225,8 @@ class End(asyncio.Transport):
 
     def _is_reset(self) -> None:
         """Learn that the other end is gone; a frozen process does when it goes on."""
-        if self._is_frozen:
-            self._loop.call_later(1.0, self._is_reset)
-        else:
+        self._is_broken = True
+        if not self._is_frozen:
             self._lose(ConnectionResetError("the link was cut"))
 
 
