@@ -50,11 +50,16 @@ class LifeMachine(RuleBasedStateMachine):
         return name
 
     def greet(self, name: str) -> Contents | None:
-        instance, state = self.instances[name], self.life.state
+        instance, state, was_connected = self.instances[name], self.life.state, self.life.is_connected
         contents = self.life.greeted(name, instance.digest, self.now)
         if contents is None:
             assert state in (State.AWAKE, State.MAYBE)
             assert name != self.life.instance
+        elif contents is Contents.DOUBTFUL:
+            assert (state, self.life.state, was_connected) == (State.SLEEPING, State.SLEEPING, True)
+            assert name != self.life.instance
+            assert not instance.contents
+            assert not self.life.is_connected, "it is not doubted twice"
         else:
             assert self.life.may_send(self.now)
             assert self.life.expected == instance.digest
@@ -142,6 +147,13 @@ class LifeMachine(RuleBasedStateMachine):
         self.gave_up(self.life.silent())
         assert self.life.state is not State.AWAKE
 
+    @rule(is_delivered=st.booleans())
+    def a_shard_is_delivered_or_not(self, is_delivered: bool) -> None:
+        if is_delivered:
+            self.life.delivered()
+        else:
+            self.gave_up(self.life.undelivered())
+
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -181,6 +193,33 @@ class LifeMachine(RuleBasedStateMachine):
             if life.greeted("f" * 16, Digest(), self.now) is not None:
                 break
         assert life.may_send(self.now)
+
+    @invariant()
+    def a_fresh_instance_is_taken_after_three_calls_at_most_if_the_others_died_in_silence(self) -> None:
+        life, calls = deepcopy(self.life), 0
+        while life.state in (State.AWAKE, State.MAYBE):
+            if life.calls:
+                life.returned()
+            else:
+                life.invoked()
+        while life.state is not State.GONE and life.greeted(f"f{calls:015x}", Digest(), self.now) is not Contents.NONE:
+            if life.expected == Digest():
+                break
+            life.invoked()
+            calls += 1
+            assert calls <= 1, "a loss costs one call more at most"
+
+    @invariant()
+    def one_stray_call_loses_nothing_of_an_instance_that_sleeps(self) -> None:
+        life = deepcopy(self.life)
+        if life.state is State.SLEEPING and life.is_connected and self.instances[str(life.instance)].contents:
+            known, expected, is_listed = str(life.instance), life.expected, life.is_listed
+            life.invoked()
+            assert life.greeted("f" * 16, Digest(), self.now) is Contents.DOUBTFUL or not expected.hash
+            life.invoked()
+            contents = life.greeted(known, self.instances[known].digest, self.now)
+            if expected.hash and is_listed and expected == self.instances[known].digest:
+                assert contents is Contents.EXPECTED
 
 
 TestLifeAgainstWorld = LifeMachine.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from stoker.tier import ObjectRef
 from stoker.warm.connection import Connection
 from stoker.warm.handshake import Secret
 from stoker.warm.node import NodeServer
+from stoker.warm.origin import Origin
 from stoker.warm.proxy import Proxy
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
@@ -146,11 +147,15 @@ class Call:
 
 @dataclass(slots=True, kw_only=True)
 class Mood:
-    """How calls fare: the probabilities of each kind of failure, and how long starts and answers take."""
+    """How calls fare: the probabilities of each kind of failure, and how long starts and answers take.
+
+    A call goes astray if another instance runs it than the first that has nothing to do, be it one that is started.
+    """
 
     throttled: float = 0.0
     failed: float = 0.0
     unanswered: float = 0.0
+    stray: float = 0.0
     cold_seconds: float = 0.3
     warm_seconds: float = 0.01
     answer_seconds: float = 0.0
@@ -190,6 +195,8 @@ class Platform:
         """Call a function."""
         instances = self.instances.setdefault(name, [])
         idle = [each for each in instances if each.running is None]
+        if self.mood.stray and self.rng.random() < self.mood.stray and (idle[1:] or len(instances) < self.most):
+            idle = idle[1:]
         is_cold = not idle
         if self.rng.random() < self.mood.throttled or (is_cold and len(instances) >= self.most):
             self.counts.throttled += 1
@@ -272,9 +279,11 @@ class Tier:
         *,
         seed: int = 0,
         link: LinkConfig | None = None,
+        origins: Sequence[Origin] = (),
         **platform: Any,
     ) -> None:
         self.rng = random.Random(seed)
+        self.origins = origins
         self.network = Network(link)
         self.platform = Platform(network=self.network, rng=self.rng, **platform)
         self.config = config or WarmConfig()
@@ -282,7 +291,8 @@ class Tier:
 
     def new_proxy(self) -> Proxy:
         """Return a proxy that knows nothing of what nodes hold."""
-        return Proxy(self.config, SECRET, self.platform.invoke, MemoryDoor(self.network), rng=self.rng)
+        door = MemoryDoor(self.network)
+        return Proxy(self.config, SECRET, self.platform.invoke, door, origins=self.origins, rng=self.rng)
 
     async def replace(self, *, is_crash: bool = False) -> None:
         """Have another proxy in the place of this one; of a crash, nodes that are frozen hear nothing."""

@@ -31,7 +31,7 @@ __all__ = ["FAULTS", "LIES", "Liar", "WarmRun", "play"]
 
 FAULTS = (
     "kill", "reclaim", "freeze", "cut", "split", "restart", "crash", "throttle", "fail", "unanswered", "slow start",
-    "slow link", "lie",
+    "slow link", "lie", "stray",
 )  # fmt: skip
 LIES = (
     "bytes", "checksum", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
@@ -292,6 +292,8 @@ class WarmRun:
                 await self._mood(Mood(failed=rng.choice([0.3, 1.0])), for_seconds)
             case "unanswered":
                 await self._mood(Mood(unanswered=rng.choice([0.3, 1.0])), for_seconds)
+            case "stray":
+                await self._mood(Mood(stray=rng.choice([0.3, 1.0])), for_seconds)
             case "slow start":
                 await self._mood(Mood(cold_seconds=3.0, warm_seconds=0.7), for_seconds)
             case "split":

@@ -68,6 +68,7 @@ class Node:
         self._changed = asyncio.Event()
         self._waking: asyncio.Task[ConnectionLostError | None] | None = None
         self._silent_seconds = float("-inf")
+        self._delivery_seconds = float("-inf")  # when it last delivered, or was found not to
         self._calm_seconds = float("-inf")
         self._failed_calls = 0  # in a row
         self._may_run = False
@@ -123,6 +124,8 @@ class Node:
         except BaseException as error:
             if isinstance(error, DeadlineError):
                 self._was_silent(sent_seconds)
+                if kind is Kind.GET and connection is self._connection:
+                    self._did_not_deliver(sent_seconds)
             if not connection.is_open:
                 self.lost(connection)
             elif is_change and connection is self._connection:
@@ -134,6 +137,9 @@ class Node:
             raise ConnectionLostError(f"{self.name} has another connection than the one that answered")
         self._heard(instance)
         self._is_called_back = False
+        if kind is Kind.GET and connection is self._connection:
+            self._delivery_seconds = asyncio.get_running_loop().time()
+            self.life.delivered()
         if is_change and reply.kind is Kind.STORED:
             self._noted(Report.parse(_without(reply.head, "evicted")))
         return reply
@@ -246,6 +252,11 @@ class Node:
             return
         if self._connection is not None:
             self._connection.abort()
+            self._connection = None
+        if contents is Contents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
+            self._parts.spawn(self._call(Task.SERVE))
+            self._touched()
+            return
         self._connection, self.limit_bytes = connection, report.limit_bytes
         self._touched()
         self._parts.found(self, contents)
@@ -253,6 +264,8 @@ class Node:
     def noticed(self, connection: Connection, kind: Kind, head: Head) -> None:
         """An instance says something unasked: that it is here again, or that it goes."""
         if connection is not self._connection:
+            if kind is Kind.BYE:  # a stranger's: should it come again, it is to greet
+                connection.abort()
             return
         report, now_seconds = Report.parse(head), asyncio.get_running_loop().time()
         if kind is Kind.BYE:
@@ -422,7 +435,7 @@ class Node:
             fingerprint=fingerprint,
             task=task,
             linger_seconds=self._parts.config.linger_seconds,
-            dial_anew=self._connection is None or self.life.tries > 0,
+            dial_anew=self._connection is None or self.life.tries > 0 or task is Task.BACKUP,
         ).to_event()
 
     def _failed(self, error: StokerError) -> None:
@@ -464,6 +477,14 @@ class Node:
             self._silent_seconds = asyncio.get_running_loop().time()
             self._gave_up(self.life.silent())
             self._touched()
+
+    def _did_not_deliver(self, sent_seconds: float) -> None:
+        """It has not delivered the shard that it was asked for then. Many that it is asked for at once are one."""
+        now_seconds = asyncio.get_running_loop().time()
+        had_time = now_seconds - sent_seconds >= self._parts.config.read_seconds / 2  # to wake it took the rest
+        if had_time and self._delivery_seconds <= sent_seconds:
+            self._delivery_seconds = now_seconds
+            self._gave_up(self.life.undelivered())
 
     def _gave_up(self, is_given_up: bool) -> None:
         if is_given_up:

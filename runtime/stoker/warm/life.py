@@ -10,20 +10,26 @@ event          SLEEPING AWAKE    MAYBE    GONE
 ============== ======== ======== ======== =======
 GREETED        AWAKE    AWAKE    AWAKE    AWAKE
 GREETED_OTHER  AWAKE    refused  refused  AWAKE
+CLAIMED        SLEEPING refused  refused  refused
 HEARD          AWAKE    AWAKE    AWAKE    refused
 BYE            SLEEPING SLEEPING SLEEPING refused
 LOST           SLEEPING MAYBE    MAYBE    refused
 SILENT         SLEEPING MAYBE    MAYBE    GONE
 RETURNED       SLEEPING SLEEPING SLEEPING GONE
 GIVEN_UP       GONE     refused  GONE     GONE
+MUTE           refused  GONE     GONE     refused
 ============== ======== ======== ======== =======
 
 A call changes no state: it is only counted. What is refused changes nothing: its source is not the node. A platform
 that is called while an instance runs starts another one, and that must not pass for the node: as long as the known
 instance is or may be running, whoever has other contents is refused. So one late answer costs nothing of what the node
-holds. When the known instance sleeps, a call would have woken it if it still were there, so then a stranger is the node
-and what it does not hold is lost. The words of an instance other than the known one, or on a broken connection, are
-dropped before they get here.
+holds. When the known instance sleeps, a call should have woken it if it still were there, so then a stranger is the
+node and what it does not hold is lost. But a platform may take another instance all the same. A stranger that holds
+nothing is therefore believed at once only if the connection of the known one has broken. Otherwise the function is
+called once more while the stranger runs, which leaves the platform the known one, if there is one; whoever greets then
+is the node. A call too many costs less than a hundredth of moving what a full node held.
+
+The words of an instance other than the known one, or on a broken connection, are dropped before they get here.
 """
 
 from __future__ import annotations
@@ -59,22 +65,26 @@ class Event(enum.Enum):
     Attributes:
         GREETED: an instance connected that is the known one or has the contents that are expected.
         GREETED_OTHER: another instance connected, with other contents or none.
+        CLAIMED: another instance connected that holds nothing, and the known one, which does, may still be there.
         HEARD: the known instance answered, or said that it was woken.
         BYE: the known instance is about to return.
         LOST: the connection to the known instance broke.
         SILENT: a deadline passed with no word of it.
         RETURNED: the last call that was open ended, well or not.
         GIVEN_UP: it was tried as often as is sensible.
+        MUTE: it was asked for shards as often, and delivered none, whatever else it answers.
     """
 
     GREETED = "greeted"
     GREETED_OTHER = "greeted by another"
+    CLAIMED = "claimed by an empty one"
     HEARD = "heard"
     BYE = "bye"
     LOST = "lost"
     SILENT = "silent"
     RETURNED = "returned"
     GIVEN_UP = "given up"
+    MUTE = "mute"
 
 
 _SLEEPING, _AWAKE, _MAYBE, _GONE = State
@@ -84,12 +94,14 @@ TRANSITIONS: dict[tuple[State, Event], State | None] = {
     for event, row in {
         Event.GREETED: (_AWAKE, _AWAKE, _AWAKE, _AWAKE),
         Event.GREETED_OTHER: (_AWAKE, None, None, _AWAKE),
+        Event.CLAIMED: (_SLEEPING, None, None, None),
         Event.HEARD: (_AWAKE, _AWAKE, _AWAKE, None),
         Event.BYE: (_SLEEPING, _SLEEPING, _SLEEPING, None),
         Event.LOST: (_SLEEPING, _MAYBE, _MAYBE, None),
         Event.SILENT: (_SLEEPING, _MAYBE, _MAYBE, _GONE),
         Event.RETURNED: (_SLEEPING, _SLEEPING, _SLEEPING, _GONE),
         Event.GIVEN_UP: (_GONE, None, _GONE, _GONE),
+        Event.MUTE: (None, _GONE, _GONE, None),
     }.items()
     for state, after in zip(State, row, strict=True)
 }
@@ -103,11 +115,14 @@ class Contents(enum.Enum):
         EXPECTED: what it is believed to hold.
         UNKNOWN: something else; ask for a list, and believe nothing that is not on it.
         NONE: nothing; what it was believed to hold is lost.
+        DOUBTFUL: nothing, but this may not be the node: close the connection of the known instance, call the function
+            once more while this one runs, and believe whoever greets then.
     """
 
     EXPECTED = "expected"
     UNKNOWN = "unknown"
     NONE = "none"
+    DOUBTFUL = "doubtful"
 
 
 class Life:
@@ -141,6 +156,8 @@ class Life:
         """When its last word came."""
         self._is_answered = True
         self._is_patient = False
+        self._debtor: str | None = None
+        self._undelivered = 0
 
     def may_send(self, now_seconds: float) -> bool:
         """Return whether requests can go out at once."""
@@ -174,9 +191,16 @@ class Life:
             What to think of the contents; None if it is not the node: tell it to stop.
         """
         is_expected = digest == self.expected
-        event = Event.GREETED if is_expected or instance == self.instance else Event.GREETED_OTHER
+        if is_expected or instance == self.instance:
+            event = Event.GREETED
+        else:
+            is_claim = digest == Digest() and self.is_connected and self.expected.hash
+            event = Event.CLAIMED if is_claim else Event.GREETED_OTHER
         if not self._advance(event):
             return None
+        if event is Event.CLAIMED:
+            self.is_connected = self._is_patient = False
+            return Contents.DOUBTFUL
         self.instance, self.is_connected, self.expected = instance, True, digest
         self._hear(now_seconds)
         if digest == Digest():
@@ -234,6 +258,20 @@ class Life:
         self._advance(Event.SILENT)
         return self._count_try()
 
+    def delivered(self) -> None:
+        """The known instance has answered what it was asked for a shard."""
+        self._undelivered = 0
+
+    def undelivered(self) -> bool:
+        """A deadline passed with no shard of the known instance, which may answer pings; return as :meth:`silent` does.
+
+        An instance that was given up for that, and greets, is given up at the next one already, until it has delivered.
+        """
+        if self._debtor != self.instance:
+            self._debtor, self._undelivered = self.instance, 0
+        self._undelivered = min(self._undelivered + 1, self._most_tries)
+        return self._undelivered == self._most_tries and self._advance(Event.MUTE) and self._forget()
+
     def returned(self) -> bool:
         """A call ended well; return as :meth:`silent` does. One that brought no word was a try."""
         return self._end_call(is_try=not self._is_answered and self.calls == 1)
@@ -260,7 +298,9 @@ class Life:
         self.tries += 1
         if self.tries < self._most_tries or self.state is State.GONE:
             return False
-        self._advance(Event.GIVEN_UP)
+        return self._advance(Event.GIVEN_UP) and self._forget()
+
+    def _forget(self) -> bool:
         self.instance, self.is_connected, self.expected, self.is_listed = None, False, Digest(), True
         return True
 

@@ -13,6 +13,7 @@ from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireE
 from stoker.warm.code import Code
 from stoker.warm.fleet import Node, listed_page
 from stoker.warm.life import State
+from stoker.warm.node import NodeServer
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
 from stoker.warm.wire import Kind
@@ -46,6 +47,13 @@ def tasks(made: Tier) -> list[str]:
 def the_instance(made: Tier) -> Instance:
     (instance,) = made.platform.all_instances()
     return instance
+
+
+def die_in_silence(made: Tier) -> None:
+    """Take all instances as a machine that is switched off does: no connection is told."""
+    for link in made.network.links:
+        link.split()
+    made.platform.reclaim("warm-0")
 
 
 async def ping(node: Node, seconds: float = 20.0) -> None:
@@ -275,6 +283,186 @@ def test_a_call_that_keeps_warm_finds_a_node_that_has_lost_its_memory() -> None:
         assert tasks(made)[-1] == "warm"
 
     check(test)
+
+
+def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.calls.clear()
+        made.platform.mood = Mood(stray=1.0)
+        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        await asyncio.sleep(0.2)
+        made.platform.mood = Mood()
+        assert await reading
+        assert [(call.task, call.is_cold) for call in made.platform.calls] == [("serve", True), ("serve", False)]
+        await asyncio.sleep(2.0)
+        assert made.believed() == {"warm-0": {SHARD}} == made.held()
+        assert [instance.running for instance in made.platform.all_instances()] == [None, None]
+        assert len(made.proxy._reception._connections) == 1, "nothing is left of the stranger"
+
+    check(test)
+
+
+def test_calls_that_keep_going_astray_to_an_empty_instance_lose_nothing() -> None:
+    """Of two instances that have nothing to do, this platform takes the wrong one every time."""
+
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.mood, made.platform.most = Mood(stray=1.0), 2
+        made.platform.calls.clear()
+        for _ in range(20):
+            assert await made.kept(NAME, DATA)
+            await asyncio.sleep(100.0)
+        assert len(made.platform.all_instances()) == 2
+        assert not made.proxy.statistics().losses
+        assert tasks(made).count("serve") <= 2 * 20 + 2 * tasks(made).count("warm")
+
+    check(test)
+
+
+def test_a_node_that_was_taken_back_in_silence_is_believed_to_be_empty_after_one_call_more() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.calls.clear()
+        die_in_silence(made)
+        begun_seconds = asyncio.get_running_loop().time()
+        assert not await made.kept(NAME, DATA)
+        assert asyncio.get_running_loop().time() - begun_seconds < 1.0
+        assert [(call.task, call.is_cold) for call in made.platform.calls] == [("serve", True), ("serve", True)]
+        assert made.believed() == {}
+        await asyncio.sleep(2.0)
+        await ping(node)
+        assert tasks(made) == ["serve"] * 3, "the node is known again"
+
+    check(test)
+
+
+def test_the_second_call_is_made_although_nobody_waits_any_more() -> None:
+    """Otherwise the stranger would be the one with nothing to do at the next call, and believed."""
+
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.mood = Mood(stray=1.0)
+        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        await asyncio.sleep(0.2)
+        made.platform.mood = Mood()
+        reading.cancel()
+        await asyncio.sleep(5.0)
+        assert node.life.expected.term == 1
+        assert await made.kept(NAME, DATA)
+
+    check(test)
+
+
+def test_readers_of_a_node_in_doubt_wait_no_longer_than_they_would() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        die_in_silence(made)
+        made.platform.mood = Mood(cold_seconds=1.2)
+        begun_seconds = asyncio.get_running_loop().time()
+        assert not await made.kept(NAME, DATA)
+        assert asyncio.get_running_loop().time() - begun_seconds == pytest.approx(2.0, abs=0.01)
+        await asyncio.sleep(5.0)
+        assert made.believed() == {}
+
+    check(test, read_seconds=2.0)
+
+
+def test_a_platform_that_runs_one_instance_at_a_time_is_not_called_for_ever() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        made.platform.most = 1
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        die_in_silence(made)
+        assert not await made.kept(NAME, DATA)
+        assert made.platform.counts.throttled == 1
+        assert made.believed() == {}
+        await ping(node)
+
+    check(test)
+
+
+class Mute(NodeServer):
+    """Answers everything but requests for shards, of which it takes note."""
+
+    is_mute = False
+    asked = 0
+
+    def _answer(self, kind: Kind, head: Any, body: bytearray) -> Any:
+        if kind is Kind.GET:
+            self.asked += 1
+            if self.is_mute:
+                return asyncio.sleep(1e6)
+        return super()._answer(kind, head, body)
+
+
+def check_mute(test: Callable[[Tier, Node, Mute], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        config = WarmConfig(nodes=1, code=Code(1, 0), **{"read_seconds": 2.0, "fresh_seconds": 0.5, **settings})
+        async with Tier(config, node_type=Mute) as made:
+            await made.put((NAME, DATA))
+            mute = the_instance(made).node
+            assert isinstance(mute, Mute)
+            mute.is_mute = True
+            await test(made, made.proxy._nodes[0], mute)
+
+    run_virtual(main())
+
+
+def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_reads_in_vain() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        for _ in range(3):
+            assert made.believed() == {"warm-0": {SHARD}}
+            assert not await made.kept(NAME, DATA)
+        assert node.life.state is State.GONE
+        assert made.believed() == {}
+        assert not await made.kept(NAME, DATA)
+        assert mute.asked == 3, "nobody waits for it any more"
+
+    check_mute(test)
+
+
+def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        assert not any(await asyncio.gather(*[made.kept(NAME, DATA) for _ in range(5)]))
+        assert node.life.state is not State.GONE
+        mute.is_mute = False
+        assert await made.kept(NAME, DATA)
+
+    check_mute(test)
+
+
+def test_a_node_that_was_given_up_for_what_it_did_not_deliver_is_tried_once_each_time_it_greets() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        for _ in range(3):
+            assert not await made.kept(NAME, DATA)
+        for turn in range(1, 4):
+            await asyncio.sleep(65.0)
+            assert made.believed() == {"warm-0": {SHARD}}
+            assert not await made.kept(NAME, DATA)
+            assert mute.asked == 3 + turn
+            assert node.life.state is State.GONE
+        mute.is_mute = False
+        await asyncio.sleep(65.0)
+        assert await made.kept(NAME, DATA)
+
+    check_mute(test)
+
+
+def test_reads_for_which_the_wake_left_no_time_are_not_held_against_a_node() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        for _ in range(6):
+            await asyncio.sleep(5.0)
+            made.platform.mood = Mood(warm_seconds=1.5)
+            assert not await made.kept(NAME, DATA)
+        assert made.believed() == {"warm-0": {SHARD}}
+
+    check_mute(test)
 
 
 def test_a_second_instance_that_comes_too_late_to_be_one_is_told_to_go_and_nothing_else() -> None:

@@ -95,11 +95,44 @@ def test_a_node_that_keeps_its_memory_is_believed_and_one_that_woke_on_its_conne
     assert life.greeted(ONE, FULL, 6.0) is Contents.EXPECTED
 
 
-def test_a_fresh_instance_of_a_node_that_slept_has_lost_everything() -> None:
+def test_a_fresh_instance_of_a_node_whose_connection_broke_has_lost_everything() -> None:
     life = asleep()
+    life.lost(ONE)
     life.invoked()
     assert life.greeted(TWO, NOTHING, 5.0) is Contents.NONE
     assert (life.instance, life.expected, life.state) == (TWO, NOTHING, State.AWAKE)
+
+
+def test_a_fresh_instance_in_the_place_of_one_that_may_be_there_is_believed_at_the_second_call_only() -> None:
+    life = asleep()
+    life.invoked()
+    assert life.greeted(TWO, NOTHING, 5.0) is Contents.DOUBTFUL
+    assert (life.instance, life.expected, life.state, life.is_connected) == (ONE, FULL, State.SLEEPING, False)
+    assert life.must_invoke
+    life.invoked()
+    assert life.greeted("3" * 16, NOTHING, 6.0) is Contents.NONE
+    assert life.calls == 2
+
+
+def test_the_known_instance_that_comes_by_the_second_call_has_lost_nothing() -> None:
+    life = asleep()
+    life.invoked()
+    life.greeted(TWO, NOTHING, 5.0)
+    life.invoked()
+    assert not life.returned()
+    assert life.greeted(ONE, FULL, 6.0) is Contents.EXPECTED
+    assert life.tries == 0
+
+
+def test_a_fresh_instance_in_the_place_of_an_empty_one_is_believed_at_once() -> None:
+    life = awake(NOTHING)
+    life.said_bye(ONE, 1.0)
+    life.returned()
+    assert life.greeted(TWO, NOTHING, 5.0) is Contents.EXPECTED
+    life = awake(NEWER)
+    life.said_bye(ONE, 1.0)
+    life.returned()
+    assert life.greeted(TWO, FULL, 5.0) is Contents.UNKNOWN, "it has something, which is not put at risk"
 
 
 def test_an_instance_with_other_contents_is_to_be_listed_until_it_was() -> None:
@@ -156,7 +189,8 @@ def test_a_stranger_is_the_node_once_the_call_of_the_silent_one_has_ended() -> N
     life.returned()
     assert life.greeted(TWO, NOTHING, 6.0) is None
     life.returned()
-    assert life.greeted(TWO, NOTHING, 7.0) is Contents.NONE
+    assert life.greeted(TWO, NOTHING, 7.0) is Contents.DOUBTFUL
+    assert life.greeted(TWO, NOTHING, 8.0) is Contents.NONE
 
 
 def test_a_node_whose_connection_broke_is_awaited_while_its_call_runs() -> None:
@@ -275,6 +309,42 @@ def test_a_change_of_which_no_word_came_is_not_covered_up_by_the_next() -> None:
     assert life.greeted(ONE, NEWER, 5.0) is Contents.UNKNOWN
     life.listed(ONE)
     assert life.greeted(ONE, NEWER, 6.0) is Contents.EXPECTED
+
+
+def test_a_node_that_delivers_no_shard_is_given_up_however_often_it_answers_pings() -> None:
+    life = awake()
+    for second in range(2):
+        assert not life.undelivered()
+        assert life.heard(ONE, float(second))
+    assert life.undelivered()
+    assert (life.state, life.instance, life.expected, life.is_connected) == (State.GONE, None, NOTHING, False)
+
+
+def test_a_shard_that_is_delivered_ends_a_row_of_those_that_are_not() -> None:
+    life = awake()
+    for _ in range(5):
+        assert not life.undelivered()
+        assert not life.undelivered()
+        life.delivered()
+    assert life.state is State.AWAKE
+
+
+def test_a_node_that_was_given_up_for_what_it_did_not_deliver_has_to_deliver_to_be_trusted_again() -> None:
+    life = awake()
+    assert [life.undelivered() for _ in range(3)] == [False, False, True]
+    assert life.greeted(ONE, FULL, 5.0) is Contents.UNKNOWN
+    assert life.undelivered()
+    assert life.greeted(ONE, FULL, 6.0) is Contents.UNKNOWN
+    life.delivered()
+    assert [life.undelivered() for _ in range(3)] == [False, False, True]
+    assert life.greeted(TWO, FULL, 7.0) is Contents.UNKNOWN
+    assert [life.undelivered() for _ in range(3)] == [False, False, True], "what another has not delivered is not its"
+
+
+def test_a_node_that_sleeps_is_not_given_up_for_what_it_could_not_deliver() -> None:
+    life = asleep()
+    assert [life.undelivered() for _ in range(5)] == [False] * 5
+    assert (life.state, life.expected) == (State.SLEEPING, FULL)
 
 
 def test_the_end_of_a_call_that_was_not_made_is_an_error() -> None:
