@@ -1,8 +1,9 @@
 // The warm tier: a function for each node, since a platform starts one instance of each as long as it is called once at
 // a time. --param warmNodes=12 makes twelve; by default there are none.
 
-const MOST_RESOURCES = 400; // of the 500 that CloudFormation takes; a node is two, and two more with a schedule
+const MOST_RESOURCES = 400; // of the 500 that CloudFormation takes; a node is two, and three more with a schedule
 const NODES_IN_A_POLICY = 60; // which has at most 6,144 characters
+const LEAST_MEMORY = 256; // of which 192 MiB are the program's
 
 const HERE = "${AWS::Region}:${AWS::AccountId}";
 
@@ -40,12 +41,19 @@ const node = (name, given) => ({
   ...(given.warmVpc && {
     vpc: { subnetIds: given.warmSubnets.split(","), securityGroupIds: [{ Ref: "WarmNodeGroup" }] },
   }),
-  ...(given.warmRate && { events: [warming(name, given.warmRate)] }),
+  ...(given.warmRate && warming(name, given.warmRate)),
 });
 
-// Keeps what a node holds while no proxy runs, which does so itself. Nobody is dialled.
+// Keeps what a node holds while no proxy runs, which does so itself. Nobody is dialled. A call that fails, or has to wait
+// since the node serves, has no second try: the next one is due soon, and one that serves is warm.
 const warming = (name, rate) => ({
-  schedule: { rate, description: "Keeps a node warm", input: { node: name, proxy: "none:0", task: "warm" } },
+  maximumRetryAttempts: 0,
+  maximumEventAge: 60,
+  events: [
+    {
+      schedule: { rate, description: "Keeps a node warm", input: { node: name, proxy: "none:0", task: "warm" } },
+    },
+  ],
 });
 
 const roleOf = (given) => ({
@@ -156,12 +164,18 @@ const policies = (names) => {
   );
 };
 
-const checked = (given) => {
-  const count = Number(given.warmNodes);
-  const most = MOST_RESOURCES / (given.warmRate ? 4 : 2);
-  if (!Number.isInteger(count) || count < 0 || count > most) {
-    throw new Error(`warmNodes is ${given.warmNodes}, and must be a number from 0 to ${most}`);
+const numberOf = (given, name, least, most) => {
+  const number = Number(given[name]);
+  if (!Number.isInteger(number) || number < least || number > most) {
+    throw new Error(`${name} is ${given[name]}, and must be a number from ${least} to ${most}`);
   }
+  return number;
+};
+
+const checked = (given) => {
+  const count = numberOf(given, "warmNodes", 0, MOST_RESOURCES / (given.warmRate ? 5 : 2));
+  numberOf(given, "warmMemory", LEAST_MEMORY, 10240);
+  numberOf(given, "warmPort", 1, 65535);
   const network = ["warmVpc", "warmSubnets", "warmTrainerGroup"].filter((name) => given[name]);
   if (network.length % 3) {
     throw new Error(`${network} is not enough: a network is warmVpc, warmSubnets and warmTrainerGroup`);

@@ -520,11 +520,22 @@ def test_a_schedule_keeps_each_node_warm_and_dials_nobody(warm: Template, open_w
     assert "Keeps a node warm" not in others
 
 
+def test_a_call_of_the_schedule_that_fails_or_comes_late_is_not_made_up_for_by_more(warm: Template) -> None:
+    configs = {
+        each["FunctionName"].rpartition(":")[2]: (each["MaximumRetryAttempts"], each["MaximumEventAgeInSeconds"])
+        for each in warm.of_type("AWS::Lambda::EventInvokeConfig").values()
+        if "MaximumEventAgeInSeconds" in each
+    }
+    assert configs == {each["FunctionName"]: (0, 60) for each in nodes_of(warm)}
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
         ({"warmNodes": "many"}, "warmNodes is many"),
-        ({"warmNodes": "101", "warmRate": "rate(1 minute)"}, "from 0 to 100"),
+        ({"warmNodes": "81", "warmRate": "rate(1 minute)"}, "from 0 to 80"),
+        ({"warmNodes": "1", "warmMemory": "128"}, "warmMemory is 128"),
+        ({"warmNodes": "1", "warmPort": "https"}, "warmPort is https"),
         ({"warmNodes": "1", "warmVpc": "vpc-1a2b3c4d"}, "warmSubnets and warmTrainerGroup"),
         ({"bucket": "acme"}, "images.functions.uri"),
         ({"image": IMAGE}, "STOKER_DATASETS"),
