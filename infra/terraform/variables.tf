@@ -158,6 +158,18 @@ variable "warm_subnetwork" {
   default     = ""
 }
 
+variable "warm_port" {
+  description = "The port on which proxies listen in that network."
+  type        = number
+  default     = 7411
+}
+
+variable "warm_proxy_ranges" {
+  description = "Where proxies are in that network, if not in the nodes' own subnetwork: ranges such as 10.128.0.0/20."
+  type        = list(string)
+  default     = []
+}
+
 variable "warm_secret" {
   description = "The secret in Secret Manager that nodes and proxy share."
   type        = string

@@ -3,6 +3,8 @@
 locals {
   warm       = { cpu = 1, memory = "2Gi", timeout_seconds = 3600, concurrency = 1, instances = 2 }
   warm_nodes = toset([for number in range(var.warm_nodes) : "warm-${number}"])
+  # A network of yours for them, if there is one.
+  warm_networks = toset(var.warm_nodes > 0 && var.warm_subnetwork != "" ? [var.warm_subnetwork] : [])
 }
 
 resource "google_service_account" "warm" {
@@ -16,7 +18,12 @@ resource "google_cloud_run_v2_service" "warm" {
   location            = var.region
   deletion_protection = false
   ingress             = "INGRESS_TRAFFIC_ALL"
-  depends_on          = [google_project_service.needed, google_secret_manager_secret_iam_member.warm]
+  depends_on = [
+    google_project_service.needed,
+    google_secret_manager_secret_iam_member.warm,
+    google_compute_firewall.warm_dials_proxy,
+    google_compute_firewall.warm_dials_nobody,
+  ]
 
   template {
     service_account                  = google_service_account.warm.email
@@ -30,9 +37,9 @@ resource "google_cloud_run_v2_service" "warm" {
 
     # Without a network of yours, nodes reach public addresses only.
     dynamic "vpc_access" {
-      for_each = var.warm_subnetwork == "" ? [] : [var.warm_subnetwork]
+      for_each = local.warm_networks
       content {
-        egress = "PRIVATE_RANGES_ONLY"
+        egress = "ALL_TRAFFIC" # all of it meets the firewall
         network_interfaces {
           subnetwork = vpc_access.value
           tags       = ["${var.prefix}-warm"]
@@ -87,4 +94,55 @@ resource "google_secret_manager_secret_iam_member" "warm" {
   secret_id = var.warm_secret
   role      = "roles/secretmanager.secretAccessor"
   member    = each.key == "node" ? google_service_account.warm.member : google_service_account.trainer.member
+}
+
+# In a network of yours nodes dial the port of proxies, which are machines with a tag, and nothing else in the world. Nodes
+# have no addresses of their own and no tag that the rule for proxies could name: it takes their subnetwork's range.
+data "google_compute_subnetwork" "warm" {
+  for_each = local.warm_networks
+  name     = each.key
+  region   = var.region
+}
+
+resource "google_compute_firewall" "warm_dials_proxy" {
+  for_each           = local.warm_networks
+  name               = "${var.prefix}-warm-dials-proxy"
+  network            = data.google_compute_subnetwork.warm[each.key].network
+  direction          = "EGRESS"
+  priority           = 900
+  target_tags        = ["${var.prefix}-warm"]
+  destination_ranges = coalescelist(var.warm_proxy_ranges, [data.google_compute_subnetwork.warm[each.key].ip_cidr_range])
+
+  allow {
+    protocol = "tcp"
+    ports    = [tostring(var.warm_port)]
+  }
+}
+
+resource "google_compute_firewall" "warm_dials_nobody" {
+  for_each           = local.warm_networks
+  name               = "${var.prefix}-warm-dials-nobody"
+  network            = data.google_compute_subnetwork.warm[each.key].network
+  direction          = "EGRESS"
+  priority           = 1000
+  target_tags        = ["${var.prefix}-warm"]
+  destination_ranges = ["0.0.0.0/0"]
+
+  deny {
+    protocol = "all"
+  }
+}
+
+resource "google_compute_firewall" "warm_proxy" {
+  for_each      = local.warm_networks
+  name          = "${var.prefix}-warm-proxy"
+  network       = data.google_compute_subnetwork.warm[each.key].network
+  direction     = "INGRESS"
+  target_tags   = ["${var.prefix}-proxy"]
+  source_ranges = [data.google_compute_subnetwork.warm[each.key].ip_cidr_range]
+
+  allow {
+    protocol = "tcp"
+    ports    = [tostring(var.warm_port)]
+  }
 }

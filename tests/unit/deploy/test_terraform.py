@@ -338,11 +338,34 @@ def test_the_secret_of_the_warm_tier_comes_from_secret_manager(resources: dict[s
 
 def test_nodes_are_in_a_private_network_if_one_is_named(resources: dict[str, Blocks]) -> None:
     (template,) = resources["google_cloud_run_v2_service"]["warm"]["template"]
-    ((access,),) = ([each["vpc_access"] for each in template["dynamic"]],)
-    assert access["for_each"] == '${var.warm_subnetwork == "" ? [] : [var.warm_subnetwork]}'
+    (access,) = (each["vpc_access"] for each in template["dynamic"])
+    assert access["for_each"] == "${local.warm_networks}"
     (content,) = access["content"]
-    assert content["egress"] == "PRIVATE_RANGES_ONLY"
-    assert content["network_interfaces"][0]["subnetwork"] == "${vpc_access.value}"
+    assert content["egress"] == "ALL_TRAFFIC"
+    assert content["network_interfaces"] == [{"subnetwork": "${vpc_access.value}", "tags": [NODE_TAG]}]
+
+
+NODE_TAG = "${var.prefix}-warm"
+
+
+def test_in_a_private_network_nodes_dial_the_port_of_proxies_and_nothing_else(resources: dict[str, Blocks]) -> None:
+    rules = resources["google_compute_firewall"]
+    assert {rule["for_each"] for rule in rules.values()} == {"${local.warm_networks}"}
+    outwards = {name: rule for name, rule in rules.items() if rule["direction"] == "EGRESS"}
+    assert {tuple(rule["target_tags"]) for rule in outwards.values()} == {(NODE_TAG,)}
+    allowing, denying = (outwards[name] for name in ("warm_dials_proxy", "warm_dials_nobody"))
+    assert allowing["allow"] == [{"protocol": "tcp", "ports": ["${tostring(var.warm_port)}"]}]
+    assert (denying["deny"], denying["destination_ranges"]) == ([{"protocol": "all"}], ["0.0.0.0/0"])
+    assert allowing["priority"] < denying["priority"], "the lower number is looked at first"
+    waits = resources["google_cloud_run_v2_service"]["warm"]["depends_on"]
+    assert {f"${{google_compute_firewall.{name}}}" for name in outwards} <= set(waits), "or nodes may dial before"
+
+
+def test_proxies_are_dialled_from_where_nodes_are_and_by_nobody_else(resources: dict[str, Blocks]) -> None:
+    (rule,) = (each for each in resources["google_compute_firewall"].values() if each["direction"] == "INGRESS")
+    assert rule["allow"] == [{"protocol": "tcp", "ports": ["${tostring(var.warm_port)}"]}]
+    assert rule["source_ranges"] == ["${data.google_compute_subnetwork.warm[each.key].ip_cidr_range}"]
+    assert rule["target_tags"] == ["${var.prefix}-proxy"]
 
 
 def test_schedules_reach_the_functions_with_an_account_of_their_own(resources: dict[str, Blocks]) -> None:
