@@ -63,6 +63,8 @@ class Node:
         self.limit_bytes = 0
         self.failure: StokerError | None = None
         """Of the last call, if that failed."""
+        self.saved_instance: str | None = None
+        """Whose contents its second instance was given last."""
         self._parts = parts
         self._connection: Connection | None = None
         self._changed = asyncio.Event()
@@ -129,7 +131,7 @@ class Node:
             if not connection.is_open:
                 self.lost(connection)
             elif is_change and connection is self._connection:
-                self._doubt()
+                self.doubt()
             raise
         finally:
             self._asked -= 1
@@ -281,6 +283,12 @@ class Node:
             self.life.lost(self.life.instance)
             self._connection = None
             self._changed.set()  # which is no contact: whether the instance is there, the next call tells
+
+    def doubt(self) -> None:
+        """It may hold what nobody knows of, or not hold what it is believed to: have it say what it holds."""
+        self._changes += 1
+        self.life.doubted(str(self.life.instance))
+        self._parts.found(self, Contents.UNKNOWN)
 
     # Waking it.
 
@@ -464,12 +472,6 @@ class Node:
         if report.digest.term >= self.life.expected.term:
             self._changes += report.digest != self.life.expected
             self.life.changed(report.instance, report.digest)
-
-    def _doubt(self) -> None:
-        """It may have done what it was asked and has not answered, or more than it could tell."""
-        self._changes += 1
-        self.life.doubted(str(self.life.instance))
-        self._parts.found(self, Contents.UNKNOWN)
 
     def _was_silent(self, sent_seconds: float) -> None:
         """It has not answered what was sent then. Many requests that wait at once are one silence."""

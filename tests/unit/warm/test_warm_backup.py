@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from stoker.clock import run_virtual
 from stoker.errors import StokerError
 from stoker.warm.backup import back_up
 from stoker.warm.code import Code
 from stoker.warm.settings import WarmConfig
+from stoker.warm.shelf import OVERHEAD_BYTES
 from support.warm_platform import Instance, Mood, Tier, named
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]
@@ -68,6 +71,96 @@ def test_the_second_instance_serves_when_the_first_one_is_taken_back() -> None:
         assert tier.proxy.statistics().losses == 0
         assert tier.platform.counts.cold == 4
         await asyncio.sleep(1.0)
+        assert tier.believed() == tier.held()
+
+    check(test)
+
+
+async def replaced(tier: Tier) -> Instance:
+    """Take the first instance of a node and have another, empty one in its place, before the second; return that."""
+    first, second = pair(tier)
+    tier.platform.kill(first)
+    tier.platform.mood = Mood(stray=1.0)
+    await tier.proxy._nodes[0].keep_warm()
+    await asyncio.sleep(5.0)
+    tier.platform.mood = Mood()
+    tier.platform.instances["warm-0"].reverse()  # it takes the first that has nothing to do
+    third, _ = pair(tier)
+    assert (tier.proxy._nodes[0].life.instance, len(third.shelf), len(second.shelf) > 0) == (third.instance, 0, True)
+    return third
+
+
+def test_a_back_up_of_an_empty_instance_in_the_place_of_the_first_brings_back_what_the_second_one_has() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        assert await backed_up(tier) == 6
+        third = await replaced(tier)
+        assert tier.believed().keys() == {"warm-1"}
+        assert not await tier.kept(*OBJECTS[0])
+        assert await backed_up(tier) == 6
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+        _, second = pair(tier)
+        assert second.shelf.ids() == third.shelf.ids() != []
+        assert tier.believed() == tier.held()
+        assert await backed_up(tier) == 0
+
+    check(test)
+
+
+def test_what_is_elsewhere_by_now_is_not_brought_back_for_long() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        assert await backed_up(tier) == 6
+        third = await replaced(tier)
+        for name, data in OBJECTS[:3]:  # written again, on whichever nodes
+            await tier.put((name, data))
+        for _ in range(2):
+            await backed_up(tier)
+            await tier.put(named(77, 5000))  # what is to go from a node goes when it is written to
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
+        await backed_up(tier)
+        _, second = pair(tier)
+        assert second.shelf.ids() == third.shelf.ids()
+        assert tier.believed() == tier.held()
+
+    check(test)
+
+
+def test_no_more_is_brought_back_than_there_is_room_for() -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        await backed_up(tier)
+        third = await replaced(tier)
+        node = tier.proxy._nodes[0]
+        node.limit_bytes = third.shelf.limit_bytes = 3 * (1503 + OVERHEAD_BYTES)
+        assert await backed_up(tier) == 3
+        _, second = pair(tier)
+        assert second.shelf.ids() == third.shelf.ids()
+        assert len(third.shelf) == 3
+
+    check(test)
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 0.001, 0.012, 0.013, 0.014, 0.015, 0.016, 0.018, 0.02, 0.025])
+def test_an_instance_that_dies_while_it_is_given_back_what_was_lost_leaves_it_with_the_second(
+    delay_seconds: float,
+) -> None:
+    async def test(tier: Tier) -> None:
+        await tier.put(*OBJECTS)
+        await backed_up(tier)
+        _, second = pair(tier)
+        before = second.shelf.ids()
+        third = await replaced(tier)
+        saving = asyncio.ensure_future(back_up(tier.proxy._nodes[0], tier.config))
+        await asyncio.sleep(delay_seconds)
+        tier.platform.kill(third)
+        await asyncio.wait([saving])
+        await asyncio.sleep(3.0)
+        assert second.shelf.ids() == before
+        tier.platform.instances["warm-0"].sort(key=lambda each: each is not second)
+        await tier.proxy.wake()
+        await asyncio.sleep(1.0)
+        assert [await tier.kept(*each) for each in OBJECTS] == [True] * 6
         assert tier.believed() == tier.held()
 
     check(test)
