@@ -20,6 +20,7 @@ from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
 from stoker.spending import parse_dollars
 from stoker.store.options import StoreOptions
+from stoker.store.protocol import Readable
 from stoker.tier import Tier
 from stoker.trace.recorder import Sink
 
@@ -228,8 +229,12 @@ class LoaderConfig:
         """
         return CacheSpec.parse_all(self.cache)
 
-    def warm_tier(self, processes: int) -> Tier | None:
+    def warm_tier(self, store: Readable, processes: int) -> Tier | None:
         """Return the tier that ``warm`` names, for one of so many processes; nothing is connected to before a read.
+
+        Args:
+            store: of the data set, from which what nodes lose is put back if ``warm`` says so.
+            processes: that read, in the whole job.
 
         Raises:
             ConfigError: it is not right, there is no secret, or several processes would each have a proxy.
@@ -238,7 +243,7 @@ class LoaderConfig:
             return None
         from stoker.warm.opening import warm_tier_at  # a loader without it loads nothing of it
 
-        return warm_tier_at(self.warm, processes=processes)
+        return warm_tier_at(self.warm, store=store, processes=processes)
 
     def sharers(self, feed: FeedConfig) -> Sharers:
         """Return who shares the caches of the machine with the process that has a feed."""

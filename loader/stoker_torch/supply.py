@@ -79,7 +79,8 @@ class Supply:
         if self.nearer is None:
             caches = config.caches()
             tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
-            self.nearer = Nearer(tiers, config.warm_tier(feed_config.world_size * (feed_config.workers or 1)))
+            processes = feed_config.world_size * (feed_config.workers or 1)
+            self.nearer = Nearer(tiers, config.warm_tier(self.store, processes))
         if config.shuffle != "materialized":
             return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, nearer=self.nearer)
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import stoker
+from stoker.cache.naming import name_of
 from stoker.warm.client import ClientConfig, WarmClient
 from stoker.warm.handshake import Secret
 from stoker.warm.location import WarmLocation
@@ -25,7 +26,7 @@ from stoker_torch import Loader
 from support.function_cloud import cloud_of, until
 from support.tls import make_authority
 from support.warm_clients import loaded
-from support.warm_cloud import PREFIX, SECRET, node_function, objects
+from support.warm_cloud import PREFIX, SECRET, instances_of, node_function, objects
 
 NODES = 3
 OBJECTS = objects(6, 1_000_000)
@@ -55,9 +56,11 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxy_of(cloud: FunctionCloud, *arguments: str, listen: str = "127.0.0.1:0") -> AsyncIterator[Proxy]:
+async def proxy_of(
+    cloud: FunctionCloud, *arguments: str, listen: str = "127.0.0.1:0", settings: str = SETTINGS
+) -> AsyncIterator[Proxy]:
     """Run a proxy of the nodes in a function cloud."""
-    url = f"warm+lambda://{PREFIX}?nodes={NODES}&listen={listen}&endpoint={cloud.url}&{SETTINGS}"
+    url = f"warm+lambda://{PREFIX}?nodes={NODES}&listen={listen}&endpoint={cloud.url}&{settings}"
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "proxy", url, *arguments, stdout=PIPE, stderr=PIPE, env=environment(cloud)
     )
@@ -218,6 +221,37 @@ def test_what_one_trainer_has_read_from_the_bucket_another_reads_from_the_tier(
             proxy.process.send_signal(signal.SIGKILL)
             await proxy.process.communicate()
             assert (await asyncio.to_thread(trained, proxy.url, 4))[0] == 0
+            await client.close()
+
+    asyncio.run(check())
+
+
+def test_what_all_nodes_lose_is_put_back_from_the_data_set_before_anybody_reads_it(tmp_path: Path) -> None:
+    url = str(tmp_path / "data")
+    with stoker.Packer(url, schema={"data": stoker.Array("uint8", (4096,))}, super_sample_bytes=128 << 10) as packer:
+        packer.extend({"data": np.full(4096, number, np.uint8)} for number in range(120))
+    manifest = stoker.Dataset(url).manifest
+    refs = [manifest.ref(row) for row in range(len(manifest))]
+    packed = {name_of(ref): (tmp_path / "data" / ref.key).read_bytes() for ref in refs}
+
+    async def check() -> None:
+        settings = f"{SETTINGS}&put_back=2&keep_warm=1s"
+        async with (
+            cloud_of(*map(node_function, range(NODES))) as cloud,
+            proxy_of(cloud, "--data", url, settings=settings) as proxy,
+        ):
+            client = proxy.client()
+            assert await loaded(client, list(packed)) == dict.fromkeys(packed)
+            for name, data in packed.items():
+                client.offer(name, memoryview(data))
+            assert await stored_in_all(client) == len(packed) >= 3
+            for number in range(NODES):
+                for process in instances_of(number):
+                    os.kill(process.pid, signal.SIGKILL)
+            while (told := await client.status())["put_back"] < NODES * len(packed):  # noqa: ASYNC110 - as anybody can
+                await asyncio.sleep(0.1)
+            assert told["bill"]["put_back_bytes"] >= sum(map(len, packed.values()))
+            assert await loaded(client, list(packed)) == packed
             await client.close()
 
     asyncio.run(check())

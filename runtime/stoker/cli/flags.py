@@ -91,9 +91,10 @@ def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOption
 
 
 @asynccontextmanager
-async def opened(args: Namespace) -> AsyncIterator[Store]:
-    """Open the store at ``args.url``, and close it at the end."""
-    store = open_store(args.url, options=store_options(args, args.url))
+async def opened(args: Namespace, url: str = "", *, prefix: str = "") -> AsyncIterator[Store]:
+    """Open the store at a URL, by default ``args.url``, and close it at the end."""
+    url = url or args.url
+    store = open_store(url, options=store_options(args, url, prefix=prefix))
     try:
         yield store
     finally:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from stoker.cli.command import Command
-from stoker.cli.flags import number_from, positive, size_from
+from stoker.cli.flags import add_store_options, number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.cli.warm_bench import measured, rows_of_bench
 from stoker.cli.warm_proxy import run_proxy
@@ -38,6 +38,9 @@ def _configure(parser: ArgumentParser) -> None:
     proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them")
     proxy.add_argument("--certificate", type=Path, metavar="FILE", help="PEM; a must off private networks")
     proxy.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
+    data = "of a data set from which lost shards are put back, for a URL with put_back=; may be given several times"
+    proxy.add_argument("--data", action="append", default=[], metavar="URL", help=data)
+    add_store_options(proxy, prefix="data-", of="the data sets' bucket")
     every = number_from(0.1, _MOST_EVERY_SECONDS)
     proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
     add("up", "call all nodes, and say how much they can hold; 1 if some do not come")

@@ -7,15 +7,18 @@ import dataclasses
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
+from stoker.cli.flags import opened
 from stoker.cli.output import counted
 from stoker.cli.warm_status import dollars_of, states_of
 from stoker.errors import ConfigError
 from stoker.sizes import format_bytes
 from stoker.warm.handshake import Secret
 from stoker.warm.location import Fleet, OwnProxy, WarmLocation
+from stoker.warm.origin import BucketOrigin, Origin
 from stoker.warm.server import ProxyServer, Tariff
 from stoker.warm.sockets import Certificate
 
@@ -28,13 +31,20 @@ async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> 
     Raises:
         StokerError: it cannot listen, or functions cannot be called.
     """
-    fleet, servers = _fleet(args, location), list[ProxyServer]()
+    fleet = _fleet(args, location)
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(opened(args, url, prefix="data_")) for url in args.data]
+        return await _serve(args, fleet, secret, [BucketOrigin(store) for store in stores])
+
+
+async def _serve(args: Namespace, fleet: Fleet, secret: Secret, origins: Sequence[Origin]) -> int:
+    servers = list[ProxyServer]()
 
     def serves(tariff: Tariff) -> ProxyServer:
         servers.append(ProxyServer(tariff))
         return servers[0]
 
-    own = await OwnProxy.open(fleet, secret, serves=serves)
+    own = await OwnProxy.open(fleet, secret, serves=serves, origins=origins)
     is_over = servers[0].is_down
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -58,6 +68,11 @@ def _fleet(args: Namespace, location: WarmLocation) -> Fleet:
         raise ConfigError("a proxy is run for functions: give a URL such as warm+lambda://stoker?listen=10.0.0.5:7411")
     if (args.certificate is None) != (args.key is None):
         raise ConfigError("--certificate and --key go together")
+    if bool(args.data) != bool(location.fleet.config.put_back):
+        raise ConfigError(
+            "--data and put_back= in the URL go together: the data sets from which lost shards are put back, and how "
+            "many objects at a time"
+        )
     if args.certificate is None:
         return location.fleet
     return dataclasses.replace(location.fleet, certificate=Certificate(chain=args.certificate, key=args.key))

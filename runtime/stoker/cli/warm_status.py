@@ -11,6 +11,7 @@ from stoker.sizes import format_bytes
 __all__ = ["dollars_of", "rows_of_status", "states_of"]
 
 _STATES = {"awake": "awake", "sleeping": "asleep", "maybe": "in doubt", "gone": "gone"}
+_PARTS = (("serve", "serve"), ("warm", "keep warm"), ("backup", "back up"), ("put_back", "put back"))
 _HOUR_SECONDS = 3600.0
 
 
@@ -50,7 +51,8 @@ def dollars_of(dollars: float) -> str:
 
 def _shards(told: Mapping[str, Any]) -> str:
     restored, late = f"{told['restored']:,} reads restored from parity", f"{told['late']:,} not waited for"
-    return f"{restored}, {late}, {told['corrupt']:,} corrupt, {told['rebuilt']:,} rebuilt, {told['backed_up']:,} copied"
+    written = f"{told['rebuilt']:,} rebuilt, {told['put_back']:,} put back, {told['backed_up']:,} copied"
+    return f"{restored}, {late}, {told['corrupt']:,} corrupt, {written}"
 
 
 def _writes(told: Mapping[str, Any]) -> str:
@@ -66,7 +68,8 @@ def _time(bill: Mapping[str, Any]) -> str:
 def _dollars(bill: Mapping[str, Any]) -> str:
     parts = ", ".join(
         f"{dollars_of(bill[f'{name}_dollars'])} to {what}"
-        for name, what in (("serve", "serve"), ("warm", "keep warm"), ("backup", "back up"))
+        for name, what in _PARTS
+        if name != "put_back" or bill["put_back_requests"]
     )
     lost = f"; {counted(bill['unanswered'], 'call')} without a bill" if bill["unanswered"] else ""
     return f"{dollars_of(bill['dollars'])}: {parts}{lost}"

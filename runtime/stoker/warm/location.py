@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from stoker.sizes import parse_bytes
 from stoker.warm.client import WarmClient
 from stoker.warm.code import Code
 from stoker.warm.handshake import Secret
+from stoker.warm.origin import Origin
 from stoker.warm.proxy import Proxy
 from stoker.warm.server import ProxyServer, Tariff, overview, told
 from stoker.warm.settings import WarmConfig
@@ -116,18 +117,23 @@ class WarmLocation:
         return cls(url=url, fleet=_fleet(scheme, place.removesuffix("/"), query))
 
 
-async def open_keeper(location: WarmLocation, secret: Secret) -> WarmKeeper:
+async def open_keeper(location: WarmLocation, secret: Secret, *, origins: Sequence[Origin] = ()) -> WarmKeeper:
     """Return what reads and keeps objects there; ``close`` it in the end, on the same event loop.
 
     A proxy in this process listens and calls its nodes from here on. One elsewhere is connected to when it is first
     asked, so that it need not be there yet.
+
+    Args:
+        location: of the tier.
+        secret: of the deployment.
+        origins: of objects, from which a proxy in this process puts back what nodes lose if the location says so.
 
     Raises:
         ConfigError: what it needs is not right, or the address cannot be used.
         StokerError: functions cannot be called.
     """
     if location.fleet is not None:
-        return await OwnProxy.open(location.fleet, secret)
+        return await OwnProxy.open(location.fleet, secret, origins=origins)
     if location.proxy is None:
         raise ConfigError(f"the location {location.url} names neither a proxy nor functions; {_EXAMPLE}")
     return WarmClient(location.proxy, secret, fingerprint=location.fingerprint)
@@ -147,7 +153,12 @@ class OwnProxy:
 
     @classmethod
     async def open(
-        cls, fleet: Fleet, secret: Secret, *, serves: Callable[[Tariff], ProxyServer] | None = None
+        cls,
+        fleet: Fleet,
+        secret: Secret,
+        *,
+        serves: Callable[[Tariff], ProxyServer] | None = None,
+        origins: Sequence[Origin] = (),
     ) -> OwnProxy:
         """Listen, and call all nodes.
 
@@ -155,6 +166,7 @@ class OwnProxy:
             fleet: the nodes, and where to listen.
             secret: of the deployment.
             serves: makes what answers clients; without, they are turned away.
+            origins: where objects came from.
 
         Raises:
             StokerError: it cannot listen, or functions cannot be called.
@@ -165,7 +177,7 @@ class OwnProxy:
         door = TcpDoor(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(executor)
-            proxy = Proxy(fleet.config, secret, executor.call, door, clients=server)
+            proxy = Proxy(fleet.config, secret, executor.call, door, clients=server, origins=origins)
             if server is not None:
                 server.attend(proxy)
             stack.push_async_callback(proxy.close)

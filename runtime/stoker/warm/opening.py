@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 from stoker.errors import ConfigError
+from stoker.store.protocol import Readable
 from stoker.warm.handshake import Secret
 from stoker.warm.lazy import LazyKeeper
 from stoker.warm.location import WarmLocation, open_keeper
+from stoker.warm.origin import BucketOrigin
 from stoker.warm.tier import WarmTier
 
 __all__ = ["secret_of_environment", "warm_tier_at"]
@@ -22,11 +24,12 @@ def secret_of_environment() -> Secret:
     return Secret.parse(os.environ.get("STOKER_WARM_SECRET", ""))
 
 
-def warm_tier_at(url: str, *, processes: int = 1) -> WarmTier:
+def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:
     """Return a tier; nothing is connected to, and no function called, before the first read.
 
     Args:
         url: as :class:`~stoker.warm.location.WarmLocation` has it.
+        store: of the data set, from which a proxy in this process puts back what nodes lose if the URL says so.
         processes: that read through a tier each, in the whole job.
 
     Raises:
@@ -38,4 +41,4 @@ def warm_tier_at(url: str, *, processes: int = 1) -> WarmTier:
             f"{processes} processes read, and nodes serve one proxy: run `stoker warm proxy` with this URL, and give "
             "all of them the warm:// URL that it prints"
         )
-    return WarmTier(LazyKeeper(lambda: open_keeper(location, secret)))
+    return WarmTier(LazyKeeper(lambda: open_keeper(location, secret, origins=[BucketOrigin(store)])))

@@ -63,7 +63,6 @@ class BucketOrigin:
         async with self._looking:
             found = self._known(names)
             if len(found) < len(set(names)) and self._is_due():
-                self._looked_seconds = asyncio.get_running_loop().time()
                 await self._look()
                 found = self._known(names)
         return found
@@ -87,6 +86,8 @@ class BucketOrigin:
         return {name: self._manifest.ref(row) for name, row in self._index.rows(names).items()}
 
     async def _look(self) -> None:
+        began_seconds = asyncio.get_running_loop().time()
         manifest = await read_manifest(self._reader)
+        self._looked_seconds = began_seconds
         if self._manifest is None or manifest.version != self._manifest.version:
             self._manifest, self._index = manifest, NameIndex(manifest)

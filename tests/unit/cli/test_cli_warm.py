@@ -31,6 +31,7 @@ TOLD: dict[str, Any] = {
     "late": 40,
     "corrupt": 1,
     "rebuilt": 3,
+    "put_back": 11,
     "backed_up": 5,
     "stored": 400,
     "declined": 2,
@@ -51,6 +52,9 @@ TOLD: dict[str, Any] = {
         "serve_dollars": 0.08,
         "warm_dollars": 0.002,
         "backup_dollars": 0.0,
+        "put_back_requests": 11,
+        "put_back_bytes": 11 << 20,
+        "put_back_dollars": 0.0000044,
         "dollars": 0.082,
         "reads": 1500,
         "read_bytes": 1500 * (8 << 20),
@@ -132,10 +136,10 @@ def test_the_status_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         "nodes   12 nodes: 2 awake, 9 asleep, 1 gone; objects cut 10+2",
         "held    391 objects, 4.00 GiB with parity, of 12.0 GiB",
         "reads   1,500 hits, 400 misses, 100 lost (75.0% hits)",
-        "shards  7 reads restored from parity, 40 not waited for, 1 corrupt, 3 rebuilt, 5 copied",
+        "shards  7 reads restored from parity, 40 not waited for, 1 corrupt, 3 rebuilt, 11 put back, 5 copied",
         "writes  400 stored, 2 declined, 9 evicted, 8.00 MiB pending",
         "bill    5,432.1 GB-s in 2,345 requests, in 2.0 h",
-        "        $0.082000: $0.080000 to serve, $0.002000 to keep warm, $0.000000 to back up",
+        "        $0.082000: $0.080000 to serve, $0.002000 to keep warm, $0.000000 to back up, $0.000004 to put back",
         "bucket  1,500 reads would be $0.000600",
         "pays    never in money: a read costs no less here than a GET of the bucket",
     ]
@@ -265,12 +269,14 @@ def test_without_a_secret_or_a_url_nothing_is_begun(
     [
         ([PROXY], "run for functions"),
         ([FLEET, "--key", "k.pem"], "go together"),
+        ([f"{FLEET}&put_back=2"], "--data and put_back= in the URL go together"),
+        ([FLEET, "--data", "memory://data"], "--data and put_back= in the URL go together"),
         ([FLEET, "--certificate", "/nowhere/c.pem", "--key", "/nowhere/k.pem"], "holds no certificate"),
         (["warm+lambda://stoker?listen=0.0.0.0:0&advertise=10.0.0.5:7411&region=us-east-1"], "certificate"),
         (["warm+lambda://stoker?listen=192.0.2.1:0&region=us-east-1"], "certificate"),
     ],
 )
-def test_a_proxy_that_others_could_listen_in_on_is_not_begun(
+def test_a_proxy_of_which_something_is_missing_is_not_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, Secret.generate().reveal())
