@@ -489,32 +489,44 @@ def test_a_folder_that_is_just_being_opened_is_waited_for(tmp_path: Path) -> Non
 # Threads.
 
 
+class Stuck:
+    """Reads of files that go on when they are told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self._begun = threading.Event()
+        self._read = os.preadv
+
+    def preadv(self, handle: int, into: Any, at: int) -> int:
+        self._begun.set()
+        assert self.go.wait(60)
+        return self._read(handle, into, at)
+
+    async def begun(self) -> None:
+        """Wait until a thread is in the middle of one."""
+        assert await asyncio.to_thread(self._begun.wait, 60)
+
+
 @pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Let no read of a file go on before the event is set."""
-    go = threading.Event()
-    read = os.preadv
-
-    def wait(handle: int, into: Any, at: int) -> int:
-        assert go.wait(30)
-        return read(handle, into, at)
-
-    monkeypatch.setattr(os, "preadv", wait)
-    yield go
-    go.set()
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
+    """Let no read of a file go on before it is told to."""
+    stuck = Stuck()
+    monkeypatch.setattr(os, "preadv", stuck.preadv)
+    yield stuck
+    stuck.go.set()
 
 
-def test_a_cancelled_read_ends_when_nothing_writes_any_more(tmp_path: Path, stuck: threading.Event) -> None:
+def test_a_cancelled_read_ends_when_nothing_writes_any_more(tmp_path: Path, stuck: Stuck) -> None:
     async def check() -> None:
         tier = await opened(tmp_path)
         await offer(tier, 1)
         into = memoryview(bytearray(len(body(1))))
         reading = asyncio.ensure_future(tier.read(MANIFEST.ref(1), into))
-        await asyncio.sleep(0.01)
+        await stuck.begun()
         reading.cancel()
         done, _ = await asyncio.wait([reading], timeout=0.05)
         assert not done
-        stuck.set()
+        stuck.go.set()
         with pytest.raises(asyncio.CancelledError):
             await reading
         into[:] = bytes(len(into))
@@ -526,16 +538,15 @@ def test_a_cancelled_read_ends_when_nothing_writes_any_more(tmp_path: Path, stuc
     running(check)
 
 
-def test_what_is_evicted_while_it_is_read_is_read_to_its_end(tmp_path: Path, stuck: threading.Event) -> None:
+def test_what_is_evicted_while_it_is_read_is_read_to_its_end(tmp_path: Path, stuck: Stuck) -> None:
     async def check() -> None:
         tier = await opened(tmp_path, 1, policy="fifo")
         await offer(tier, 1)
         reading = asyncio.ensure_future(kept(tier, 1))
-        await asyncio.sleep(0)
+        await stuck.begun()
         tier.offer(MANIFEST.ref(2), memoryview(body(2)))
-        await asyncio.sleep(0.01)
         assert await kept(tier, 2) == body(2)  # from memory: its file waits for the reading
-        stuck.set()
+        stuck.go.set()
         assert await reading == body(1)
         await tier.flush()
         assert [each.name for each in files(tmp_path)] == [name_of(MANIFEST.ref(2))]
@@ -551,7 +562,7 @@ def test_what_comes_faster_than_the_disk_writes_is_declined_in_bounded_memory(
         go, write = threading.Event(), os.write
 
         def slowly(handle: int, data: Any) -> int:
-            assert go.wait(30)
+            assert go.wait(60)
             return write(handle, data)
 
         tier = await opened(tmp_path, 20, behind_bytes=5 * LARGEST_BYTES)
@@ -604,16 +615,17 @@ def test_what_comes_while_a_cancelled_start_has_not_ended_waits_for_it(
 ) -> None:
     async def check() -> None:
         await left(tmp_path, 1)
-        before, go, tidied = open_files(), threading.Event(), disk_folder._tidied
+        before, begun, go, tidied = open_files(), threading.Event(), threading.Event(), disk_folder._tidied
 
         def slowly(handle: int) -> list[str]:
-            assert go.wait(30)
+            begun.set()
+            assert go.wait(60)
             return tidied(handle)
 
         monkeypatch.setattr(disk_folder, "_tidied", slowly)
         tier = disk_tier(tmp_path, 3)
         starting = asyncio.ensure_future(tier.follow(MANIFEST, future()))
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(begun.wait, 60)
         starting.cancel()
         following = asyncio.ensure_future(tier.follow(MANIFEST, future()) if then == "follow" else tier.close())
         await asyncio.sleep(0.01)
