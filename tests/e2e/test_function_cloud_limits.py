@@ -36,7 +36,8 @@ def test_an_invocation_ends_at_its_deadline() -> None:
             assert outcome.billed_milliseconds >= 1000
             assert b"Status: timeout" in outcome.log
             assert cloud.statistics()["sleep"].instances == 0
-            assert await good(cloud, "sleep", {"seconds": 0})
+            assert (await cloud.invoke("sleep", {"seconds": 60})).error_type == "Sandbox.Timedout"
+            assert cloud.statistics()["sleep"].cold_starts == 2
 
     asyncio.run(scenario())
 

@@ -104,11 +104,11 @@ def say(event: dict[str, Any], context: Any) -> None:
     print(event["text"], file=sys.stderr)
 
 
-def tick(event: dict[str, Any], context: Any) -> int:
+def tick(event: dict[str, Any], context: Any) -> dict[str, int]:
     """Count time on a thread that goes on between invocations, unless the instance is frozen."""
     if not _state["ticks"]:
         threading.Thread(target=_tick, daemon=True).start()
-    return int(_state["ticks"])
+    return {"pid": os.getpid(), "ticks": _state["ticks"]}
 
 
 def _tick() -> None:
