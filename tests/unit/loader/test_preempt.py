@@ -223,10 +223,11 @@ class Loader:
 loader, folder = Loader(), Path(sys.argv[1])
 {setup}
 with save_on_sigterm(loader, save, wait_seconds={wait}, grace_seconds=100) as preemption:
-    print("ready", flush=True)
     while True:
         loader.yielded += 1
         model = loader.yielded
+        if model == 1:
+            print("ready", flush=True)
         {step}
 """
 
