@@ -13,9 +13,14 @@ import pytest
 import stoker
 from stoker.errors import ConfigError
 from stoker.warm.handshake import Secret
+from stoker.warm.lazy import LazyKeeper
+from stoker.warm.location import OwnProxy
+from stoker.warm.statistics import ProxyStatistics
+from stoker.warm.tier import WarmTier
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_local.host import running
 from stoker_torch import Loader, StreamDataset
+from support.warm_cloud import instances_of
 
 SECRET = Secret(bytes(range(32)))
 NODES = 3
@@ -63,6 +68,32 @@ def test_once_the_nodes_are_there_epochs_come_from_the_tier_and_every_sample_onc
             assert all((batch["x"][:, 0] == batch["__id__"] % 251).all() for batch in batches)
             time.sleep(0.2)
         assert loader.stats().tier_hits["warm"] > 0
+
+
+def test_what_nodes_lose_the_loader_puts_back_between_epochs(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"{URL}&put_back=2&keep_warm=1s&wake=60s&write=60s"
+    with nodes(monkeypatch), Loader(data, batch_size=16, warm=url, window=2, memory="150KB", epochs=100) as loader:
+        supply, super_samples = loader._supply, len(stoker.Dataset(data).manifest)
+
+        def told() -> ProxyStatistics:
+            assert supply.nearer is not None
+            assert isinstance(supply.nearer.warm, WarmTier)
+            keeper = supply.nearer.warm._keeper
+            assert isinstance(keeper, LazyKeeper)
+            assert isinstance(keeper.keeper, OwnProxy)
+            return keeper.keeper.proxy.statistics()
+
+        assert sum(len(batch["x"]) for batch in loader) == SAMPLES
+        while told().stored < super_samples:
+            assert sum(len(batch["x"]) for batch in loader) == SAMPLES
+        for number in range(NODES):
+            for process in instances_of(number):
+                process.kill()
+        # What the loader reads ahead meanwhile puts shards back, too.
+        requests, put_back = loader.stats().get_requests, told().put_back
+        while told().put_back == put_back:
+            time.sleep(0.05)
+        assert loader.stats().get_requests > requests  # it is the loader's bucket that is read
 
 
 def test_without_nodes_the_bucket_serves(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
