@@ -43,9 +43,11 @@ class MemoryDoor:
         self.network = network
         self.address, self.fingerprint = ADDRESS, ""
         self.is_open = False
+        self.most_strangers = 0
 
-    async def open(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        self.network.listen(self.address, protocol)
+    async def open(self, accept: Callable[[], Connection], *, most_strangers: int = 0) -> None:
+        self.network.listen(self.address, accept)
+        self.most_strangers = most_strangers
         self.is_open = True
 
     def close(self) -> None:

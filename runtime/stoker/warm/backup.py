@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 
 from stoker.task_group import task_group
-from stoker.warm.connection import Connection, Reply
+from stoker.warm.connection import Reply
 from stoker.warm.fleet import Node, deletions, list_all
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId

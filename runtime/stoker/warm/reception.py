@@ -12,7 +12,7 @@ from stoker.task_group import task_group
 from stoker.warm.connection import Answer, Connection
 from stoker.warm.fleet import Node
 from stoker.warm.handshake import ProxySide, Secret
-from stoker.warm.sockets import Door
+from stoker.warm.sockets import MOST_STRANGERS, Door
 from stoker.warm.wire import Head, Kind
 
 __all__ = ["Clients", "Reception"]
@@ -60,7 +60,7 @@ class Reception:
         Raises:
             ConfigError: the address cannot be used.
         """
-        await self._door.open(self._accept)
+        await self._door.open(self._accept, most_strangers=MOST_STRANGERS + len(self._nodes))
 
     def close_door(self) -> None:
         """Let nobody in any more. Idempotent."""
