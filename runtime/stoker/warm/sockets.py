@@ -187,9 +187,12 @@ class TcpDoor:
             raise ConfigError(f"the warm tier cannot listen on {self._at}: {error}") from None
         self._port = listeners[0].getsockname()[1]
         for listener in listeners:
-            task = asyncio.get_running_loop().create_task(self._listen(listener, accept))
-            task.add_done_callback(lambda _, listener=listener: listener.close())
-            self._listening.add(task)
+            self._begin(listener, accept)
+
+    def _begin(self, listener: socket.socket, accept: Callable[[], Connection]) -> None:
+        task = asyncio.get_running_loop().create_task(self._listen(listener, accept))
+        task.add_done_callback(lambda _: listener.close())
+        self._listening.add(task)
 
     async def _listeners(self) -> list[socket.socket]:
         at, certificate, listeners = self._at, self._certificate, list[socket.socket]()
