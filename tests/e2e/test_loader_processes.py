@@ -108,9 +108,11 @@ with Loader(URL, batch_size=20, memory="1MB", shuffle="none") as loader:
     except KeyboardInterrupt:
         print("interrupted")
 print([thread.name for thread in threading.enumerate()])
-print(seen == list(range(loader.state_dict()["position"])), 0 < len(seen) < 400)
+position = loader.state_dict()["position"]
+# A batch may be yielded, and the interrupt come before it is kept.
+print(seen == list(range(len(seen))), position - len(seen) in (0, 20), 0 < len(seen) < 400)
 """
-    assert quiet(body, url, tmp_path) == "interrupted\n['MainThread']\nTrue True\n"
+    assert quiet(body, url, tmp_path) == "interrupted\n['MainThread']\nTrue True True\n"
 
 
 def test_sigterm_in_a_loop_hands_over_a_state_that_goes_on_exactly(url: str, tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def save(state):
     with open(f"{FOLDER}/state.json", "w") as file:
         json.dump([state, seen], file)
 loader = Loader(URL, batch_size=8, transform=slow, workers=1)
-with save_on_sigterm(loader, save, wait_seconds=5) as hook:
+with save_on_sigterm(loader, save, wait_seconds=60, grace_seconds=100) as hook:
     for batch in loader:
         if not seen:
             send_soon(signal.SIGTERM)
@@ -257,9 +259,10 @@ def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing(url: str, tmp_p
     loader = Loader(URL, batch_size=7, memory="12KB", window=2, seed=3)
     want = [batch["x"].tolist() for _ in range(3) for batch in loader]
     loader.set_epoch(0)
-    got, moments, interrupts = [], random.Random(1), 0
+    got, moments, interrupts, longest_seconds = [], random.Random(1), 0, 0.03
     while len(got) < len(want):
-        timer = threading.Timer(moments.random() * 0.03, os.kill, (os.getpid(), signal.SIGINT))
+        before = len(got)
+        timer = threading.Timer(moments.random() * longest_seconds, os.kill, (os.getpid(), signal.SIGINT))
         try:
             try:
                 timer.start()
@@ -275,6 +278,8 @@ def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing(url: str, tmp_p
         done = state["epoch"] * len(loader) + -(-state["position"] // 7)
         got += want[len(got) : done]  # a batch may be yielded, and the interrupt come before it is kept
         assert len(got) == done
+        if done == before:
+            longest_seconds *= 1.1  # or a machine that begins slowly would never come to its end
         loader.load_state_dict(state)
     assert got == want and interrupts
     loader.close()

@@ -21,6 +21,7 @@ from stoker_torch import Loader
 from support.processes import ended, running
 from support.traced_training import train_and_die
 
+SLOW_SECONDS = 0.1
 SCHEMA = {"x": stoker.Array("uint8", (10_000,))}
 
 
@@ -70,10 +71,10 @@ def test_what_is_slow_at_a_bucket_is_told(
                 pass
             stats = loader.stats()
         keys = {loader.manifest.key(row) for row in range(len(loader.manifest))}
-    assert max(stats.waits, key=lambda name: stats.waits[name]) == phase
-    told, key = next(iter(stats.worst_waits[0].by_cause()))
-    assert told == phase
-    assert key in keys
+    # How long everything else takes is up to the machine.
+    assert stats.waits[phase] >= SLOW_SECONDS
+    causes = [next(iter(wait.by_cause())) for wait in stats.worst_waits]
+    assert any(told == phase and key in keys for told, key in causes)
     assert math.fsum(stats.waits.values()) == pytest.approx(stats.wait_seconds)
     secret = config.keys[0].secret_key
     text = (tmp_path / "trace.json").read_text()
