@@ -14,7 +14,7 @@ import stoker
 from stoker.errors import ConfigError
 from stoker.warm.handshake import Secret
 from stoker.warm.lazy import LazyKeeper
-from stoker.warm.location import OwnProxy
+from stoker.warm.own_proxy import OwnProxy
 from stoker.warm.statistics import ProxyStatistics
 from stoker.warm.tier import WarmTier
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud

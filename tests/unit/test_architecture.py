@@ -60,8 +60,8 @@ FLOORS = {
         reading.super_samples reading.values
         shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work
         shuffling.writing
-        warm.backup warm.doomed warm.errands warm.fleet warm.location warm.opening warm.origin warm.proxy warm.put_back
-        warm.reading warm.reception warm.server warm.write_behind warm.writing""",
+        warm.backup warm.doomed warm.errands warm.fleet warm.keepers warm.location warm.opening warm.origin
+        warm.own_proxy warm.proxy warm.put_back warm.reading warm.reception warm.server warm.write_behind warm.writing""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

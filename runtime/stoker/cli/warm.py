@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, number_from, positive, size_from
@@ -17,25 +18,33 @@ from stoker.cli.warm_status import rows_of_status
 from stoker.errors import ConfigError
 from stoker.sizes import format_bytes
 from stoker.warm.handshake import Secret
-from stoker.warm.location import WarmKeeper, WarmLocation, open_keeper
+from stoker.warm.keepers import WarmKeeper, open_keeper
+from stoker.warm.location import WarmLocation
 from stoker.warm.opening import secret_of_environment
 from stoker.warm.wire import MAX_BODY_BYTES
 
 __all__ = ["command"]
 
 _MOST_EVERY_SECONDS = 86_400.0
+_FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
+_EPILOG = "Settings in a URL, and the secret in STOKER_WARM_SECRET: docs/warm-tier.md."
 
 
 def _configure(parser: ArgumentParser) -> None:
-    parser.epilog = "The secret of the nodes stands in the variable STOKER_WARM_SECRET; see docs/warm-tier.md."
+    parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
 
-    def add(name: str, help_: str) -> ArgumentParser:
-        action = actions.add_parser(name, help=help_, description=help_)
-        action.add_argument("url", metavar="URL", help="warm://HOST:PORT, or warm+lambda://PREFIX?listen=HOST:PORT&…")
+    def add(
+        name: str, help_: str, url: str = f"warm://HOST:PORT of a proxy that runs, or {_FUNCTIONS}"
+    ) -> ArgumentParser:
+        action = actions.add_parser(name, help=help_, description=help_, epilog=_EPILOG)
+        if url:
+            action.add_argument("url", metavar="URL", help=url)
         return action
 
-    proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them")
+    add("secret", "make a secret for proxy, nodes and trainers, and print it", url="")
+    add("up", "call all nodes, and say how much they can hold; exits with 1 if some do not come")
+    proxy = add("proxy", "run a proxy that trainers share, until Ctrl-C; prints the URL for them", url=_FUNCTIONS)
     proxy.add_argument("--certificate", type=Path, metavar="FILE", help="PEM; a must off private networks")
     proxy.add_argument("--key", type=Path, metavar="FILE", help="PEM, of the certificate, without a passphrase")
     data = "of a data set from which lost shards are put back, for a URL with put_back=; may be given several times"
@@ -43,7 +52,6 @@ def _configure(parser: ArgumentParser) -> None:
     add_store_options(proxy, prefix="data-", of="the data sets' bucket")
     every = number_from(0.1, _MOST_EVERY_SECONDS)
     proxy.add_argument("--every", type=every, default=60.0, metavar="SECONDS", help="between lines (default: 60)")
-    add("up", "call all nodes, and say how much they can hold; 1 if some do not come")
     status = add("status", "say what the tier holds, does and costs")
     bench = add("bench", "write and read objects, which stay there until others take their place")
     bench.add_argument("--objects", type=positive, default=32, metavar="N", help="how many (default: 32)")
@@ -54,7 +62,6 @@ def _configure(parser: ArgumentParser) -> None:
         action.add_argument("--json", action="store_true", help="write JSON")
     down = add("down", "have nodes return, and the proxy end")
     down.add_argument("--forget", action="store_true", help="have nodes drop what they hold before")
-    actions.add_parser("secret", help="make a secret for STOKER_WARM_SECRET, and print it")
 
 
 def _run(args: Namespace) -> int:
@@ -72,10 +79,7 @@ async def _up(args: Namespace, location: WarmLocation) -> int:
         told = await keeper.status(wakes=True)
     nodes, absent = sum(told["nodes"].values()), told["absent"]
     print(f"{nodes - absent:,} of {counted(nodes, 'node')} came, and can hold {format_bytes(told['limit_bytes'])}")
-    for problem in told["problems"]:
-        print(printable(problem))
-    if absent > len(told["problems"]):
-        print(f"and {absent - len(told['problems']):,} more")
+    _tell_problems(told)
     return 1 if absent else 0
 
 
@@ -83,8 +87,20 @@ async def _status(args: Namespace, location: WarmLocation) -> int:
     async with _opened(location) as keeper:
         # A proxy that begins here knows nothing before its nodes have told what they hold.
         told = await keeper.status(wakes=location.fleet is not None)
-    print(json_text(told) if args.json else table(rows_of_status(told), indent=""))
+    if args.json:
+        print(json_text(told))
+    else:
+        print(table(rows_of_status(told), indent=""))
+        _tell_problems(told)
     return 0
+
+
+def _tell_problems(told: Mapping[str, Any]) -> None:
+    """Say why nodes did not come."""
+    for problem in told["problems"]:
+        print(printable(problem))
+    if told["absent"] > len(told["problems"]):
+        print(f"and {told['absent'] - len(told['problems']):,} more")
 
 
 async def _bench(args: Namespace, location: WarmLocation) -> int:

@@ -16,7 +16,7 @@ from stoker.checksum import crc32c
 from stoker.errors import DeadlineError
 from stoker.sizes import format_bytes
 from stoker.tier import ObjectRef
-from stoker.warm.location import WarmKeeper
+from stoker.warm.keepers import WarmKeeper
 
 __all__ = ["measured", "rows_of_bench"]
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from stoker.cli.flags import opened
@@ -17,8 +17,9 @@ from stoker.cli.warm_status import dollars_of, states_of
 from stoker.errors import ConfigError
 from stoker.sizes import format_bytes
 from stoker.warm.handshake import Secret
-from stoker.warm.location import Fleet, OwnProxy, WarmLocation
+from stoker.warm.location import Fleet, WarmLocation
 from stoker.warm.origin import BucketOrigin, Origin
+from stoker.warm.own_proxy import OwnProxy
 from stoker.warm.server import ProxyServer, Tariff
 from stoker.warm.sockets import Certificate
 
@@ -53,11 +54,10 @@ async def _serve(args: Namespace, fleet: Fleet, secret: Secret, origins: Sequenc
         door = own.proxy.door
         print(f"warm://{door.address}" + (f"?fingerprint={door.fingerprint}" if door.fingerprint else ""), flush=True)
         while not is_over.is_set():
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(args.every):
                     await is_over.wait()
-            except TimeoutError:
-                print(f"stoker: {_line(await own.status())}", file=sys.stderr)
+            print(f"stoker: {_line(await own.status())}", file=sys.stderr)
     finally:
         await own.close()
     return 0

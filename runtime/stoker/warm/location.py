@@ -1,4 +1,4 @@
-"""Where a warm tier is, as settings and commands say it, and how it is opened.
+"""Where a warm tier is, as settings and commands say it.
 
 ``warm://10.0.0.5:7411?fingerprint=SHA256`` is a proxy that runs elsewhere. ``warm+lambda://PREFIX?listen=10.0.0.9:7411``
 and ``warm+gcf://…`` are a proxy in this process, whose nodes are the functions ``PREFIX-warm-0`` and so on. The secret
@@ -7,30 +7,22 @@ is never part of it.
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast, get_args
+from typing import Any, cast, get_args
 from urllib.parse import unquote
 
 from stoker.errors import ConfigError
-from stoker.fanout import Executor, ExecutorOptions, open_executor
-from stoker.prices import Egress, FunctionPrices, Prices
+from stoker.fanout import ExecutorOptions
+from stoker.prices import Egress
 from stoker.sizes import parse_bytes
-from stoker.warm.client import WarmClient
 from stoker.warm.code import Code
-from stoker.warm.handshake import Secret
-from stoker.warm.origin import Origin
-from stoker.warm.proxy import Proxy
-from stoker.warm.server import ProxyServer, Tariff, overview, told
 from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address, Certificate, TcpDoor
-from stoker.warm.tier import Keeper
+from stoker.warm.sockets import Address, Certificate
 
-__all__ = ["Fleet", "OwnProxy", "WarmKeeper", "WarmLocation", "open_keeper"]
+__all__ = ["BILLED", "OPTIONS", "Fleet", "WarmLocation"]
 
 _EXAMPLE = "write for example warm://10.0.0.5:7411 or warm+lambda://stoker?listen=10.0.0.5:7411&nodes=12&code=10+2"
 _EXECUTORS = {"warm+lambda": ("lambda", "s3"), "warm+gcf": ("gcf", "gs")}
@@ -41,18 +33,6 @@ _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be dialled
 _SHOWN_CHARACTERS = 60
-
-
-class WarmKeeper(Keeper, Protocol):
-    """A keeper of which people at a terminal can ask more."""
-
-    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return how the tier does, after calling all nodes if it ``wakes``; see ``stoker.warm.server.overview``."""
-        ...
-
-    async def down(self, *, forgets: bool = False) -> list[str]:
-        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,122 +97,6 @@ class WarmLocation:
         return cls(url=url, fleet=_fleet(scheme, place.removesuffix("/"), query))
 
 
-async def open_keeper(location: WarmLocation, secret: Secret, *, origins: Sequence[Origin] = ()) -> WarmKeeper:
-    """Return what reads and keeps objects there; ``close`` it in the end, on the same event loop.
-
-    A proxy in this process listens and calls its nodes from here on. One elsewhere is connected to when it is first
-    asked, so that it need not be there yet.
-
-    Args:
-        location: of the tier.
-        secret: of the deployment.
-        origins: of objects, from which a proxy in this process puts back what nodes lose if the location says so.
-
-    Raises:
-        ConfigError: what it needs is not right, or the address cannot be used.
-        StokerError: functions cannot be called.
-    """
-    if location.fleet is not None:
-        return await OwnProxy.open(location.fleet, secret, origins=origins)
-    if location.proxy is None:
-        raise ConfigError(f"the location {location.url} names neither a proxy nor functions; {_EXAMPLE}")
-    return WarmClient(location.proxy, secret, fingerprint=location.fingerprint)
-
-
-class OwnProxy:
-    """A proxy in this process, with the executor that calls its nodes; a :class:`WarmKeeper`.
-
-    Attributes:
-        proxy: what keeps the objects.
-        tariff: by whose prices its bill is made.
-    """
-
-    def __init__(self, proxy: Proxy, tariff: Tariff, stack: AsyncExitStack) -> None:
-        self.proxy, self.tariff, self._stack = proxy, tariff, stack
-        self._begun_seconds = asyncio.get_running_loop().time()
-
-    @classmethod
-    async def open(
-        cls,
-        fleet: Fleet,
-        secret: Secret,
-        *,
-        serves: Callable[[Tariff], ProxyServer] | None = None,
-        origins: Sequence[Origin] = (),
-    ) -> OwnProxy:
-        """Listen, and call all nodes.
-
-        Args:
-            fleet: the nodes, and where to listen.
-            secret: of the deployment.
-            serves: makes what answers clients; without, they are turned away.
-            origins: where objects came from.
-
-        Raises:
-            StokerError: it cannot listen, or functions cannot be called.
-        """
-        executor = _executor(fleet)
-        tariff = _tariff(fleet, executor)
-        server = serves(tariff) if serves is not None else None
-        door = TcpDoor(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(executor)
-            proxy = Proxy(fleet.config, secret, executor.call, door, clients=server, origins=origins)
-            if server is not None:
-                server.attend(proxy)
-            stack.push_async_callback(proxy.close)
-            await proxy.start()
-            return cls(proxy, tariff, stack.pop_all())
-
-    async def read(self, name: str, into: memoryview) -> bool:
-        """Fill ``into`` with an object, if it is there."""
-        return await self.proxy.read(name, into)
-
-    def offer(self, name: str, data: memoryview) -> None:
-        """Have an object kept."""
-        self.proxy.offer(name, data)
-
-    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
-        """Return how the tier does; see ``stoker.warm.server.overview``."""
-        problems = await self.proxy.wake() if wakes else {}
-        seconds = asyncio.get_running_loop().time() - self._begun_seconds
-        return overview(self.proxy, self.tariff, seconds, problems)
-
-    async def down(self, *, forgets: bool = False) -> list[str]:
-        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
-        problems = await self.proxy.forget() if forgets else {}
-        await self.proxy.stop()
-        return told(problems)
-
-    async def close(self) -> None:
-        """Have nodes return, and end. Idempotent."""
-        await self._stack.aclose()
-
-
-def _executor(fleet: Fleet) -> Executor:
-    executor = open_executor(fleet.executor, fleet.options)
-    for setting, (option, _) in _OPTIONS.items():
-        if getattr(fleet.options, option) is not None and option not in {*executor.heeds, *_BILLED}:
-            raise ConfigError(f"{setting} means nothing to functions on {fleet.executor}; leave it out")
-    return executor
-
-
-def _tariff(fleet: Fleet, executor: Executor) -> Tariff:
-    prices = Prices.load()
-    functions = _FREE if executor.platform is None else prices.function(executor.platform)
-    return Tariff(functions=functions, store=prices.store(fleet.bucket), egress=fleet.egress)
-
-
-_FREE = FunctionPrices(
-    name="this machine",
-    region="local",
-    source="",
-    dollars_per_request=0.0,
-    dollars_per_gb_second=0.0,
-    dollars_per_vcpu_second=0.0,
-)
-
-
 def _remote(place: str, query: str) -> dict[str, Any]:
     address = _address("host and port", place)
     given = _settings(query, {"fingerprint"})
@@ -245,7 +109,7 @@ def _remote(place: str, query: str) -> dict[str, Any]:
 def _fleet(scheme: str, place: str, query: str) -> Fleet:
     if not _PREFIX.fullmatch(place):
         raise ConfigError(f"the prefix of a warm tier's functions is {place!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
-    given = _settings(query, {*_CONFIG, *_OPTIONS, *_PLACES})
+    given = _settings(query, {*_CONFIG, *OPTIONS, *_PLACES})
     if "listen" not in given:
         raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
     if ("certificate" in given) != ("key" in given):
@@ -255,7 +119,7 @@ def _fleet(scheme: str, place: str, query: str) -> Fleet:
         raise ConfigError(f"advertise is missing: nodes cannot dial {listen.host}, so say at which address they can")
     executor, bucket = _EXECUTORS[scheme]
     config = {field: read(name, given[name]) for name, (field, read) in _CONFIG.items() if name in given}
-    options = {field: read(name, given[name]) for name, (field, read) in _OPTIONS.items() if name in given}
+    options = {field: read(name, given[name]) for name, (field, read) in OPTIONS.items() if name in given}
     return Fleet(
         executor=executor,
         options=ExecutorOptions(prefix=place, **options),
@@ -349,7 +213,7 @@ _CONFIG: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 """Settings → those of the proxy, and how they are read."""
 
-_OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "region": ("region", _text),
     "project": ("project", _text),
     "endpoint": ("endpoint_url", _text),
@@ -359,7 +223,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 """Settings → those of the executor, and how they are read."""
 
-_BILLED = ("memory_bytes", "vcpus")
+BILLED = ("memory_bytes", "vcpus")
 """Of those, what only the bill depends on."""
 
 _PLACES = ("listen", "advertise", "certificate", "key", "bucket", "egress")

@@ -6,9 +6,11 @@ import os
 
 from stoker.errors import ConfigError
 from stoker.store.protocol import Readable
+from stoker.warm.code import require_codec
 from stoker.warm.handshake import Secret
+from stoker.warm.keepers import open_keeper
 from stoker.warm.lazy import LazyKeeper
-from stoker.warm.location import WarmLocation, open_keeper
+from stoker.warm.location import WarmLocation
 from stoker.warm.origin import BucketOrigin
 from stoker.warm.tier import WarmTier
 
@@ -34,11 +36,14 @@ def warm_tier_at(url: str, *, store: Readable, processes: int = 1) -> WarmTier:
 
     Raises:
         ConfigError: it is not right, there is no secret, or every process would have a proxy of its own.
+        MissingExtraError: what the code of a proxy in this process needs is not installed.
     """
     location, secret = WarmLocation.parse(url), secret_of_environment()
-    if location.fleet is not None and processes > 1:
-        raise ConfigError(
-            f"{processes} processes read, and nodes serve one proxy: run `stoker warm proxy` with this URL, and give "
-            "all of them the warm:// URL that it prints"
-        )
+    if location.fleet is not None:
+        if processes > 1:
+            raise ConfigError(
+                f"{processes} processes read, and nodes serve one proxy: run `stoker warm proxy` with this URL, and "
+                "give all of them the warm:// URL that it prints"
+            )
+        require_codec(location.fleet.config.code)
     return WarmTier(LazyKeeper(lambda: open_keeper(location, secret, origins=[BucketOrigin(store)])))

@@ -10,7 +10,8 @@ from stoker.fanout import ExecutorOptions
 from stoker.warm.client import WarmClient
 from stoker.warm.code import Code
 from stoker.warm.handshake import Secret
-from stoker.warm.location import Fleet, WarmLocation, open_keeper
+from stoker.warm.keepers import open_keeper
+from stoker.warm.location import Fleet, WarmLocation
 from stoker.warm.settings import WarmConfig
 from stoker.warm.sockets import Address, Certificate
 
