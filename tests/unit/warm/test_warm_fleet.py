@@ -198,7 +198,7 @@ def test_a_node_whose_call_was_lost_is_asked_whether_it_still_runs_before_it_is_
         assert made.platform.counts.unanswered == 1
         assert tasks(made) == ["serve"]
 
-    check(test)
+    check(test, linger_seconds=0.25)
 
 
 def test_what_crosses_the_bye_of_a_node_is_answered_by_calling_it_again_once_it_has_returned() -> None:

@@ -334,7 +334,7 @@ def test_reads_cost_one_call_for_as_long_as_they_come_soon_behind_each_other() -
         billed_seconds = tier.platform.counts.billed_seconds - billed_seconds
         assert billed_seconds < 3 * (100 * 0.105 + tier.config.linger_seconds + 0.1)
 
-    check(test)
+    check(test, linger_seconds=0.25)
 
 
 @pytest.mark.parametrize("answer_seconds", [0.0, 0.001, 0.05])
