@@ -50,7 +50,7 @@ FLOORS = {
         fetch.deadline fetch.gate reading.byte_budget
         trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values
         trace.open_telemetry trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
-        warm.asking warm.client warm.connection warm.lazy warm.memory_pool warm.node warm.serving warm.sockets
+        warm.asking warm.client warm.connection warm.lazy warm.line warm.memory_pool warm.node warm.serving warm.sockets
         warm.tier""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
