@@ -149,7 +149,9 @@ def test_a_proxy_ends_cleanly_on_a_signal_and_the_next_one_knows_what_nodes_hold
                 await put(client)
                 await client.close()
                 proxy.process.send_signal(number)
-                assert await proxy.ended() == (0, "")
+                code, said = await proxy.ended()
+                assert code == 0
+                assert f"{len(OBJECTS)} objects" in said.splitlines()[-1], "it ends with what it did"
             await until(lambda: not any(figures.busy for figures in cloud.statistics().values()))
             async with proxy_of(cloud) as proxy:
                 client = proxy.client()

@@ -142,6 +142,7 @@ def test_the_status_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         "        $0.082000: $0.080000 to serve, $0.002000 to keep warm, $0.000000 to back up, $0.000004 to put back",
         "bucket  1,500 reads would be $0.000600",
         "pays    never in money: a read costs no less here than a GET of the bucket",
+        r"warm-3: \x1b[31mthere is no function stoker-warm-3",
     ]
 
 
@@ -155,7 +156,7 @@ def test_the_status_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_it_says_when_it_pays(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bill: dict[str, Any], line: str
 ) -> None:
-    with keeping(monkeypatch, Kept({**TOLD, "bill": {**TOLD["bill"], **bill}})):
+    with keeping(monkeypatch, Kept({**TOLD, "bill": {**TOLD["bill"], **bill}, "problems": [], "absent": 0})):
         assert cli.main(["warm", "status", PROXY]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == line
 
@@ -164,6 +165,18 @@ def test_the_status_is_json_on_request(monkeypatch: pytest.MonkeyPatch, capsys: 
     with keeping(monkeypatch, Kept()):
         assert cli.main(["warm", "status", PROXY, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == TOLD
+
+
+@pytest.mark.parametrize("action", ["secret", "up", "proxy", "status", "bench", "down"])
+def test_each_action_says_what_it_does_which_urls_it_takes_and_where_to_read_on(
+    capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["warm", action, "--help"])
+    assert left.value.code == 0
+    usage, description, *_, epilog = capsys.readouterr().out.strip().split("\n\n")
+    assert ("URL" in usage, description.count("\n") < 2) == (action != "secret", True)
+    assert "docs/warm-tier.md" in epilog
 
 
 def test_a_proxy_that_begins_for_the_status_asks_its_nodes_first(monkeypatch: pytest.MonkeyPatch) -> None:

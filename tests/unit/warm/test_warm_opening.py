@@ -1,0 +1,33 @@
+"""A warm tier from a setting: what cannot work is refused when the loader is made, not warned of while it reads."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from stoker.errors import ConfigError, MissingExtraError
+from stoker.store import open_store
+from stoker.warm.handshake import Secret
+from stoker.warm.opening import warm_tier_at
+
+FLEET = "warm+lambda://stoker?listen=127.0.0.1:0&nodes=20"
+STORE = open_store("memory://data")
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_WARM_SECRET", Secret.generate().reveal())
+
+
+def test_a_code_that_takes_what_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zfec", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'stoker\[warm\]'"):
+        warm_tier_at(f"{FLEET}&code=11+7", store=STORE)  # of which no test has the tables already
+    warm_tier_at(FLEET, store=STORE)
+
+
+def test_processes_that_would_each_have_a_proxy_are_told_to_share_one() -> None:
+    with pytest.raises(ConfigError, match=r"4 processes read.*`stoker warm proxy`"):
+        warm_tier_at(FLEET, store=STORE, processes=4)
+    warm_tier_at("warm://127.0.0.1:7411", store=STORE, processes=4)
