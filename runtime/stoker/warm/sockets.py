@@ -30,8 +30,9 @@ __all__ = ["MOST_STRANGERS", "Address", "Certificate", "Door", "TcpDoor", "dial"
 
 _log = logging.getLogger(__name__)
 
-MOST_STRANGERS = 64
-"""Connections at a time without a proof of who is there, besides those of nodes that may all dial at once."""
+MOST_STRANGERS = 256
+"""Connections at a time without a proof of who is there, besides those of nodes that may all dial at once: more than
+the workers of a job that begin together."""
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
