@@ -26,13 +26,20 @@ from stoker.warm.origin import Origin
 from stoker.warm.statistics import ProxyTally
 from stoker.warm.writing import Shards, ShardWriter, encoded
 
-__all__ = ["PutBack"]
+__all__ = ["NAMES_AT_ONCE", "PutBack", "takes_whole"]
 
 _log = logging.getLogger(__name__)
 
-_NAMES_AT_ONCE = 256
+NAMES_AT_ONCE = 256
+"""Objects that are looked up at once, and put back before more are."""
+
 _LEAST_PAUSE_SECONDS = 1.0
 _MOST_PAUSE_SECONDS = 60.0
+
+
+def takes_whole(code: Code, positions: Collection[int]) -> bool:
+    """Return whether an object is read whole for its shards at some positions, and not a part for each."""
+    return max(positions) >= code.data or 2 * len(positions) >= code.data
 
 
 class _Sought(NamedTuple):
@@ -97,7 +104,7 @@ class PutBack:
         while True:
             await self._news.wait()
             try:
-                found = await self._found(list(islice(self._wanted, _NAMES_AT_ONCE)))
+                found = await self._found(list(islice(self._wanted, NAMES_AT_ONCE)))
             except StokerError as error:
                 _log.warning("what nodes of the warm tier lost cannot be put back for now: %s", error)
                 await asyncio.sleep(pause_seconds)
@@ -147,14 +154,14 @@ class PutBack:
         """Return the shards at some positions: data as parts of the object, for parity it takes the whole."""
         ref, code = sought.ref, self._code
         cuts = code.cuts(ref.size_bytes)
-        if max(wanted) < code.data and 2 * len(wanted) < code.data:
-            async with task_group() as group:
-                parts = {at: group.create_task(self._read(sought, *cuts[at])) for at in wanted}
-            return {at: memoryview(part.result()) for at, part in parts.items()}
-        whole = await self._read(sought, 0, ref.size_bytes)
-        if crc32c(whole) != ref.crc32c:
-            raise ChecksumError(f"{ref.key} does not have its checksum, {ref.crc32c:08x}")
-        return await encoded(code, whole, wanted)
+        if takes_whole(code, wanted):
+            whole = await self._read(sought, 0, ref.size_bytes)
+            if crc32c(whole) != ref.crc32c:
+                raise ChecksumError(f"{ref.key} does not have its checksum, {ref.crc32c:08x}")
+            return await encoded(code, whole, wanted)
+        async with task_group() as group:
+            parts = {at: group.create_task(self._read(sought, *cuts[at])) for at in wanted}
+        return {at: memoryview(part.result()) for at, part in parts.items()}
 
     async def _read(self, sought: _Sought, start: int, end: int) -> bytearray:
         data = await sought.origin.read(sought.ref, start, end)
