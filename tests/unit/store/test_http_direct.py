@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 import struct
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from stoker.clock import run_virtual
 from stoker.errors import ConnectionLostError, DeadlineError, StoreError, TruncatedError
 from stoker.store.http import Call, Destination, Reply
-from stoker.store.http_direct import DirectReader
+from stoker.store.http_direct import DirectReader, _Connection
 from stoker.store.options import HttpOptions
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.stores import eventually
@@ -178,19 +179,37 @@ def test_what_was_answered_by_a_single_byte_is_not_sent_again() -> None:
     with_server(one_byte, use)
 
 
-def test_a_server_that_drips_is_not_silent() -> None:
+@pytest.mark.parametrize(("gap_seconds", "is_silent"), [(0.9, False), (1.1, True)])
+def test_a_server_that_drips_is_not_silent_unless_it_pauses_for_too_long(
+    monkeypatch: pytest.MonkeyPatch, gap_seconds: float, is_silent: bool
+) -> None:
+    heard, updated = 0, _Connection.buffer_updated
+
+    def hear(connection: _Connection, count: int) -> None:
+        nonlocal heard
+        heard += count
+        updated(connection, count)
+
     async def drip(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        for piece in (*5 * [b"HTTP/1.1 100 Continue\r\n\r\n"], HEAD[:9], HEAD[9:]):
-            writer.write(piece)
-            await asyncio.sleep(0.12)
-        for start in range(0, len(BODY), 3000):
-            writer.write(BODY[start : start + 3000])
-            await asyncio.sleep(0.12)
+        pieces = [*5 * [b"HTTP/1.1 100 Continue\r\n\r\n"], HEAD[:9], HEAD[9:]]
+        said, loop = 0, asyncio.get_running_loop()
+        now_seconds = loop.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "time", lambda: now_seconds)  # what the machine takes does not count
+            for piece in [*pieces, *(BODY[start : start + 3000] for start in range(0, len(BODY), 3000))]:
+                writer.write(piece)
+                said += len(piece)
+                while heard < said and not (writer.is_closing() or reader.at_eof()):  # noqa: ASYNC110 - by turns
+                    await asyncio.sleep(0)
+                now_seconds += gap_seconds
+                await asyncio.sleep(0)  # for timers that are due
 
     async def use(server: Server, reader: DirectReader) -> None:
-        await read(reader, server)
+        with pytest.raises(DeadlineError) if is_silent else nullcontext():
+            await read(reader, server)
 
+    monkeypatch.setattr(_Connection, "buffer_updated", hear)
     with_server(drip, use, read_timeout_seconds=1)
 
 
