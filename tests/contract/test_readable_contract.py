@@ -305,5 +305,5 @@ def test_a_forked_child_reads_and_leaves_its_parents_connections_alone(shelf: Sh
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        assert runner.run(asyncio.wait_for(read(), 10)) == wanted
+        assert runner.run(asyncio.wait_for(read(), 60)) == wanted
         runner.run(store.close())

@@ -13,7 +13,7 @@ import asyncio, gc, os, sys
 from stoker.store import S3Options, open_store
 
 async def read():
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return (await store.get("x"))[0]
 
 key = {"access_key_id": "stoker", "secret_access_key": "stoker-secret"}

@@ -95,5 +95,5 @@ def test_a_forked_child_reads_and_leaves_its_parents_connections_alone(place: Pl
                 os._exit(status)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
-        assert runner.run(asyncio.wait_for(read(), 10)) == b"0123"
+        assert runner.run(asyncio.wait_for(read(), 60)) == b"0123"
         runner.run(store.close())

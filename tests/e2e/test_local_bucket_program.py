@@ -38,7 +38,7 @@ def test_the_program_says_where_it_is_and_ends_cleanly_on_a_signal(number: signa
         with s3_client(served, aws_access_key_id=served.variables["AWS_ACCESS_KEY_ID"]) as client:
             assert [bucket["Name"] for bucket in client.list_buckets()["Buckets"]] == ["one", "two"]
         process.send_signal(number)
-        assert process.communicate(timeout=20) == ("", "")
+        assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
 
 
@@ -50,13 +50,13 @@ def test_the_program_says_nothing_of_clients_that_vanish_in_mid_body() -> None:
             client.put_object(Bucket="one", Key="large", Body=bytes(16 << 20))
         address = urlsplit(served.url)
         for read_bytes in (0, 1 << 10, 1 << 20, 4 << 20) * 10:
-            with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+            with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
                 connection.sendall(signed_request(f"{served.url}/one/large"))
                 while read_bytes > 0:
                     read_bytes -= len(connection.recv(read_bytes))
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         process.terminate()
-        assert process.communicate(timeout=20) == ("", "")
+        assert process.communicate(timeout=60) == ("", "")
 
 
 def test_a_folder_is_served_as_buckets(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_folder_is_served_as_buckets(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments: list[str], message: str) -> None:
-    ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
@@ -112,7 +112,7 @@ def test_a_bucket_process_is_reshaped_while_it_serves() -> None:
 )
 def test_what_is_no_shape_is_refused_and_changes_nothing(body: bytes) -> None:
     with bucket_process() as bucket:
-        connection = HTTPConnection(urlsplit(bucket.url).netloc, timeout=20)
+        connection = HTTPConnection(urlsplit(bucket.url).netloc, timeout=60)
         connection.request("POST", "/-/shape", body)
         assert connection.getresponse().status == 400
         connection.close()
@@ -132,7 +132,8 @@ def test_a_bucket_process_outlives_its_parent_by_nothing() -> None:
         address = urlsplit(parent.stdout.readline().strip())
         socket.create_connection((address.hostname, address.port)).close()
         parent.kill()
-    for _ in range(1000):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         try:
             socket.create_connection((address.hostname, address.port)).close()
         except ConnectionError:

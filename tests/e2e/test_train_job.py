@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import torch
 import stoker
 from stoker_local.bucket import LocalBucket, environment_of
 from support.places import with_store
+from support.ports import kept_port
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_job.py"
 SAMPLES, EPOCHS = 60, 100
@@ -63,13 +63,6 @@ def node_of_two(environment: dict[str, str], index: int) -> dict[str, str]:
     return {**environment, **told, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def wait_until_under_way(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith("saved at")
@@ -112,7 +105,7 @@ def check_so_far() -> int:
 def test_told_to_go_it_goes_on_elsewhere_with_another_world_size_and_every_sample_exactly_once(
     environment: dict[str, str],
 ) -> None:
-    port = free_port()
+    port = kept_port()
     with ExitStack() as stack:
         nodes = [stack.enter_context(training(node_of_two(environment, index), port=port)) for index in range(2)]
         wait_until_under_way(nodes[0])

@@ -49,7 +49,7 @@ async def lambda_client(cloud: FunctionCloud, **changes: Any) -> AsyncIterator[A
         "aws_access_key_id": "stoker",
         "aws_secret_access_key": "stoker-secret",
         "region_name": "us-east-1",
-        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=60),
+        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=60, read_timeout=60),
     }
     async with aioboto3.Session().client("lambda", **{**settings, **changes}) as client:
         yield client

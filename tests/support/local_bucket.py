@@ -32,7 +32,7 @@ def s3_client(endpoint: Endpoint, **changes: Any) -> Iterator[Any]:
         "aws_access_key_id": "stoker",
         "aws_secret_access_key": "stoker-secret",
         "region_name": "us-east-1",
-        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20),
+        "config": Config(retries={"total_max_attempts": 1}, connect_timeout=60, read_timeout=60),
     }
     client = boto3.client("s3", **{**settings, **changes})
     try:
@@ -74,7 +74,7 @@ def exchange(endpoint: Endpoint, request: bytes) -> bytes:
         ConnectionResetError: the server reset the connection.
     """
     host, _, port = urlsplit(endpoint.url).netloc.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
         parts = []
         while part := connection.recv(1 << 16):

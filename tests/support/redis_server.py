@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from support.ports import kept_port
+
 PASSWORD = "of-this-test-only"
 
 
@@ -33,9 +35,7 @@ class RedisServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = kept_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RedisServer:
@@ -66,7 +66,8 @@ class RedisServer:
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={"PATH": os.environ["PATH"]}
         )
-        for _ in range(500):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
             with socket.socket() as client:
                 if client.connect_ex(("127.0.0.1", self.port)) == 0 and self._pings(client):
                     return
@@ -74,7 +75,7 @@ class RedisServer:
         raise TimeoutError("redis-server did not start")
 
     def _pings(self, client: socket.socket) -> bool:
-        client.settimeout(2)
+        client.settimeout(60)
         client.sendall(f"AUTH {PASSWORD}\r\nPING\r\n".encode())
         answer = b""
         while b"PONG" not in answer and (more := client.recv(64)):

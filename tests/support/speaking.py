@@ -95,7 +95,7 @@ def with_server(speak: Speak, use: Use, *, authority: Authority | None = None, *
         async with serving(speak, tls=tls) as server:
             reader = DirectReader(HttpOptions(**options), server.url, ca_bundle=bundle)  # type: ignore[arg-type]  # numbers all
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await use(server, reader)
             finally:
                 await reader.close()

@@ -344,10 +344,10 @@ def test_closing_cancels_a_call_that_is_under_way(url: str, monkeypatch: pytest.
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
         patch.setattr(MemoryStore, "get_range", endless)
         call = pool.submit(dataset.__getitem__, 0)
-        started.wait(10)
+        started.wait(60)
         dataset.close()
         with pytest.raises(CancelledError):
-            call.result(10)
+            call.result(60)
     assert is_sample(dataset[0], 0)
     dataset.close()
 

@@ -74,12 +74,12 @@ def test_the_program_makes_a_secret_up_where_others_can_reach_it(capsys: pytest.
 
 def test_one_connection_too_many_is_dropped_and_its_place_taken_when_another_leaves() -> None:
     with running_bucket(BucketConfig(max_connections=2)) as bucket:
-        kept = [socket.create_connection(address(bucket), timeout=20) for _ in range(2)]
+        kept = [socket.create_connection(address(bucket), timeout=60) for _ in range(2)]
         try:
             for held in kept:
                 held.sendall(b"GET /-/counts HTTP/1.1\r\n\r\n")
                 assert held.recv(12) == b"HTTP/1.1 200"
-            with socket.create_connection(address(bucket), timeout=20) as dropped:
+            with socket.create_connection(address(bucket), timeout=60) as dropped:
                 assert _ended(dropped)
         finally:
             for held in kept:
@@ -98,7 +98,7 @@ def test_one_connection_too_many_is_dropped_and_its_place_taken_when_another_lea
 def test_a_request_that_does_not_arrive_ends_its_connection(part: bytes) -> None:
     with (
         running_bucket(BucketConfig(request_seconds=0.05)) as bucket,
-        socket.create_connection(address(bucket), timeout=20) as slow,
+        socket.create_connection(address(bucket), timeout=60) as slow,
     ):
         slow.sendall(part)
         assert _ended(slow)

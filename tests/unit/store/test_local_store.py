@@ -329,9 +329,9 @@ def test_a_cancelled_call_ends_only_when_its_thread_has() -> None:
     release, seen = threading.Event(), threading.Event()
 
     def work(cancelled: threading.Event) -> None:
-        assert cancelled.wait(10)
+        assert cancelled.wait(60)
         seen.set()
-        assert release.wait(10)
+        assert release.wait(60)
 
     async def main() -> None:
         call = asyncio.ensure_future(in_thread(work))

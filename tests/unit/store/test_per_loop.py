@@ -23,7 +23,7 @@ def test_one_loop_has_one_value() -> None:
 
 
 def test_two_loops_at_once_have_two_values() -> None:
-    things, found, both = PerLoop(Thing), [], threading.Barrier(2, timeout=10)
+    things, found, both = PerLoop(Thing), [], threading.Barrier(2, timeout=60)
 
     async def main() -> None:
         first = things.get()

@@ -33,7 +33,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 def scraped(port: int | None) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 

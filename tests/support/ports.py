@@ -1,0 +1,12 @@
+"""Ports for programs that can only be told one."""
+
+from __future__ import annotations
+
+from stoker_local.functions.google.instance import _reserved_port
+
+__all__ = ["kept_port"]
+
+
+def kept_port() -> int:
+    """Return a loopback port that nobody else gets within a minute: one that is only free may be anybody's soon."""
+    return _reserved_port("127.0.0.1")
