@@ -50,8 +50,8 @@ FLOORS = {
         fetch.deadline fetch.gate reading.byte_budget
         trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values
         trace.open_telemetry trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
-        warm.asking warm.client warm.connection warm.lazy warm.line warm.memory_pool warm.node warm.serving warm.sockets
-        warm.tier""",
+        warm.asking warm.client warm.connection warm.lazy warm.line warm.listing warm.memory_pool warm.node warm.serving
+        warm.sockets warm.standing warm.tier""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
         fetch.fetcher fetch.prefetcher fetch.race fetch.range_reader fetch.step_queue
@@ -60,8 +60,9 @@ FLOORS = {
         reading.super_samples reading.values
         shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work
         shuffling.writing
-        warm.backup warm.doomed warm.errands warm.fleet warm.keepers warm.location warm.opening warm.origin
-        warm.own_proxy warm.proxy warm.put_back warm.reading warm.reception warm.server warm.write_behind warm.writing""",
+        warm.backup warm.calling warm.doomed warm.errands warm.fleet warm.keepers warm.location warm.opening warm.origin
+        warm.own_proxy warm.proxy warm.put_back warm.reading warm.reception warm.server warm.waking warm.write_behind
+        warm.writing""",
     "commands": "cli",
 }
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}

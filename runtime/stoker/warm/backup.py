@@ -16,7 +16,8 @@ from functools import partial
 
 from stoker.task_group import task_group
 from stoker.warm.connection import Reply
-from stoker.warm.fleet import Node, deletions, list_all
+from stoker.warm.fleet import Node
+from stoker.warm.listing import deletions, list_all
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
 from stoker.warm.shelf import OVERHEAD_BYTES

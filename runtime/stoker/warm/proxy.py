@@ -18,10 +18,11 @@ from stoker.errors import StokerError
 from stoker.fanout import Answer
 from stoker.task_group import task_group
 from stoker.warm.bill import CostMeter
+from stoker.warm.calling import Invoke
 from stoker.warm.code import require_codec
 from stoker.warm.directory import Directory, Loss
 from stoker.warm.errands import run_errands
-from stoker.warm.fleet import Invoke, Node, NodeParts
+from stoker.warm.fleet import Node, NodeParts
 from stoker.warm.handshake import Secret
 from stoker.warm.life import Contents, State
 from stoker.warm.origin import Origin
@@ -284,7 +285,7 @@ class Proxy:
             is_cold=answer.is_cold,
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(_logged(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -294,7 +295,7 @@ class Proxy:
         return task
 
 
-async def _logged(work: Coroutine[Any, Any, None]) -> None:
+async def _logged(work: Coroutine[Any, Any, object]) -> None:
     try:
         await work
     except StokerError as error:

@@ -11,8 +11,9 @@ import pytest
 from stoker.clock import run_virtual
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
 from stoker.warm.code import Code
-from stoker.warm.fleet import Node, listed_page
+from stoker.warm.fleet import Node
 from stoker.warm.life import State
+from stoker.warm.listing import listed_page
 from stoker.warm.node import NodeServer
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
@@ -222,8 +223,8 @@ def test_a_node_without_a_connection_is_told_to_dial_anew() -> None:
     async def test(made: Tier, node: Node) -> None:
         for link in made.network.links:
             link.split()
-        assert node._connection is not None
-        node._connection.abort()
+        assert node._standing.connection is not None
+        node._standing.connection.abort()
         await asyncio.sleep(0.1)
         begun_seconds = asyncio.get_running_loop().time()
         await ping(node)
@@ -489,7 +490,7 @@ def test_a_node_that_answers_pings_with_failures_is_silent() -> None:
             raise StokerError("broken")
 
         instance.node._answer = failing  # type: ignore[method-assign, assignment]
-        node._connection = None
+        node._standing.connection = None
         with pytest.raises(StokerError):
             await ping(node)
         await asyncio.sleep(2.0)
@@ -536,7 +537,7 @@ def test_a_listing_during_which_something_came_is_made_again() -> None:
         await made.put((NAME, DATA))
         listing = asyncio.ensure_future(node.listed())
         await asyncio.sleep(0.0011)  # the answer is on its way
-        node._changes += 1
+        node._standing.changes += 1
         assert await listing == [SHARD]
         assert node.life.is_listed
 
