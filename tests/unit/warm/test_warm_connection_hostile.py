@@ -1,0 +1,140 @@
+"""Peers that speak out of turn, nonsense, or without the secret."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stoker.errors import ConnectionLostError, CredentialsError, DeadlineError, WireError
+from stoker.warm.connection import ConnectionConfig
+from stoker.warm.handshake import Secret
+from stoker.warm.wire import Kind, encode_frame
+from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
+from support.warm_wires import Link, LinkConfig
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode_frame(Kind.PONG, 5),
+        encode_frame(Kind.FOUND, 5, {}, 10) + bytes(10),
+        encode_frame(Kind.FAILED, 5),
+        encode_frame(Kind.FAILED, 0),
+        encode_frame(Kind.FOUND, 0),
+        encode_frame(Kind.PING, 0),
+        encode_frame(Kind.SET, 7, {}, 0) * 2,
+        encode_frame(Kind.CHALLENGE, 0, {"nonce": "00" * 32}),
+        encode_frame(Kind.PROOF, 0),
+        encode_frame(Kind.WELCOME, 0, {"mac": "00" * 32}),
+        encode_frame(Kind.STORED, 1),
+        encode_frame(Kind.FOUND, 1, {}, 1001) + bytes(1001),
+        encode_frame(Kind.MISSING, 1) * 2,
+        b"SW\x02" + bytes(13),
+    ],
+    ids=lambda data: data[:16].hex(),
+)
+def test_what_was_not_asked_for_closes_the_connection(data: bytes) -> None:
+    async def test() -> None:
+        async with joined(Server(seconds=9)) as (proxy, node, wire):
+            asking = asyncio.create_task(proxy.request(Kind.GET, into=memory(1000)))
+            await asyncio.sleep(1)
+            wire.ends[1].write(data)
+            await proxy.closed()
+            await asyncio.gather(asking, return_exceptions=True)  # one of these is an answer, and then one too many
+            assert isinstance(proxy.failure, WireError)
+            await node.closed()
+
+    run(test)
+
+
+def test_a_request_cannot_be_answered_before_it_was_sent() -> None:
+    async def test() -> None:
+        config = ConnectionConfig(piece_bytes=10_000)
+        async with joined(link=LinkConfig(window_bytes=10_000), config=config) as (proxy, _, wire):
+            wire.ends[1].pause_reading()
+            asking = asyncio.create_task(proxy.request(Kind.SET, {"shard": "a"}, body=[SHARD]))
+            await asyncio.sleep(1)
+            wire.ends[1].write(encode_frame(Kind.STORED, 1))
+            with pytest.raises(ConnectionLostError):
+                await asking
+            assert isinstance(proxy.failure, WireError)
+
+    run(test)
+
+
+def test_cancelling_what_was_never_asked_is_no_error() -> None:
+    async def test() -> None:
+        async with joined(Server()) as (proxy, _, wire):
+            wire.ends[0].write(encode_frame(Kind.CANCEL, 99))
+            assert (await proxy.request(Kind.PING)).kind is Kind.PONG
+
+    run(test)
+
+
+# The handshake.
+
+
+def test_a_wrong_secret_ends_both_sides_with_what_to_check() -> None:
+    async def test() -> None:
+        proxy, node = proxy_side(), node_side(secret=Secret(b"x" * 32))
+        Link().join(proxy, node)
+        for side in (proxy, node):
+            with pytest.raises(CredentialsError, match="check that STOKER_WARM_SECRET is the same"):
+                await side.ready()
+            with pytest.raises(CredentialsError):
+                await side.request(Kind.PING)
+            await side.closed()
+
+    run(test)
+
+
+@pytest.mark.parametrize("first", [encode_frame(Kind.PING, 1), encode_frame(Kind.SET, 1, {}, 100), b"x" * 16])
+def test_nothing_is_served_before_the_handshake(first: bytes) -> None:
+    async def test() -> None:
+        server = Server()
+        proxy, other = proxy_side(server), asyncio.Protocol()
+        wire = Link()
+        wire.join(proxy, other)
+        wire.ends[1].write(first)
+        with pytest.raises(WireError):
+            await proxy.ready()
+        await proxy.closed()
+        assert server.asked == []
+
+    run(test)
+
+
+@pytest.mark.parametrize("seconds_between_bytes", [0.1, 1.0, 1000.0])
+def test_who_is_slow_to_prove_himself_is_sent_away_in_time(seconds_between_bytes: float) -> None:
+    async def test() -> None:
+        proxy, other = proxy_side(), asyncio.Protocol()
+        wire = Link()
+        wire.join(proxy, other)
+
+        async def trickle() -> None:
+            for byte in encode_frame(Kind.PROOF, 0, {"node": "x" * 3000}):
+                await asyncio.sleep(seconds_between_bytes)
+                wire.ends[1].write(bytes([byte]))
+
+        trickling = asyncio.create_task(trickle())
+        with pytest.raises(DeadlineError, match="did not end the handshake in 5 s"):
+            await proxy.ready()
+        assert asyncio.get_running_loop().time() == pytest.approx(5)
+        await proxy.closed()
+        trickling.cancel()
+        await asyncio.wait([trickling])
+
+    run(test)
+
+
+def test_requests_may_follow_right_behind_the_welcome() -> None:
+    async def test() -> None:
+        proxy, node = proxy_side(), node_side(Server())
+        Link().join(proxy, node)
+        await proxy.ready()
+        assert (await proxy.request(Kind.PING)).kind is Kind.PONG
+        await proxy.close()
+        await node.closed()
+
+    run(test)
