@@ -3,71 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from stoker.clock import run_virtual
 from stoker.warm.connection import Connection
-from stoker.warm.handshake import ProxySide
-from stoker.warm.node import NodeServer
 from stoker.warm.shard import ShardId
-from stoker.warm.shelf import Shelf
-from stoker.warm.wake import Wake
-from stoker.warm.wire import Head, Kind
-from support.warm_platform import ADDRESS, SECRET
-from support.warm_wires import LinkConfig, Network
+from stoker.warm.wire import Kind
+from support.warm_listener import Listener
+from support.warm_wires import LinkConfig
 
 SHARD = ShardId("0" * 8 + f"{1 << 20:08x}" + "0" * 16, 1, 0, 0)
 LINGER_SECONDS = 60.0
-
-
-class Listener:
-    """A proxy that has been dialled by one node."""
-
-    def __init__(self, config: LinkConfig | None = None) -> None:
-        self.network = Network(config)
-        self.notices: list[Kind] = []
-        self.connections: list[Connection] = []
-        self.is_dialled = asyncio.Event()
-        self.network.listen(ADDRESS, self._accept)
-        self.node = NodeServer(Shelf(4 << 20), SECRET, connect=self._dial)
-
-    def _accept(self) -> Connection:
-        async def nothing(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[()]]:
-            raise AssertionError("a node asks for nothing")
-
-        connection = Connection(ProxySide(SECRET), nothing, notice=lambda kind, head: self.notices.append(kind))
-        self.connections.append(connection)
-        self.is_dialled.set()
-        return connection
-
-    async def _dial(self, wake: Wake, make: Callable[[], Connection]) -> Connection:
-        _, connection = await self.network.dial(wake.proxy, make)
-        return connection
-
-    async def run(
-        self, meanwhile: Callable[[Connection], Awaitable[None]], *, seconds: float = 900.0, linger_seconds: float
-    ) -> float:
-        """Run an invocation, with something done on its connection; return how many seconds it took."""
-        wake = Wake(node="warm-0", proxy=ADDRESS, linger_seconds=linger_seconds)
-        begun_seconds = asyncio.get_running_loop().time()
-        proxy = asyncio.ensure_future(self._serve(meanwhile))
-        await self.node.run(wake, seconds)
-        ran_seconds = asyncio.get_running_loop().time() - begun_seconds
-        await proxy
-        await asyncio.sleep(0.1)  # until what it said last has arrived
-        return ran_seconds
-
-    async def _serve(self, meanwhile: Callable[[Connection], Awaitable[None]]) -> None:
-        await self.is_dialled.wait()
-        await self.connections[0].ready()
-        await meanwhile(self.connections[0])
-
-    async def close(self) -> None:
-        await self.node.close()
-        for connection in self.connections:
-            await connection.close()
 
 
 async def put_and_get(connection: Connection) -> None:

@@ -1,0 +1,79 @@
+"""A proxy that does nothing of its own, for a node to dial."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from stoker.errors import ConnectionLostError
+from stoker.warm.connection import Connection
+from stoker.warm.handshake import ProxySide, Secret
+from stoker.warm.node import NodeServer
+from stoker.warm.shelf import Shelf
+from stoker.warm.wake import Wake
+from stoker.warm.wire import Head, Kind
+from support.warm_platform import ADDRESS, SECRET
+from support.warm_wires import LinkConfig, Network
+
+__all__ = ["Listener"]
+
+
+class Listener:
+    """A proxy that one node dials, in virtual time.
+
+    Attributes:
+        network: between both.
+        notices: what the node has said unasked.
+        connections: that it has made, at the proxy's end.
+        node: that dials.
+    """
+
+    def __init__(
+        self, config: LinkConfig | None = None, *, shelf_bytes: int = 4 << 20, secret: Secret = SECRET
+    ) -> None:
+        self.network = Network(config)
+        self.notices: list[Kind] = []
+        self.connections: list[Connection] = []
+        self._is_dialled = asyncio.Event()
+        self.network.listen(ADDRESS, self._accept)
+        self.node = NodeServer(Shelf(shelf_bytes), secret, connect=self._dial)
+
+    def _accept(self) -> Connection:
+        async def nothing(kind: Kind, head: Head, body: bytearray) -> tuple[Kind, Head, tuple[()]]:
+            raise AssertionError("a node asks for nothing")
+
+        connection = Connection(ProxySide(SECRET), nothing, notice=lambda kind, head: self.notices.append(kind))
+        self.connections.append(connection)
+        self._is_dialled.set()
+        return connection
+
+    async def _dial(self, wake: Wake, make: Callable[[], Connection]) -> Connection:
+        try:
+            _, connection = await self.network.dial(wake.proxy, make)
+        except ConnectionRefusedError as error:
+            raise ConnectionLostError(str(error)) from None
+        return connection
+
+    async def run(
+        self, meanwhile: Callable[[Connection], Awaitable[object]], *, seconds: float = 900.0, linger_seconds: float
+    ) -> float:
+        """Run an invocation, with something done on its connection; return how many seconds it took."""
+        wake = Wake(node="warm-0", proxy=ADDRESS, linger_seconds=linger_seconds)
+        begun_seconds = asyncio.get_running_loop().time()
+        proxy = asyncio.ensure_future(self._serve(meanwhile))
+        await self.node.run(wake, seconds)
+        ran_seconds = asyncio.get_running_loop().time() - begun_seconds
+        await proxy
+        await asyncio.sleep(0.1)  # until what it said last has arrived
+        return ran_seconds
+
+    async def _serve(self, meanwhile: Callable[[Connection], Awaitable[object]]) -> None:
+        await self._is_dialled.wait()
+        await self.connections[-1].ready()
+        await meanwhile(self.connections[-1])
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self.node.close()
+        for connection in self.connections:
+            await connection.close()
