@@ -55,7 +55,8 @@ class GcfExecutor:
         if options.endpoint_url is None and not (options.region and options.project):
             raise ConfigError(
                 "functions on Google Cloud are found by region and project, or by an endpoint; set "
-                "--function-region and --function-project, or --function-url"
+                "--function-region and --function-project, or --function-url; in a warm tier's URL region= and "
+                "project=, or endpoint="
             )
         self.concurrency = options.concurrency or _CONCURRENCY
         self._root = options.endpoint_url or f"https://{options.region}-{options.project}.cloudfunctions.net"

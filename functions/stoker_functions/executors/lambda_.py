@@ -74,7 +74,10 @@ class LambdaExecutor:
                 client.meta.events.register("before-send.lambda", _Sender(await stack.enter_async_context(session)))
                 self._stack, self._client = stack.pop_all(), client
         except NoRegionError:
-            raise ConfigError("the functions' AWS region is not known; set AWS_REGION or --function-region") from None
+            raise ConfigError(
+                "the functions' AWS region is not known; set AWS_REGION, or --function-region; in a warm "
+                "tier's URL region="
+            ) from None
         except ConfigError:
             raise
         except (BotoCoreError, ValueError) as error:  # the latter for an endpoint that is no URL

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 
 from stoker.errors import ConfigError, MissingExtraError
 from stoker.store import open_store
 from stoker.warm.handshake import Secret
+from stoker.warm.keepers import open_keeper
+from stoker.warm.location import WarmLocation
 from stoker.warm.opening import warm_tier_at
 
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:0&nodes=20"
@@ -31,3 +35,17 @@ def test_processes_that_would_each_have_a_proxy_are_told_to_share_one() -> None:
     with pytest.raises(ConfigError, match=r"4 processes read.*`stoker warm proxy`"):
         warm_tier_at(FLEET, store=STORE, processes=4)
     warm_tier_at("warm://127.0.0.1:7411", store=STORE, processes=4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "remedy"), [("warm+lambda", "region="), ("warm+gcf", "region= and project=, or endpoint=")]
+)
+def test_functions_whose_place_is_not_known_are_named_in_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, remedy: str
+) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    location = WarmLocation.parse(f"{scheme}://stoker?listen=127.0.0.1:0")
+    with pytest.raises(ConfigError, match=remedy):
+        asyncio.run(open_keeper(location, Secret.generate()))
