@@ -61,7 +61,8 @@ def test_cells_are_measured_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
     assert ours.mixing is not None
     assert (ours.mixing.missing, ours.mixing.duplicated) == (0, 0)
     assert 1.0 <= ours.amplification < 1.05
-    assert ours.gets == ours.result["get_requests"]
+    # A hedge that was not needed may be broken off before the bucket has seen it.
+    assert ours.result["get_requests"] - ours.result["hedges"] <= ours.gets <= ours.result["get_requests"]
     assert ours.disk_bytes == 0
     assert ours.cpu_seconds > 0
     assert ours.extra_bytes > 50 << 20  # torch was imported

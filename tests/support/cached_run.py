@@ -9,13 +9,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stoker.fetch.config import FetchConfig
 from stoker_torch import Loader
 from support.datasets import numbers
 from support.processes import die
 
 __all__ = ["SETTINGS", "leave_a_child", "read_epoch", "read_until_killed"]
 
-SETTINGS: dict[str, Any] = {"batch_size": 16, "seed": 5, "window": 4, "memory": "300KB"}
+# No hedges: where a disk is slow, the bucket would be asked, too.
+SETTINGS: dict[str, Any] = {
+    "batch_size": 16,
+    "seed": 5,
+    "window": 4,
+    "memory": "300KB",
+    "fetch": FetchConfig(hedge=False),
+}
 
 
 def read_epoch(url: str, cache: str, report: str) -> None:
