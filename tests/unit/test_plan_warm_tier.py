@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stoker.clock import run_virtual
 from stoker.errors import ConfigError
-from stoker.plan.erasure import kept_hours, lost_between_reads, lost_while_down, placed
+from stoker.plan.erasure import kept_hours, lost_between_reads, placed
 from stoker.plan.experiments import warm_tier
 from stoker.plan.experiments.outcome import Table
 from stoker.plan.reclaim import Reclaim, Strike, Struck, strikes
-from stoker.plan.warm_fleet import NodeCalls
+from stoker.plan.warm_fleet import NodeCalls, Served
 from stoker.plan.warm_node import NodeLife, lived
 from stoker.prices import FunctionPrices
 from stoker.warm.bill import Used
@@ -26,11 +26,10 @@ from stoker.warm.settings import WarmConfig
 from stoker.warm.upkeep import UpkeepConfig
 from stoker.warm.wake import Task
 from support.warm_platform import Tier, named
+from support.warm_strikes import HOUR, Plan, lives_of, plan_of, take
 
-HOUR = 3600.0
 CODE = Code(4, 2)
 OBJECTS = [named(number, 3000) for number in range(40)]
-Plan = list[list[Strike]]
 
 
 @dataclass(slots=True)
@@ -44,59 +43,19 @@ class Played:
     used: dict[Task, Used] = field(default_factory=dict)
 
 
-def struck(reclaim: Reclaim, nodes: int, hours: float) -> Plan:
-    rng = random.Random(7)
-    return [list(strikes(reclaim, hours * HOUR, rng)) for _ in range(nodes)]
-
-
 async def really_played(plan: Plan, hours: float, config: WarmConfig) -> Played:
     """Fill a tier, take its instances by the plan, and read everything at the end."""
-    played, loop = Played(), asyncio.get_running_loop()
+    played = Played()
     async with Tier(config, seed=1) as tier:
-        begun_seconds = loop.time()
         await tier.put(*OBJECTS)
         for node, shards in tier.believed().items():
             for shard in shards:
                 played.places.setdefault(shard.object, set()).add(int(node.removeprefix("warm-")))
-        for strike, number in sorted(
-            ((strike, number) for number, each in enumerate(plan) for strike in each), key=_at
-        ):
-            await asyncio.sleep(max(0.0, begun_seconds + strike.seconds - loop.time()))
-            played.losses[number] += _strike(tier, number, strike.takes)
-        await asyncio.sleep(max(0.0, begun_seconds + hours * HOUR - loop.time()))
+        played.losses = await take(tier, plan, hours)
         played.calls = Counter(call.task for call in tier.platform.calls)
         played.used = dict(tier.proxy.meter._used)
         played.kept = {name for name, data in OBJECTS if await tier.kept(name, data)}
     return played
-
-
-def _at(pair: tuple[Strike, int]) -> float:
-    return pair[0].seconds
-
-
-def _strike(tier: Tier, number: int, takes: Struck) -> bool:
-    """Take instances of a node; return whether the last one went."""
-    node = tier.proxy._nodes[number]
-    instances = list(tier.platform.instances.get(node.name, []))
-    for instance in instances:
-        is_first = instance.instance == node.life.instance
-        if takes is Struck.BOTH or is_first == (takes is Struck.FIRST):
-            tier.platform.kill(instance)
-    return bool(instances) and not tier.platform.instances[node.name]
-
-
-def modelled(plan: Plan, hours: float, upkeep: UpkeepConfig) -> list[NodeLife]:
-    return [
-        lived(
-            upkeep,
-            each,
-            hours * HOUR,
-            offset=(node + 1) / len(plan),
-            uses_per_second=0.0,
-            rng=random.Random(1),
-        )
-        for node, each in enumerate(plan)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +66,9 @@ def test_the_model_and_the_real_proxy_agree_on_losses_and_on_calls(
     nodes: int, hours: float, life_minutes: float, warm_seconds: float, backup_seconds: float | None
 ) -> None:
     config = WarmConfig(nodes=nodes, code=CODE, keep_warm_seconds=warm_seconds, backup_seconds=backup_seconds)
-    plan = struck(Reclaim(mean_life_seconds=60 * life_minutes, together=0.1), nodes, hours)
+    plan = plan_of(Reclaim(mean_life_seconds=60 * life_minutes, together=0.1), nodes, hours)
     real = run_virtual(really_played(plan, hours, config))
-    upkeep = UpkeepConfig(warm_seconds=warm_seconds, backup_seconds=backup_seconds, peer_seconds=backup_seconds)
-    lives = modelled(plan, hours, upkeep)
+    lives = lives_of(plan, hours, config)
 
     lost = {node: len(life.losses) for node, life in enumerate(lives) if life.losses}
     assert sum(lost.values()) >= 5
@@ -213,34 +171,6 @@ def test_what_part_is_lost_between_reads_is_what_drawn_objects_lose() -> None:
         lost_between_reads(code, lost, hours, 7.5 * HOUR)
 
 
-def test_what_part_is_lost_while_functions_are_down_is_what_drawn_objects_lose() -> None:
-    code, rng, hours, functions = Code(4, 1), random.Random(1), 30, 40
-    times = [sorted(rng.uniform(0, hours * HOUR) for _ in range(20)) for _ in range(functions)]
-    down = [[(at, at + rng.uniform(30, 400)) for at in each] for each in times]
-    places = placed(code, 3000, functions, np.random.default_rng(1))
-    events = np.zeros((hours, len(places)))
-    for function, spans in enumerate(down):
-        for number, (begin, _) in enumerate(spans):
-            others = [any(one <= begin < end for one, end in each) for each in down]
-            others[function] = any(one <= begin < end for one, end in spans[:number])
-            if not others[function]:
-                is_new = (places == function).any(axis=1) & (np.array(others)[places].sum(axis=1) == code.parity)
-                events[int(begin // HOUR)] += is_new
-    drawn = 1 - np.exp(-events.mean(axis=1))
-    found = lost_while_down(code, down, hours)
-    assert 0.01 < drawn.mean() < 0.5
-    assert found == pytest.approx(drawn, abs=0.03)
-    assert found.mean() == pytest.approx(drawn.mean(), rel=0.05)
-
-
-def test_nothing_is_lost_if_no_more_is_down_at_a_time_than_there_is_parity() -> None:
-    assert lost_while_down(Code(4, 1), [[(10.0, 20.0)], [(20.0, 30.0)], *([[]] * 4)], 2).tolist() == [0, 0]
-    overlapping = lost_while_down(Code(4, 1), [[(10.0, 20.0)], [(19.0, 30.0)], *([[]] * 4)], 2)
-    assert overlapping == pytest.approx([1 - math.exp(-2 / 3), 0])  # of 6 functions an object is on all but one
-    again = lost_while_down(Code(4, 1), [[(10.0, 20.0), (15.0, 40.0)], [], *([[]] * 4)], 2)
-    assert again.tolist() == [0, 0], "a function that goes again has nothing to lose that is not lost"
-
-
 PRICES = FunctionPrices(
     name="f",
     region="r",
@@ -257,13 +187,15 @@ CALLS = NodeCalls(
 
 def test_a_bill_has_every_call_and_every_byte_at_both_ends() -> None:
     life = NodeLife(losses=((1.0, 2.0),), greetings=2, copies=3, checks=5, warm_calls=10.0)
-    bill = CALLS.bill([life], 800.0, PRICES, gets=0.25, read=(6.0, 300.0))
+    bill = CALLS.bill([life], 800.0, PRICES, read=CALLS.moving(6.0, 50.0), repair=Served(2.0, 7.0), bucket_dollars=0.25)
     assert bill.warm_dollars == pytest.approx(10 * (1e-3 + 0.5e-2))
     served, copied = (5 + 2) * 3.0 + 3 * (4 + 8) + 4, 5 * 1.0 + 3 * (4 + 8)
     assert CALLS.billed_seconds([life], 800.0) == (served, copied)
     assert bill.backup_dollars == pytest.approx(12e-3 + (served + copied) * 1e-2)
-    assert bill.repair_dollars == pytest.approx(0.25 + 1e-3 + 8e-2)
-    assert bill.read_dollars == pytest.approx(6 * (1e-3 + 6e-2))
+    assert bill.repair_dollars == pytest.approx(2e-3 + (2 * 3.0 + 7) * 1e-2)
+    assert bill.read_dollars == pytest.approx(6 * (1e-3 + 3.5e-2))
+    parts = bill.warm_dollars, bill.backup_dollars, bill.repair_dollars, bill.bucket_dollars
+    assert bill.upkeep_dollars == pytest.approx(sum(parts))
     assert bill.dollars == pytest.approx(bill.upkeep_dollars + bill.read_dollars)
     assert CALLS.moving_dollars(800.0, PRICES) == pytest.approx(8e-2)
 
@@ -274,23 +206,26 @@ def test_calls_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
         NodeCalls(**{"memory_bytes": 1, "linger_seconds": 0.1, **wrong})  # type: ignore[arg-type]
 
 
-def column(table: Table, name: str) -> list[object]:
-    return [row[table.columns.index(name)] for row in table.rows]
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
 def test_our_tier_is_above_infinicaches_availability_for_less_where_it_is_said_to_be() -> None:
-    settings, cheapest, by_objects, by_reads = warm_tier.EXPERIMENTS["warm-tier"].run(True).tables
-    rows = [dict(zip(settings.columns, row, strict=True)) for row in settings.rows]
+    settings, best, cheapest, by_objects, by_reads = map(rows_of, warm_tier.EXPERIMENTS["warm-tier"].run(True).tables)
     (theirs,) = [
         row
-        for row in rows
+        for row in settings
         if (row["mean life min"], row["code"], row["back-up s"], row["put back"]) == (444, "10+2", 300.0, "when read")
     ]
     assert theirs["object-hours kept"] == pytest.approx(0.954, abs=0.02)
-    assert {row["mean life min"] for row in rows} == {30, 60, 444}
-    of_hours = [row for row in cheapest.rows if row[2] == "hours with none lost"]
-    assert {(row[0], row[1]) for row in of_hours if row[-1] == "yes"} >= {(30, "at once"), (60, "at once")}
-    least, paid = column(by_objects, "least upkeep $"), column(by_objects, "upkeep $")
-    assert all(float(str(one)) < float(str(other)) for one, other in zip(least, paid, strict=True))
-    often, seldom = ([row[3] for row in by_reads.rows if row[2] == minutes and row[0] == 30] for minutes in (20, 60))
-    assert all(float(str(one)) > float(str(other)) for one, other in zip(often, seldom, strict=True))
+    assert {row["mean life min"] for row in settings} == {30, 60, 444}
+    of_hours = [row for row in cheapest if row["availability"] == "hours with none lost"]
+    above = {row["mean life min"] for row in of_hours if row["above InfiniCache's for less"] == "yes"}
+    assert above == {30, 60, 444}
+    assert all(row["hours with none of 3,950 lost"] == 1.0 and row["$ of 50 h"] < 10.0 for row in best)
+    assert all(row["least upkeep $"] < row["upkeep $"] for row in by_objects)
+    often, seldom = (
+        [row["object-hours kept"] for row in by_reads if (row["read every min"], row["mean life min"]) == (every, 30)]
+        for every in (20, 60)
+    )
+    assert all(one > other for one, other in zip(often, seldom, strict=True))

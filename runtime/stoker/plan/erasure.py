@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.warm.code import Code
 
-__all__ = ["first_arrivals", "kept_hours", "lost_between_reads", "lost_while_down", "placed"]
+__all__ = ["first_arrivals", "kept_hours", "lost_between_reads", "placed"]
 
 _HOUR_SECONDS = 3600.0
 
@@ -81,49 +81,10 @@ def lost_between_reads(
     return 1.0 - kept
 
 
-def lost_while_down(code: Code, down: Sequence[Iterable[tuple[float, float]]], hours: int) -> NDArray[np.float64]:
-    """Return ``float64 [hours]``: what part of all objects is lost in each hour if lost shards are put back unasked.
-
-    An object is lost when one of its functions goes while as many others are down as it has parity. The expected number
-    of such losses is summed over an hour, and taken as the rate of a Poisson process.
-
-    Args:
-        code: of the objects.
-        down: of each function, when it lost its memory and when all was put back, in seconds, in the order of time.
-        hours: that are looked at.
-    """
-    merged = [_merged(each) for each in down]
-    begins = np.sort(np.array([begin for each in merged for begin, _ in each]))
-    ends = np.sort(np.array([end for each in merged for _, end in each]))
-    others = np.arange(len(begins)) - np.searchsorted(ends, begins, side="right")
-    newly = np.array([_one_too_many(code, len(down), count) for count in range(len(down))])
-    in_time = begins < hours * _HOUR_SECONDS
-    hour = (begins[in_time] // _HOUR_SECONDS).astype(np.int64)
-    expected = np.bincount(hour, weights=newly[others[in_time]], minlength=hours)
-    return -np.expm1(-expected)
-
-
-def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return spans that do not overlap: a function that loses its memory again is down until all is put back again."""
-    merged = list[tuple[float, float]]()
-    for begin, end in spans:
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((begin, end))
-    return merged
-
-
 def _too_many(code: Code, functions: int, down: int) -> float:
     """Return the probability that an object has more of its shards on so many functions than it has parity."""
     many = sum(comb(down, n) * comb(functions - down, code.shards - n) for n in range(code.parity + 1, code.shards + 1))
     return many / comb(functions, code.shards)
-
-
-def _one_too_many(code: Code, functions: int, down: int) -> float:
-    """Return the probability that a function that goes has a shard of an object that has as many down as parity."""
-    ways = comb(down, code.parity) * comb(functions - 1 - down, code.data - 1)
-    return code.shards / functions * ways / comb(functions - 1, code.shards - 1)
 
 
 def first_arrivals(code: Code, shard_seconds: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from stoker.plan.simulated_warm import SimulatedWarm, WarmModel, WarmTally, Warm
 from stoker.plan.tier_model import TierModel
 from stoker.prices import Operation, Prices
 from stoker.sizes import counted, format_bytes
+from stoker.task_group import task_group
 from stoker.tier import Tier
 from stoker.trace.recorder import Recorder, Sink
 
@@ -195,7 +196,11 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink
         )
 
     nodes = [node(rank) for rank in range(feed.world_size)]
-    found = await asyncio.gather(*(each.run() for each in nodes))
+    async with task_group() as group:
+        upkeep = group.create_task(warm.keep_whole(machine(0)[0])) if warm is not None else None
+        found = await asyncio.gather(*(each.run() for each in nodes))
+        if upkeep is not None:
+            upkeep.cancel()
     ordered = sorted((each for results in found for each in results), key=lambda each: (each.epoch, each.rank))
     seconds = asyncio.get_running_loop().time()
     return Run(epochs=tuple(ordered), seconds=seconds, warm=warm.tally(seconds) if warm is not None else None)

@@ -37,6 +37,7 @@ __all__ = ["ScenarioFile", "read_scenario"]
 _MOST_SUPER_SAMPLES = 10_000_000
 """What a model keeps of one is some hundred bytes."""
 _MOST_EVENTS = 500_000_000
+_MOST_PUT_BACK = 1_000
 _LEAST_REQUESTS_PER_SECOND = 0.001
 _DEVICES = {"memory": (10e9, 0.0), "disk": (2e9, 0.0001)}
 """Kind of cache → bytes a second and seconds before the first one, where the file does not say."""
@@ -211,6 +212,7 @@ def _warm(section: Section) -> WarmModel:
         "keep_warm_seconds": section.number("keep_warm_seconds", config.keep_warm_seconds, least=1.0),
         "backup_seconds": backup_seconds,
         "linger_seconds": section.number("linger_seconds", config.linger_seconds, most=LONGEST_SECONDS),
+        "put_back": section.integer("put_back", config.put_back, least=0, most=_MOST_PUT_BACK),
     }
     limit_bytes = section.size("limit_bytes", memory_bytes * 3 // 4)
     rate = _rate(section, "bytes_per_second", usual.bytes_per_second)

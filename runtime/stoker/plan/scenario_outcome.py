@@ -56,20 +56,23 @@ def outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str
         f"A GET costs ${dollars:.3g} ({url}, {prices.date}); look-ups, requests and bytes are of all nodes together.",
     )
     if run.warm is not None:
-        remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices))
+        remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices, dollars))
     table = Table(name=name, columns=(*_COLUMNS, *(f"from {tier}" for tier in tiers)), rows=rows)
     return Outcome(tables=[table], panels=_panels(epochs, tiers), remarks=remarks)
 
 
-def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices) -> tuple[str, ...]:
-    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM))
+def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices, get_dollars: float) -> tuple[str, ...]:
+    config, bill = warm.model.config, warm.bill(prices.function(_PLATFORM), get_dollars)
     gone = sum(len(each.losses) for each in warm.lives)
     reads, dollars = counted(warm.hits + warm.losses, "read"), f"${bill.dollars:.3g} at {_PLATFORM}'s prices"
     parts = f"reads and writes ${bill.read_dollars:.3g}, upkeep ${bill.upkeep_dollars:.3g}"
+    rate = warm.bucket_bytes / 1e6 / max(1e-12, seconds)
+    gets = f"by {counted(warm.bucket_requests, 'GET')}, ${bill.bucket_dollars:.3g}, {rate:.3g} MB/s on average"
     return (
         f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} went for others.",
-        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were put back.",
-        f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. They cost {dollars}: {parts}.",
+        f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were put back by reads.",
+        *([f"{warm.put_back} were put back from the bucket {gets}."] if config.put_back else []),
+        f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. All costs {dollars}: {parts}.",
     )
 
 

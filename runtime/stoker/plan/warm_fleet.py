@@ -1,10 +1,11 @@
-"""What it costs to keep objects in functions: calls that keep them warm, back-ups, and reads."""
+"""What it costs to keep objects in functions: calls that keep them warm, back-ups, reads, and what is put back."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stoker.costs.usage import Calls, total_dollars
 from stoker.errors import ConfigError
@@ -13,7 +14,7 @@ from stoker.plan.warm_node import NodeLife
 from stoker.prices import FunctionPrices
 from stoker.warm.code import Code
 
-__all__ = ["Bill", "Billing", "NodeCalls", "WarmFleet"]
+__all__ = ["Bill", "Billing", "NodeCalls", "Served", "WarmFleet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +47,21 @@ class Billing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """Dollars, by what they are for."""
+    """Dollars.
+
+    Attributes:
+        warm_dollars: for calls that keep functions warm.
+        backup_dollars: for calls to back up, and to find out what a node holds.
+        read_dollars: for calls in which objects are read or put away.
+        repair_dollars: for calls in which lost shards are put back.
+        bucket_dollars: for reading them from the bucket.
+    """
 
     warm_dollars: float
     backup_dollars: float
     read_dollars: float
     repair_dollars: float = 0.0
+    bucket_dollars: float = 0.0
 
     @property
     def dollars(self) -> float:
@@ -61,7 +71,7 @@ class Bill:
     @property
     def upkeep_dollars(self) -> float:
         """All but reads."""
-        return self.warm_dollars + self.backup_dollars + self.repair_dollars
+        return self.warm_dollars + self.backup_dollars + self.repair_dollars + self.bucket_dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +112,18 @@ class WarmFleet:
         )
 
 
+class Served(NamedTuple):
+    """Calls in which nodes send or take shards.
+
+    Attributes:
+        calls: of nodes.
+        seconds: that they are busy with shards, all together.
+    """
+
+    calls: float
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCalls:
     """What the calls of our nodes are billed for, by the millisecond.
@@ -130,7 +152,7 @@ class NodeCalls:
             raise ConfigError(f"memory_bytes and bytes_per_second must be more than 0, not {self}")
 
     def billed_seconds(self, lives: Sequence[NodeLife], held_bytes: float) -> tuple[float, float]:
-        """Return what calls to serve and calls to back up come to, reads aside.
+        """Return what upkeep's calls to serve and calls to back up come to.
 
         A first instance stays for as long as its second one takes, and both for what is copied.
         """
@@ -141,14 +163,19 @@ class NodeCalls:
         serve_seconds = (checks + greetings) * served + copied + losses * self.init_seconds
         return serve_seconds, checks * self.exchange_seconds + copied
 
+    def moving(self, shards: float, shard_bytes: float) -> Served:
+        """Return what it takes that nodes send or take shards, each in a call of its own."""
+        return Served(shards, shards * shard_bytes / self.bytes_per_second)
+
     def bill(
         self,
         lives: Sequence[NodeLife],
         held_bytes: float,
         prices: FunctionPrices,
         *,
-        gets: float,
-        read: tuple[float, float],
+        read: Served,
+        repair: Served,
+        bucket_dollars: float = 0.0,
     ) -> Bill:
         """Return what nodes cost.
 
@@ -156,25 +183,28 @@ class NodeCalls:
             lives: of the nodes.
             held_bytes: by each.
             prices: of functions.
-            gets: dollars for what is read from the bucket to put shards back that one node has lost.
-            read: how many shards are read, each in a call of its own, and their bytes.
+            read: what they do for objects that are read or put away.
+            repair: for shards that are put back.
+            bucket_dollars: for what is read from the bucket for these.
         """
-        losses = sum(len(life.losses) for life in lives)
         checks, greetings = sum(life.checks for life in lives), sum(life.greetings for life in lives)
         serve_seconds, backup_seconds = self.billed_seconds(lives, held_bytes)
         warm_calls = sum(life.warm_calls for life in lives)
-        shards, shard_bytes = read
-        read_seconds = self.exchange_seconds + self.linger_seconds + shard_bytes / self.bytes_per_second
         return Bill(
             warm_dollars=self._dollars(prices, warm_calls, warm_calls * self.warm_call_seconds),
             backup_dollars=self._dollars(prices, 2 * checks + greetings, serve_seconds + backup_seconds),
-            read_dollars=self._dollars(prices, shards, shards * read_seconds),
-            repair_dollars=losses * gets + self._dollars(prices, losses, losses * held_bytes / self.bytes_per_second),
+            read_dollars=self._served_dollars(prices, read),
+            repair_dollars=self._served_dollars(prices, repair),
+            bucket_dollars=bucket_dollars,
         )
 
     def moving_dollars(self, size_bytes: float, prices: FunctionPrices) -> float:
         """Return what it costs that a node sends or takes so much, its call aside."""
         return self._dollars(prices, 1.0, size_bytes / self.bytes_per_second) - prices.dollars_per_request
+
+    def _served_dollars(self, prices: FunctionPrices, served: Served) -> float:
+        seconds = served.calls * (self.exchange_seconds + self.linger_seconds) + served.seconds
+        return self._dollars(prices, served.calls, seconds)
 
     def _dollars(self, prices: FunctionPrices, calls: float, seconds: float) -> float:
         if not calls:
