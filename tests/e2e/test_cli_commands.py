@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from stoker_local import BucketConfig, BucketProcess, BucketSpec, Shape, bucket_process
+from stoker_local import BucketConfig, BucketProcess, BucketSpec, LocalBucket, Shape, bucket_process, running_bucket
 from support.local_bucket import s3_client
 from support.places import tar_of
 
@@ -252,18 +254,35 @@ def test_a_source_may_be_public_and_the_data_set_private(tmp_path: Path, bucket:
     assert "stoker: error: s3://private/raw" in refused.stderr
 
 
-def test_an_interrupted_pack_says_130_and_the_same_command_finishes_it(tmp_path: Path, bucket: BucketProcess) -> None:
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalBucket, threading.Event, threading.Event]]:
+    """A bucket that holds up everything once it has 16 objects, which the first event says, until the second is set."""
+    with running_bucket(BucketConfig(buckets=(BucketSpec(name="private"),))) as bucket:
+        seen, go_on, perform, left = threading.Event(), threading.Event(), bucket.service.perform, count(16, -1)
+
+        def hold(call: Any) -> Any:
+            if call.operation == "PutObject" and not next(left):
+                seen.set()
+                assert go_on.wait(60)
+            return perform(call)
+
+        monkeypatch.setattr(bucket.service, "perform", hold)
+        yield bucket, seen, go_on
+
+
+def test_an_interrupted_pack_says_130_and_the_same_command_finishes_it(
+    tmp_path: Path, held: tuple[LocalBucket, threading.Event, threading.Event]
+) -> None:
+    bucket, seen, go_on = held
     environment = bucket.environment()
     source = images(tmp_path / "in", 200)
     stoker("pack", source, tmp_path / "undisturbed", "--super-sample-bytes", "16KiB", "--quiet")
     command = ["pack", source, "s3://private/out", "--super-sample-bytes", "16KiB", "--concurrency", "1"]
     with start(*command, environment=environment) as process:
         assert process.stderr is not None
-        deadline_seconds = time.monotonic() + 60
-        while bucket.counts()["requests"].get("PutObject", 0) < 16 and process.poll() is None:
-            assert time.monotonic() < deadline_seconds
-            time.sleep(0.005)
+        assert seen.wait(60)
         process.send_signal(signal.SIGINT)
+        go_on.set()
         assert "running the same command again" in process.stderr.read()
         assert process.wait(60) == 130
     finished = stoker(*command, environment=environment)
