@@ -77,8 +77,12 @@ class End(asyncio.Transport):
     def thaw(self) -> None:
         """Let it go on."""
         self._is_frozen = False
-        self._soon(self._read)
-        self._soon(self._is_reset if self._is_broken else self._send)
+        if self._unread or self._ends_here:
+            self._soon(self._read)
+        if self._is_broken:
+            self._soon(self._is_reset)
+        elif self._waiting:
+            self._soon(self._send)
 
     def cut_after(self, sent_bytes: int) -> None:
         """Cut the link when this end has sent so many bytes in all, and the other has been given all of them."""
@@ -207,7 +211,8 @@ class End(asyncio.Transport):
                 self.read_bytes += taken
                 self._protocol.data_received(segment)
             self._other._flight_bytes -= taken
-            self._other._soon(self._other._send)
+            if self._other._waiting:
+                self._other._soon(self._other._send)
             self._other._cut_if_due()
         if self._ends_here and not self._unread and not self._is_frozen and not self._is_lost:
             self._is_closing = True
