@@ -120,7 +120,7 @@ def train(task: TallyTask, init_method: str, rank: int, world_size: int, attempt
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     torch.set_num_threads(1)
     with (task.folder / "processes").open("a") as file:
-        file.write(f"{os.getpid()} {os.environ.get('MASTER_PORT', 0)}\n")
+        file.write(f"{os.getpid()}\n")
     distributed.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=_TIMEOUT)
     try:
         end = task.ends[attempt] if attempt < len(task.ends) and task.ends[attempt].rank == rank else None
