@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
 
 import pytest
 
@@ -12,8 +11,9 @@ from stoker.clock import run_virtual
 from stoker.warm.code import Code
 from stoker.warm.settings import WarmConfig
 from stoker.warm.shard import ShardId
+from support.warm_liar import LIES
 from support.warm_platform import Tier, named
-from support.warm_schedules import FAULTS, LIES, play
+from support.warm_schedules import FAULTS, play, play_all
 from support.warm_wires import End
 
 SCHEDULES = int(os.environ.get("STOKER_WARM_SCHEDULES", "2000"))
@@ -22,11 +22,10 @@ SCHEDULES = int(os.environ.get("STOKER_WARM_SCHEDULES", "2000"))
 def test_no_fault_delivers_wrong_bytes_takes_for_ever_or_leaves_anything_behind(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(SCHEDULES):
-        counts.update(play(seed).counts)
+    counts, wrong = play_all(SCHEDULES)
     with capsys.disabled():
         print(f"\n{SCHEDULES} random fault schedules of a warm tier:\n  {dict(counts.most_common())}")
+    assert not wrong, f"{len(wrong)} went wrong, the first of them {min(wrong)}:\n{wrong[min(wrong)]}"
     assert {*FAULTS, *(f"lie: {lie}" for lie in LIES)} <= set(counts)
     assert min(counts[name] for name in ("found", "restored", "rebuilt", "backed_up", "evicted", "corrupt")) > 0
 

@@ -3,129 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
+import sys
+import traceback
+import warnings
 from collections import Counter
-from collections.abc import Awaitable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from stoker.cache.naming import name_of
 from stoker.clock import run_virtual
-from stoker.errors import StoreError
 from stoker.fetch.fetcher import FetchConfig, Fetcher
 from stoker.ring import Ring
 from stoker.tier import ObjectRef
 from stoker.warm.code import Code
-from stoker.warm.connection import Answer
-from stoker.warm.node import NodeServer
 from stoker.warm.settings import WarmConfig
-from stoker.warm.shard import ShardId
 from stoker.warm.tier import WarmTier
-from stoker.warm.wake import Report, Wake
-from stoker.warm.wire import Head, Kind
 from support.faulty_store import FaultyStore, Weather, pin
+from support.warm_liar import LIES, Liar
 from support.warm_platform import Instance, Mood, Platform, Tier
 from support.warm_wires import End, LinkConfig
 
-__all__ = ["FAULTS", "LIES", "Liar", "WarmRun", "play"]
+__all__ = ["FAULTS", "WarmRun", "play", "play_all"]
 
 FAULTS = (
     "kill", "reclaim", "freeze", "cut", "split", "restart", "crash", "throttle", "fail", "unanswered", "slow start",
     "slow link", "lie", "stray",
 )  # fmt: skip
-LIES = (
-    "bytes", "checksum", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
-    "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets", "says bye", "is another",
-    "is silent",
-)  # fmt: skip
 _POISON = 0xEE
-
-
-class Liar(NodeServer):
-    """A node with a defect, if there is a lie that it tells."""
-
-    lie = ""
-
-    @property
-    def report(self) -> Report:
-        report = super().report
-        if self.lie == "digest":
-            digest = report.digest._replace(hash=report.digest.hash ^ 1)
-            return Report(
-                instance=report.instance,
-                digest=digest,
-                held_bytes=report.held_bytes,
-                limit_bytes=report.limit_bytes,
-            )
-        return report
-
-    async def run(self, wake: Wake, seconds: float) -> dict[str, Any]:
-        if self.lie == "is another":
-            wake = Wake.parse({**wake.to_event(), "node": "warm-0"})
-        return await super().run(wake, seconds)
-
-    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer | Awaitable[Answer]:
-        if self.lie == "is silent" and kind is not Kind.PING:
-            return self._never()
-        if self.lie == "failed":
-            raise StoreError("no")
-        if self.lie == "says bye" and self._connection is not None and self._connection.is_open:
-            self._connection.notify(Kind.BYE, self.report.to_json())
-        answer = super()._answer(kind, head, body)
-        return self._lying(answer, head) if self.lie and isinstance(answer, tuple) else answer
-
-    async def _never(self) -> Answer:
-        await asyncio.sleep(1e6)
-        raise StoreError("a million seconds have passed")
-
-    def _lying(self, answer: Answer, head: Head) -> Answer:
-        kind, said, parts = answer
-        if kind is Kind.FOUND:
-            return self._found(answer, head)
-        if kind is Kind.LISTED:
-            shards = said["shards"]
-            assert isinstance(shards, list)
-            if self.lie == "lists nonsense":
-                return kind, {"shards": ["x", 1], "more": 1}, ()
-            if self.lie == "lists for ever" and shards:
-                return kind, {"shards": shards, "more": 1}, ()
-            if self.lie == "lists too much" and shards:
-                claimed = {ShardId.parse(each) for each in shards}
-                claimed |= {ShardId(each.object, each.data, each.parity, 0) for each in claimed}
-                return kind, {"shards": [each.to_text() for each in sorted(claimed)], "more": 0}, ()
-        if kind is Kind.STORED and "evicted" in said:
-            if self.lie == "forgets":
-                for shard in self._shelf.ids():
-                    self._shelf.delete(shard)
-            if self.lie == "refuses":
-                return Kind.REFUSED, {"reason": "too large"}, ()
-            if self.lie == "evicts all":
-                return kind, {**said, "evicted": [each.to_text() for each in self._shelf.ids()]}, ()
-            if self.lie == "evicts nonsense":
-                return kind, {**said, "evicted": [1, {}] if len(self._shelf) % 2 else 7}, ()
-        return kind, said, parts
-
-    def _found(self, answer: Answer, head: Head) -> Answer:
-        kind, said, parts = answer
-        payload = bytearray(b"".join(parts))
-        if self.lie == "bytes" and payload:
-            payload[-1] ^= 1
-        elif self.lie == "short":
-            del payload[len(payload) // 2 :]
-        elif self.lie == "checksum":
-            crc = said["crc32c"]
-            assert isinstance(crc, int)
-            said = {"crc32c": crc ^ 1}
-        elif self.lie == "missing":
-            return Kind.MISSING, {}, ()
-        elif self.lie == "other kind":
-            return Kind.LISTED, {"shards": [], "more": 0}, ()
-        elif self.lie == "other shard":
-            wanted = ShardId.parse(head["shard"])
-            others = [each for each in self._shelf.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
-            if others and (other := self._shelf.get(others[0])) is not None:
-                payload, said = bytearray(other.payload), {"crc32c": other.crc32c}
-        return kind, said, (payload,)
+_CHUNK = 50
 
 
 class _Keeper:
@@ -158,7 +67,7 @@ class WarmRun:
         self.config = WarmConfig(
             nodes=code.shards + rng.choice([0, 0, 1]),
             code=code,
-            linger_seconds=rng.choice([0.1, 0.25]),
+            linger_seconds=rng.choice([0.05, 0.1, 0.25]),
             keep_warm_seconds=8.0,
             backup_seconds=rng.choice([None, None, None, None, None, None, 9.0]),
             ping_seconds=0.1,
@@ -414,3 +323,33 @@ def play(seed: int) -> WarmRun:
         logger.removeHandler(complaints)
     assert not complaints.records, [record.getMessage() for record in complaints.records]
     return run
+
+
+def play_all(schedules: int) -> tuple[Counter[str], dict[int, str]]:
+    """Play the schedules of the seeds from 0 on, in as many processes as there are processors.
+
+    Returns:
+        What happened in all of them; and seed → what was wrong.
+    """
+    counts, wrong = Counter[str](), dict[int, str]()
+    chunks = [range(start, min(start + _CHUNK, schedules)) for start in range(0, schedules, _CHUNK)]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for some_counts, some_wrong in pool.map(_play_some, chunks):
+            counts += some_counts
+            wrong |= some_wrong
+    return counts, wrong
+
+
+def _play_some(seeds: range) -> tuple[Counter[str], dict[int, str]]:
+    """Play some schedules in a process of their own, as strictly as a test: no warning, nothing that nobody awaits."""
+    counts, wrong = Counter[str](), dict[int, str]()
+    warnings.simplefilter("error")
+    sys.unraisablehook = lambda left: wrong.setdefault(seed, f"{left.err_msg or 'ignored'}: {left.exc_value!r}")
+    logging.getLogger("stoker").addHandler(logging.NullHandler())  # of what goes wrong nodes and proxy complain
+    for seed in seeds:
+        try:
+            counts.update(play(seed).counts)
+        except Exception as error:  # noqa: BLE001 - a process's boundary
+            wrong[seed] = "".join(traceback.format_exception(error))
+    gc.collect()
+    return counts, wrong

@@ -1,0 +1,109 @@
+"""A node with a defect: it answers what is not true, not asked, not allowed, or nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from stoker.errors import StoreError
+from stoker.warm.connection import Answer
+from stoker.warm.node import NodeServer
+from stoker.warm.shard import ShardId
+from stoker.warm.wake import Report, Wake
+from stoker.warm.wire import Head, Kind
+
+__all__ = ["LIES", "Liar"]
+
+LIES = (
+    "bytes", "checksum", "other shard", "short", "missing", "failed", "other kind", "digest", "lists too much",
+    "lists for ever", "lists nonsense", "evicts all", "evicts nonsense", "refuses", "forgets", "says bye", "is another",
+    "is silent",
+)  # fmt: skip
+
+
+class Liar(NodeServer):
+    """A node with a defect, if there is a lie that it tells."""
+
+    lie = ""
+
+    @property
+    def report(self) -> Report:
+        report = super().report
+        if self.lie == "digest":
+            digest = report.digest._replace(hash=report.digest.hash ^ 1)
+            return Report(
+                instance=report.instance,
+                digest=digest,
+                held_bytes=report.held_bytes,
+                limit_bytes=report.limit_bytes,
+            )
+        return report
+
+    async def run(self, wake: Wake, seconds: float) -> dict[str, Any]:
+        if self.lie == "is another":
+            wake = Wake.parse({**wake.to_event(), "node": "warm-0"})
+        return await super().run(wake, seconds)
+
+    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer | Awaitable[Answer]:
+        if self.lie == "is silent" and kind is not Kind.PING:
+            return self._never()
+        if self.lie == "failed":
+            raise StoreError("no")
+        if self.lie == "says bye" and self._connection is not None and self._connection.is_open:
+            self._connection.notify(Kind.BYE, self.report.to_json())
+        answer = super()._answer(kind, head, body)
+        return self._lying(answer, head) if self.lie and isinstance(answer, tuple) else answer
+
+    async def _never(self) -> Answer:
+        await asyncio.sleep(1e6)
+        raise StoreError("a million seconds have passed")
+
+    def _lying(self, answer: Answer, head: Head) -> Answer:
+        kind, said, parts = answer
+        if kind is Kind.FOUND:
+            return self._found(answer, head)
+        if kind is Kind.LISTED:
+            shards = said["shards"]
+            assert isinstance(shards, list)
+            if self.lie == "lists nonsense":
+                return kind, {"shards": ["x", 1], "more": 1}, ()
+            if self.lie == "lists for ever" and shards:
+                return kind, {"shards": shards, "more": 1}, ()
+            if self.lie == "lists too much" and shards:
+                claimed = {ShardId.parse(each) for each in shards}
+                claimed |= {ShardId(each.object, each.data, each.parity, 0) for each in claimed}
+                return kind, {"shards": [each.to_text() for each in sorted(claimed)], "more": 0}, ()
+        if kind is Kind.STORED and "evicted" in said:
+            if self.lie == "forgets":
+                for shard in self._shelf.ids():
+                    self._shelf.delete(shard)
+            if self.lie == "refuses":
+                return Kind.REFUSED, {"reason": "too large"}, ()
+            if self.lie == "evicts all":
+                return kind, {**said, "evicted": [each.to_text() for each in self._shelf.ids()]}, ()
+            if self.lie == "evicts nonsense":
+                return kind, {**said, "evicted": [1, {}] if len(self._shelf) % 2 else 7}, ()
+        return kind, said, parts
+
+    def _found(self, answer: Answer, head: Head) -> Answer:
+        kind, said, parts = answer
+        payload = bytearray(b"".join(parts))
+        if self.lie == "bytes" and payload:
+            payload[-1] ^= 1
+        elif self.lie == "short":
+            del payload[len(payload) // 2 :]
+        elif self.lie == "checksum":
+            crc = said["crc32c"]
+            assert isinstance(crc, int)
+            said = {"crc32c": crc ^ 1}
+        elif self.lie == "missing":
+            return Kind.MISSING, {}, ()
+        elif self.lie == "other kind":
+            return Kind.LISTED, {"shards": [], "more": 0}, ()
+        elif self.lie == "other shard":
+            wanted = ShardId.parse(head["shard"])
+            others = [each for each in self._shelf.ids() if each.size_bytes == wanted.size_bytes and each != wanted]
+            if others and (other := self._shelf.get(others[0])) is not None:
+                payload, said = bytearray(other.payload), {"crc32c": other.crc32c}
+        return kind, said, (payload,)
