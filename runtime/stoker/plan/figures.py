@@ -20,6 +20,8 @@ _HEADROOM = 0.2
 """Of the axis, above bars, for the legend."""
 _LABELLED_BARS = 12
 """At most, in a panel: more leave no room for their figures."""
+_NAMED_TICKS = 7
+"""At most."""
 _LINE_POINTS = (1.5, 3.0)
 """From the last line to the first, so that lines that lie upon each other are all seen."""
 _EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'; the CSV is written without it"
@@ -31,6 +33,12 @@ def write_png(panels: Sequence[Panel], title: str, path: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
+    figure = _drawn(panels, title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
+
+
+def _drawn(panels: Sequence[Panel], title: str) -> Any:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -47,8 +55,33 @@ def write_png(panels: Sequence[Panel], title: str, path: Path) -> None:
             _draw(axes, panels[place])
         else:
             axes.set_axis_off()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    _clear_legends(figure)
+    return figure
+
+
+def _clear_legends(figure: Any) -> None:
+    """Move below its axes each legend that lies on a line or a point: no corner of these was free."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is None or not any(_touches(line, legend.get_window_extent()) for line in axes.lines):
+            continue
+        inches = (axes.get_window_extent().y0 - axes.xaxis.label.get_window_extent().y0) / figure.dpi
+        below = axes.transAxes + ScaledTranslation(0.0, -inches, figure.dpi_scale_trans)
+        for columns in (2, 1):
+            place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.0), "bbox_transform": below, "borderaxespad": 0.2}
+            legend = axes.legend(fontsize=8, frameon=False, ncols=columns, **place)
+            if legend.get_window_extent().width <= axes.get_window_extent().width:
+                break
+
+
+def _touches(line: Any, box: Any) -> bool:
+    path = line.get_transform().transform_path(line.get_path())
+    if line.get_linestyle() == "None":
+        return any(box.contains(x, y) for x, y in path.vertices)
+    return bool(path.intersects_bbox(box, filled=False))
 
 
 def _draw(axes: Any, panel: Panel) -> None:
@@ -71,6 +104,7 @@ def _draw(axes: Any, panel: Panel) -> None:
             axes.plot(series.x, series.y, "-", label=series.name, color=colour, marker=".", linewidth=width)
     if panel.x_log:
         axes.set_xscale("log")
+        _name_ticks(axes, {float(x) for series in panel.series for x in series.x})
     if panel.y_log:
         axes.set_yscale("log")
     else:
@@ -79,6 +113,13 @@ def _draw(axes: Any, panel: Panel) -> None:
         low, high = axes.get_ylim()
         axes.set_ylim(top=high * (high / low) ** _HEADROOM if panel.y_log else high * (1 + _HEADROOM))
     axes.legend(fontsize=8, frameon=False, ncols=2 if bars else 1)
+
+
+def _name_ticks(axes: Any, values: set[float]) -> None:
+    """Name the values themselves on a logarithmic axis, if they are few: powers of ten between them say little."""
+    if 1 < len(values) <= _NAMED_TICKS:
+        axes.set_xticks(sorted(values), [f"{value:,.10g}" for value in sorted(values)])
+        axes.minorticks_off()
 
 
 def _draw_bars(axes: Any, series: Series, place: int, count: int, colour: str) -> None:
