@@ -210,6 +210,15 @@ def test_the_outcome_says_what_the_tier_did_and_cost(tmp_path: Path) -> None:
     assert f"costs ${run.warm.bill(prices.function('lambda'), 0.0).dollars:.3g}" in said
 
 
+def test_the_outcome_says_what_went_back_from_the_bucket(tmp_path: Path) -> None:
+    scenario = scenario_of(tmp_path, "[warm]\nmean_life_seconds = 60\nkeep_warm_seconds = 5\nput_back = 4\n")
+    run = simulate(scenario)
+    assert run.warm is not None
+    assert run.warm.put_back > 100
+    said = " ".join(outcome("x", scenario, run, prices=Prices.load(), url="s3").remarks)
+    assert f"{run.warm.put_back} shards went back from the bucket by {run.warm.bucket_requests} GETs" in said
+
+
 def test_what_is_left_out_is_as_for_a_proxy_and_what_is_said_is_taken(tmp_path: Path) -> None:
     assert scenario_of(tmp_path, "").warm is None
     assert scenario_of(tmp_path, "[warm]\n").warm == WarmModel()

@@ -71,7 +71,7 @@ def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices, get_dollars: 
     return (
         f"The warm tier: {counted(config.nodes, 'function')}, {config.code} shards; {warm.evicted} went for others.",
         f"Of {reads} of what it held, {warm.losses} found too many shards lost; {warm.rebuilt} were put back by reads.",
-        *([f"{warm.put_back} were put back from the bucket {gets}."] if config.put_back else []),
+        *([f"{counted(warm.put_back, 'shard')} went back from the bucket {gets}."] if config.put_back else []),
         f"Its functions lost their memory {gone} times in {seconds / 3600:.3g} h. All costs {dollars}: {parts}.",
     )
 
