@@ -71,9 +71,12 @@ class _Setting:
     put_back: int = 0
 
     def __str__(self) -> str:
-        backup = "no back-up" if self.backup_seconds is None else f"back-up {self.backup_seconds / 60:.0f} min"
-        eager = f", put back, called every {self.warm_seconds:.0f} s" if self.put_back else ""
-        return f"{self.code}, {backup}{eager}"
+        kept: list[str] = []
+        if self.backup_seconds is not None:
+            kept.append(f"back-up {self.backup_seconds / 60:.0f} min")
+        if self.put_back:
+            kept.append(f"put back, called every {self.warm_seconds:.0f} s")
+        return ", ".join([str(self.code), *(kept or ["no back-up"])])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +223,7 @@ def _settings(codes: Sequence[Code], *, quick: bool) -> Iterable[_Setting]:
         for backup_seconds in (None, 300.0, 60.0):
             for warm_seconds in (60.0,) if quick else (60.0, 300.0):
                 yield _Setting(code=code, warm_seconds=warm_seconds, backup_seconds=backup_seconds)
-        for backup_seconds in (None,) if quick else (None, 60.0):
-            yield _Setting(code=code, warm_seconds=_EAGER_SECONDS, backup_seconds=backup_seconds, put_back=_AT_ONCE)
+        yield _Setting(code=code, warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE)
 
 
 def _by_setting(tried: _Tried) -> Table:
@@ -334,7 +336,7 @@ def _by_objects(counts: Sequence[int], lives: Sequence[_Lives], load: _Load) -> 
     rows: list[tuple[Cell, ...]] = []
     series = []
     for each in lives:
-        for setting in (_OFTEN, _EAGER):
+        for setting in (_OFTEN, _BEST.get(each, _EAGER)):
             whole = []
             for objects in counts:
                 of = _Load(hours=load.hours, functions=load.functions, objects=objects)
@@ -399,8 +401,8 @@ def _run(quick: bool) -> Outcome:
     )
 
 
-_COUNTS = (100, 1_000, _OBJECTS, 10_000)
-_BEST_HOURS = 250
+_COUNTS = (100, 1_000, _OBJECTS)
+_BEST_HOURS = 100
 _REMARKS = (
     "Object-hours: an object that is whole when the hour begins can be restored all through it, as in 'infinicache'.",
     f"Hours with none lost: the same of all {_OBJECTS:,} objects at once. It falls with their number.",
