@@ -19,6 +19,9 @@ __all__ = ["Clients", "Reception"]
 
 _log = logging.getLogger(__name__)
 
+_QUIET_SECONDS = 10.0
+"""Between two words about connections that ended for the same kind of reason."""
+
 
 class Clients(Protocol):
     """Answers those who are no nodes."""
@@ -53,6 +56,7 @@ class Reception:
     ) -> None:
         self._secret, self._door, self._nodes, self._clients, self._spawn = secret, door, nodes, clients, spawn
         self._connections: set[Connection] = set()
+        self._told: dict[type[StokerError], tuple[float, int]] = {}  # when last, and how many have ended like it since
 
     async def open(self) -> None:
         """Listen.
@@ -108,13 +112,24 @@ class Reception:
                 node.greeted(connection, peer.greeting)
             await connection.closed()
         except StokerError as error:
-            _log.warning("a connection of the warm tier ended: %s", error)
+            self._tell(error)
             connection.abort()
         finally:
             self._connections.discard(connection)
             connection.abort()
             if node is not None:
                 node.lost(connection)
+
+    def _tell(self, error: StokerError) -> None:
+        """Say why a connection ended; of many alike, which strangers can cause, only the first, and then their number."""
+        now_seconds, kind = asyncio.get_running_loop().time(), type(error)
+        told_seconds, untold = self._told.get(kind, (float("-inf"), 0))
+        if now_seconds - told_seconds < _QUIET_SECONDS:
+            self._told[kind] = told_seconds, untold + 1
+            return
+        self._told[kind] = now_seconds, 0
+        more = f" ({untold:,} more have ended like this since the last word)" if untold else ""
+        _log.warning("a connection of the warm tier ended: %s%s", error, more)
 
     def _node_of(self, connection: Connection) -> Node | None:
         peer = connection.peer
