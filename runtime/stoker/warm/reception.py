@@ -121,7 +121,7 @@ class Reception:
                 node.lost(connection)
 
     def _tell(self, error: StokerError) -> None:
-        """Say why a connection ended; of many alike, which strangers can cause, only the first, and then their number."""
+        """Say why a connection ended; of many alike, which strangers can cause, only the first and their number."""
         now_seconds, kind = asyncio.get_running_loop().time(), type(error)
         told_seconds, untold = self._told.get(kind, (float("-inf"), 0))
         if now_seconds - told_seconds < _QUIET_SECONDS:
