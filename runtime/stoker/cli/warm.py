@@ -96,9 +96,14 @@ async def _status(args: Namespace, location: WarmLocation) -> int:
 
 
 def _tell_problems(told: Mapping[str, Any]) -> None:
-    """Say why nodes did not come."""
+    """Say why nodes did not come, and of those with the same reason, but for their names, only once."""
+    alike = dict[str, tuple[list[str], str]]()
     for problem in told["problems"]:
-        print(printable(problem))
+        name, _, why = problem.partition(": ")
+        names, _ = alike.setdefault(why.replace(name, ""), ([], why))
+        names.append(name)
+    for names, why in alike.values():
+        print(printable(f"{', '.join(names)}: {why}"))
     if told["absent"] > len(told["problems"]):
         print(f"and {told['absent'] - len(told['problems']):,} more")
 

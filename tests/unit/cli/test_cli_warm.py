@@ -195,9 +195,16 @@ def test_up_says_how_many_came_and_which_did_not(
         "11 of 12 nodes came, and can hold 12.0 GiB",
         r"warm-3: \x1b[31mthere is no function stoker-warm-3",
     ]
-    with keeping(monkeypatch, Kept({**TOLD, "absent": 3})):
+    problems = [f"warm-{number}: there is no function stoker-warm-{number}" for number in (3, 5)]
+    with keeping(
+        monkeypatch, Kept({**TOLD, "absent": 4, "problems": [problems[0], "warm-4: it is cold", problems[1]]})
+    ):
         assert cli.main(["warm", "up", PROXY]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "and 2 more"
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "warm-3, warm-5: there is no function stoker-warm-3",
+        "warm-4: it is cold",
+        "and 1 more",
+    ]
     with keeping(monkeypatch, Kept({**TOLD, "absent": 0, "problems": []})):
         assert cli.main(["warm", "up", PROXY]) == 0
 
