@@ -1,0 +1,56 @@
+"""A warm tier of one node in virtual time, and what tests do with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from stoker.clock import run_virtual
+from stoker.warm.code import Code
+from stoker.warm.fleet import Node
+from stoker.warm.settings import WarmConfig
+from stoker.warm.shard import ShardId
+from stoker.warm.wire import Kind
+from support.warm_platform import Instance, Tier, named
+
+__all__ = ["DATA", "NAME", "SHARD", "check", "die_in_silence", "ping", "tasks", "the_instance"]
+
+NAME, DATA = named(1, 3000)
+SHARD = ShardId(NAME, 1, 0, 0)
+
+
+def check(test: Callable[[Tier, Node], Awaitable[None]], **settings: Any) -> None:
+    """Run a test when the node has greeted and sleeps, in virtual time."""
+
+    async def main() -> None:
+        config = WarmConfig(nodes=1, code=Code(1, 0), **{"wake_seconds": 5.0, **settings})
+        async with Tier(config) as made:
+            await asyncio.sleep(2.0)
+            made.platform.calls.clear()
+            await test(made, made.proxy._nodes[0])
+
+    run_virtual(main())
+
+
+def tasks(made: Tier) -> list[str]:
+    """Return what calls were made for."""
+    return [call.task for call in made.platform.calls]
+
+
+def the_instance(made: Tier) -> Instance:
+    """Return the only one that there is."""
+    (instance,) = made.platform.all_instances()
+    return instance
+
+
+def die_in_silence(made: Tier) -> None:
+    """Take all instances as a machine that is switched off does: no connection is told."""
+    for link in made.network.links:
+        link.split()
+    made.platform.reclaim("warm-0")
+
+
+async def ping(node: Node, seconds: float = 20.0) -> None:
+    """Ask a node whether it is there."""
+    assert (await node.request(Kind.PING, {}, seconds=seconds)).kind is Kind.PONG

@@ -1,0 +1,53 @@
+"""What a node says that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stoker.errors import WireError
+from stoker.warm.fleet import Node
+from stoker.warm.listing import listed_page
+from stoker.warm.shard import ShardId
+from support.warm_one_node import DATA, NAME, SHARD, check
+from support.warm_platform import Tier
+
+
+def test_a_listing_during_which_something_came_is_made_again() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        listing = asyncio.ensure_future(node.listed())
+        await asyncio.sleep(0.0011)  # the answer is on its way
+        node._standing.changes += 1
+        assert await listing == [SHARD]
+        assert node.life.is_listed
+
+    check(test)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {},
+        {"shards": 7},
+        {"shards": ["x"]},
+        {"shards": [], "more": 1},
+        {"shards": [SHARD.to_text(), SHARD.to_text()]},
+        {"shards": [ShardId(NAME, 1, 1, 1).to_text(), ShardId(NAME, 1, 1, 0).to_text()]},
+    ],
+)
+def test_lists_that_cannot_be_are_refused(head: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        listed_page("warm-0", head, [], 10)
+
+
+def test_a_list_that_has_no_end_is_refused() -> None:
+    page = {"shards": [ShardId(NAME, 1, 20, at).to_text() for at in range(10, 20)], "more": 1}
+    before = [ShardId(NAME, 1, 20, at) for at in range(10)]
+    assert len(listed_page("warm-0", page, before, 20)) == 10
+    with pytest.raises(WireError, match="more than 19"):
+        listed_page("warm-0", page, before, 19)
+    with pytest.raises(WireError, match="order"):
+        listed_page("warm-0", page, [ShardId(NAME, 1, 20, 15)], 20)

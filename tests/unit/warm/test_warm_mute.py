@@ -1,0 +1,95 @@
+"""Nodes that are there, and deliver nothing; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from stoker.clock import run_virtual
+from stoker.warm.code import Code
+from stoker.warm.fleet import Node
+from stoker.warm.life import State
+from stoker.warm.node import NodeServer
+from stoker.warm.settings import WarmConfig
+from stoker.warm.wire import Kind
+from support.warm_one_node import DATA, NAME, SHARD, the_instance
+from support.warm_platform import Mood, Tier
+
+
+class Mute(NodeServer):
+    """Answers everything but requests for shards, of which it takes note."""
+
+    is_mute = False
+    asked = 0
+
+    def _answer(self, kind: Kind, head: Any, body: bytearray) -> Any:
+        if kind is Kind.GET:
+            self.asked += 1
+            if self.is_mute:
+                return asyncio.sleep(1e6)
+        return super()._answer(kind, head, body)
+
+
+def check_mute(test: Callable[[Tier, Node, Mute], Awaitable[None]], **settings: Any) -> None:
+    async def main() -> None:
+        config = WarmConfig(nodes=1, code=Code(1, 0), **{"read_seconds": 2.0, "fresh_seconds": 0.5, **settings})
+        async with Tier(config, node_type=Mute) as made:
+            await made.put((NAME, DATA))
+            mute = the_instance(made).node
+            assert isinstance(mute, Mute)
+            mute.is_mute = True
+            await test(made, made.proxy._nodes[0], mute)
+
+    run_virtual(main())
+
+
+def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_reads_in_vain() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        for _ in range(3):
+            assert made.believed() == {"warm-0": {SHARD}}
+            assert not await made.kept(NAME, DATA)
+        assert node.life.state is State.GONE
+        assert made.believed() == {}
+        assert not await made.kept(NAME, DATA)
+        assert mute.asked == 3, "nobody waits for it any more"
+
+    check_mute(test)
+
+
+def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        assert not any(await asyncio.gather(*[made.kept(NAME, DATA) for _ in range(5)]))
+        assert node.life.state is not State.GONE
+        mute.is_mute = False
+        assert await made.kept(NAME, DATA)
+
+    check_mute(test)
+
+
+def test_a_node_that_was_given_up_for_what_it_did_not_deliver_is_tried_once_each_time_it_greets() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        for _ in range(3):
+            assert not await made.kept(NAME, DATA)
+        for turn in range(1, 4):
+            await asyncio.sleep(65.0)
+            assert made.believed() == {"warm-0": {SHARD}}
+            assert not await made.kept(NAME, DATA)
+            assert mute.asked == 3 + turn
+            assert node.life.state is State.GONE
+        mute.is_mute = False
+        await asyncio.sleep(65.0)
+        assert await made.kept(NAME, DATA)
+
+    check_mute(test)
+
+
+def test_reads_for_which_the_wake_left_no_time_are_not_held_against_a_node() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        for _ in range(6):
+            await asyncio.sleep(5.0)
+            made.platform.mood = Mood(warm_seconds=1.5)
+            assert not await made.kept(NAME, DATA)
+        assert made.believed() == {"warm-0": {SHARD}}
+
+    check_mute(test)

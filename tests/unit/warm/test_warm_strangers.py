@@ -1,0 +1,130 @@
+"""Instances that a platform starts or takes in the place of a node, or beside it; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stoker.errors import DeadlineError
+from stoker.warm.fleet import Node
+from support.warm_one_node import DATA, NAME, SHARD, check, die_in_silence, ping, tasks
+from support.warm_platform import Mood, Tier
+
+
+def test_a_call_that_goes_astray_loses_nothing_and_costs_one_more() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.calls.clear()
+        made.platform.mood = Mood(stray=1.0)
+        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        await asyncio.sleep(0.2)
+        made.platform.mood = Mood()
+        assert await reading
+        assert [(call.task, call.is_cold) for call in made.platform.calls] == [("serve", True), ("serve", False)]
+        await asyncio.sleep(2.0)
+        assert made.believed() == {"warm-0": {SHARD}} == made.held()
+        assert [instance.running for instance in made.platform.all_instances()] == [None, None]
+        assert len(made.proxy._reception._connections) == 1, "nothing is left of the stranger"
+
+    check(test)
+
+
+def test_calls_that_keep_going_astray_to_an_empty_instance_lose_nothing() -> None:
+    """Of two instances that have nothing to do, this platform takes the wrong one every time."""
+
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.mood, made.platform.most = Mood(stray=1.0), 2
+        made.platform.calls.clear()
+        for _ in range(20):
+            assert await made.kept(NAME, DATA)
+            await asyncio.sleep(100.0)
+        assert len(made.platform.all_instances()) == 2
+        assert not made.proxy.statistics().losses
+        assert tasks(made).count("serve") <= 2 * 20 + 2 * tasks(made).count("warm")
+
+    check(test)
+
+
+def test_a_node_that_was_taken_back_in_silence_is_believed_to_be_empty_after_one_call_more() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.calls.clear()
+        die_in_silence(made)
+        begun_seconds = asyncio.get_running_loop().time()
+        assert not await made.kept(NAME, DATA)
+        assert asyncio.get_running_loop().time() - begun_seconds < 1.0
+        assert [(call.task, call.is_cold) for call in made.platform.calls] == [("serve", True), ("serve", True)]
+        assert made.believed() == {}
+        await asyncio.sleep(2.0)
+        await ping(node)
+        assert tasks(made) == ["serve"] * 3, "the node is known again"
+
+    check(test)
+
+
+def test_the_second_call_is_made_although_nobody_waits_any_more() -> None:
+    """Otherwise the stranger would be the one with nothing to do at the next call, and believed."""
+
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        made.platform.mood = Mood(stray=1.0)
+        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        await asyncio.sleep(0.2)
+        made.platform.mood = Mood()
+        reading.cancel()
+        await asyncio.sleep(5.0)
+        assert node.life.expected.term == 1
+        assert await made.kept(NAME, DATA)
+
+    check(test)
+
+
+def test_readers_of_a_node_in_doubt_wait_no_longer_than_they_would() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        die_in_silence(made)
+        made.platform.mood = Mood(cold_seconds=1.2)
+        begun_seconds = asyncio.get_running_loop().time()
+        assert not await made.kept(NAME, DATA)
+        assert asyncio.get_running_loop().time() - begun_seconds == pytest.approx(2.0, abs=0.01)
+        await asyncio.sleep(5.0)
+        assert made.believed() == {}
+
+    check(test, read_seconds=2.0)
+
+
+def test_a_platform_that_runs_one_instance_at_a_time_is_not_called_for_ever() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        made.platform.most = 1
+        await made.put((NAME, DATA))
+        await asyncio.sleep(2.0)
+        die_in_silence(made)
+        assert not await made.kept(NAME, DATA)
+        assert made.platform.counts.throttled == 1
+        assert made.believed() == {}
+        await ping(node)
+
+    check(test)
+
+
+def test_a_second_instance_that_comes_too_late_to_be_one_is_told_to_go_and_nothing_else() -> None:
+    async def test(made: Tier, node: Node) -> None:
+        await made.put((NAME, DATA))
+        made.platform.mood = Mood(cold_seconds=6.0)
+        with pytest.raises(DeadlineError, match="no second instance"):
+            async with node.accompanied():
+                raise AssertionError
+        await asyncio.sleep(5.0)
+        assert tasks(made).count("backup") == 1
+        assert [instance.running for instance in made.platform.all_instances()] == [None, None]
+        assert made.believed() == {"warm-0": {SHARD}}
+        await ping(node)
+
+    check(test)
