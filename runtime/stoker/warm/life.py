@@ -27,7 +27,7 @@ holds. When the known instance sleeps, a call should have woken it if it still w
 node and what it does not hold is lost. But a platform may take another instance all the same. A stranger that holds
 nothing is therefore believed at once only if the connection of the known one has broken. Otherwise the function is
 called once more while the stranger runs, which leaves the platform the known one, if there is one; whoever greets then
-is the node. A call too many costs less than a hundredth of moving what a full node held.
+is the node. A call too many, with its cold start, costs some hundredths of moving what a full node held.
 
 The words of an instance other than the known one, or on a broken connection, are dropped before they get here.
 """

@@ -127,6 +127,7 @@ class Standing:
             if self.connection is not None:
                 self.connection.abort()
                 self.connection = None
+            self.changed.set()
             self._found(Contents.NONE)
 
     def touched(self) -> None:

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from stoker.clock import run_virtual
+from stoker.errors import ConnectionLostError
 from stoker.warm.code import Code
 from stoker.warm.fleet import Node
 from stoker.warm.life import State
@@ -55,6 +58,24 @@ def test_a_node_that_answers_pings_and_delivers_nothing_is_given_up_after_three_
         assert mute.asked == 3, "nobody waits for it any more"
 
     check_mute(test)
+
+
+def test_whoever_waits_for_a_node_that_is_given_up_is_told_at_once() -> None:
+    async def test(made: Tier, node: Node, mute: Mute) -> None:
+        for _ in range(2):
+            assert not await made.kept(NAME, DATA)
+        begun_seconds = asyncio.get_running_loop().time()
+        reading = asyncio.ensure_future(made.kept(NAME, DATA))
+        await asyncio.sleep(1.0)
+        for instance in made.platform.all_instances():
+            instance.freeze()  # so that the node may be awake when the third read is in vain
+        waiting = asyncio.ensure_future(node.request(Kind.PING, {}, seconds=60.0))
+        assert not await reading
+        with pytest.raises(ConnectionLostError, match="does not come"):
+            await waiting
+        assert asyncio.get_running_loop().time() - begun_seconds == pytest.approx(2.0, abs=0.1)
+
+    check_mute(test, ping_seconds=0.5, wake_seconds=30.0)
 
 
 def test_many_reads_at_once_that_are_in_vain_are_one() -> None:
