@@ -1,0 +1,143 @@
+"""A keeper that is opened when it is first read from: once for all who wait, and done without while it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import ConfigError
+from stoker.warm.lazy import LazyKeeper
+
+NAME = "0" * 32
+
+
+class Kept:
+    """A keeper that has every object."""
+
+    def __init__(self) -> None:
+        self.offered: list[str] = []
+        self.closed = 0
+
+    async def read(self, name: str, into: memoryview) -> bool:
+        return True
+
+    def offer(self, name: str, data: memoryview) -> None:
+        self.offered.append(name)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Opening:
+    """Opens keepers in a second, unless it is broken.
+
+    Attributes:
+        begun: how often it was tried.
+        made: the keepers.
+    """
+
+    def __init__(self, *, is_broken: bool = False) -> None:
+        self.is_broken, self.begun, self.made = is_broken, 0, list[Kept]()
+
+    async def __call__(self) -> Kept:
+        self.begun += 1
+        await asyncio.sleep(1.0)
+        if self.is_broken:
+            raise ConfigError("there are no functions")
+        self.made.append(Kept())
+        return self.made[-1]
+
+
+async def read(keeper: LazyKeeper) -> bool:
+    return await keeper.read(NAME, memoryview(bytearray(1)))
+
+
+def test_nothing_is_opened_before_the_first_read_and_then_once_for_all_who_wait() -> None:
+    async def test() -> None:
+        opening = Opening()
+        keeper = LazyKeeper(opening)
+        keeper.offer(NAME, memoryview(b"x"))  # which nobody is there to take
+        await keeper.close()
+        assert opening.begun == 0
+        assert await asyncio.gather(*(read(keeper) for _ in range(5))) == [True] * 5
+        keeper.offer(NAME, memoryview(b"x"))
+        assert (opening.begun, opening.made[0].offered) == (1, [NAME])
+        for _ in range(2):
+            await keeper.close()
+        assert opening.made[0].closed == 1
+        assert await read(keeper), "it opens anew"
+        assert (opening.begun, keeper.keeper) == (2, opening.made[1])
+        await keeper.close()
+
+    run_virtual(test())
+
+
+def test_a_reader_that_leaves_while_it_is_opened_leaves_that_to_the_others() -> None:
+    async def test() -> None:
+        opening = Opening()
+        keeper = LazyKeeper(opening)
+        first, second = (asyncio.ensure_future(read(keeper)) for _ in range(2))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        assert await second
+        assert opening.begun == 1
+        await keeper.close()
+
+    run_virtual(test())
+
+
+def test_what_cannot_be_opened_is_a_miss_with_a_warning_and_is_not_tried_at_every_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        opening = Opening(is_broken=True)
+        keeper = LazyKeeper(opening, patience_seconds=30.0)
+        with caplog.at_level(logging.WARNING):
+            assert await asyncio.gather(*(read(keeper) for _ in range(5))) == [False] * 5
+            assert not await read(keeper)
+        (warning,) = (each.getMessage() for each in caplog.records)
+        assert warning.startswith("the warm tier cannot be used: there are no functions; it is tried again in 30 s")
+        assert opening.begun == 1
+        opening.is_broken = False
+        await asyncio.sleep(30.0)
+        assert await read(keeper)
+        assert opening.begun == 2
+        await keeper.close()
+
+    run_virtual(test())
+
+
+def test_who_closes_while_it_is_opened_has_nothing_opened() -> None:
+    async def test() -> None:
+        opening = Opening()
+        keeper = LazyKeeper(opening)
+        reading = asyncio.ensure_future(read(keeper))
+        await asyncio.sleep(0.5)
+        await keeper.close()
+        assert not await reading
+        assert (opening.made, keeper.keeper) == ([], None)
+
+    run_virtual(test())
+
+
+def test_a_forked_process_has_a_keeper_of_its_own_and_leaves_its_parent_s_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        opening = Opening()
+        keeper = LazyKeeper(opening)
+        assert await read(keeper)
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            keeper.offer(NAME, memoryview(b"x"))  # which is not its parent's to take
+            assert await read(keeper)
+            assert opening.begun == 2
+            await keeper.close()
+        assert opening.made[0].offered == []
+        assert [each.closed for each in opening.made] == [0, 1]
+
+    run_virtual(test())
