@@ -23,7 +23,7 @@ from support.function_endpoints import gcf_endpoint
 from support.tiny_functions import FUNCTIONS
 
 TESTS = Path(__file__).parents[1]
-RAY_SECONDS = 120.0  # of a hang
+RAY_SECONDS = 300.0  # of a hang
 
 
 @pytest.fixture(scope="module")

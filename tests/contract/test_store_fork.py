@@ -40,4 +40,4 @@ def test_what_a_forked_child_drops_does_not_reach_into_its_parents_event_loop(
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PROGRAM, local_bucket.url]
-    subprocess.run(command, check=True, env=environment, timeout=60)
+    subprocess.run(command, check=True, env=environment, timeout=300)

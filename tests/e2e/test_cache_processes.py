@@ -109,7 +109,7 @@ def test_a_forked_child_that_lives_on_does_not_keep_its_killed_parents_part(url:
 
 def test_a_script_that_does_not_close_its_loader_ends_quietly_and_keeps_what_it_had(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", UNCLOSED, url, f"disk:{tmp_path / 'cache'}?limit=1GB"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     names = [each.name for each in (tmp_path / "cache").rglob("*") if each.is_file()]
     assert names

@@ -20,7 +20,7 @@ from stoker_torch import CachedDataset, DiskCache, PrefetchSampler
 from support.executors import Immediate
 from support.same import same
 
-_TIMEOUT_SECONDS = 120  # of a hang
+_TIMEOUT_SECONDS = 300  # of a hang
 
 
 class Images:

@@ -37,7 +37,7 @@ def stoker(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and check its exit code."""
     with start(*arguments, environment=environment) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == code, err
     assert "Traceback" not in err
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -190,7 +190,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(tmp_path: Path) -> Non
         assert process.stdout.readline() == "sample 0\n"
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(60) == 141
+        assert process.wait(300) == 141
 
 
 def test_a_sample_that_does_not_fit_is_named_and_the_pack_resumes_without_it(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_an_interrupted_pack_says_130_and_the_same_command_finishes_it(
         process.send_signal(signal.SIGINT)
         go_on.set()
         assert "running the same command again" in process.stderr.read()
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
     finished = stoker(*command, environment=environment)
     assert "samples were there already" in finished.stderr
     first = json.loads(stoker("info", tmp_path / "undisturbed", "--json").stdout)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import stoker
 
 SAMPLES = 400
-_TIMEOUT_SECONDS = 120  # of a hang
+_TIMEOUT_SECONDS = 300  # of a hang
 
 PREAMBLE = """
 import logging, os, signal, sys, threading

@@ -24,7 +24,7 @@ from stoker_local.demo.training import Timing, new_model
 from stoker_torch import Loader
 from support.demo import cells, demo, mislead, read_until, running, started_by
 
-TIMEOUT_SECONDS = 280
+TIMEOUT_SECONDS = 600
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_ctrl_c_ends_the_demo_and_everything_it_started(empty_folder: Path, sign
         output = read_until(process, sign)
         family = started_by(process.pid)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process in the foreground
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert sign in output
     assert (process.returncode, errors) == (130, "stoker: interrupted\n")
     assert len(family) >= 1 + 1

@@ -48,7 +48,7 @@ def installed() -> None:
     if OSLS.exists() and stamp.exists() and stamp.stat().st_mtime >= (TOOLS / "package-lock.json").stat().st_mtime:
         return
     command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    done = subprocess.run(command, cwd=TOOLS, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=TOOLS, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         assert not os.environ.get("CI"), done.stderr
         pytest.skip(f"npm cannot install osls: {done.stderr[-500:]}")
@@ -59,7 +59,7 @@ def package(folder: Path, params: dict[str, str]) -> subprocess.CompletedProcess
     command = [str(OSLS), "package", "--package", str(folder / "package")]
     command += [f"--param={name}={value}" for name, value in params.items()]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "AWS_EC2_METADATA_DISABLED": "true"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def packaged(folder: Path, **params: str) -> Template:

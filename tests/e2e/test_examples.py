@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def test_train_digits_packs_a_folder_trains_from_it_and_recognises_digits(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(EXAMPLES / "train_digits.py"), str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     found = re.search(r"([\d.]+)% of the test images", run.stdout)
     assert found is not None
@@ -25,7 +25,7 @@ def test_train_digits_packs_a_folder_trains_from_it_and_recognises_digits(tmp_pa
 
 def test_cached_dataset_trains_in_three_ways_and_fetches_ahead() -> None:
     command = [sys.executable, "-W", "error", str(EXAMPLES / "cached_dataset.py")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     assert len(re.findall(r"waited [\d.]+ s in 2 epochs", run.stdout)) == 3
     found = re.search(r"(\d+) of 200 look-ups were misses", run.stdout)
@@ -69,7 +69,7 @@ def test_a_framework_trains_and_run_again_goes_on(
         ],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
         cwd=tmp_path,
         env={

@@ -31,7 +31,7 @@ RAW, DATASET = "s3://raw/in", "s3://stoker/train"
 OBJECTS = 600
 SMALL = ("--super-sample-bytes", "32KiB", "--part-bytes", "96KiB")
 SETTINGS = {"STOKER_DATASETS": f"train={DATASET}", "STOKER_SOURCES": RAW}
-_TIMEOUT_SECONDS = 150.0  # of a hang
+_TIMEOUT_SECONDS = 300  # of a hang
 Clouds = tuple[LocalBucket, FunctionCloud]
 
 

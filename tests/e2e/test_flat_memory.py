@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def flat_memory(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.flat_memory", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_memory_objects_files_and_threads_stay_flat_over_200_epochs() -> None:

@@ -51,7 +51,7 @@ def run(folder: Path, program: str) -> None:
     with stoker.Packer(folder / "train", schema={"x": stoker.Array("int64")}, super_sample_bytes=512) as packer:
         packer.extend({"x": number} for number in range(SAMPLES))
     done = subprocess.run(
-        [sys.executable, "-c", START + program], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", START + program], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert not done.returncode, done.stderr
 

@@ -37,9 +37,9 @@ def test_the_commands_of_the_page_run_its_function_and_call_it_from_another_shel
         assert program.stdout is not None
         export, url = program.stdout.readline(), program.stdout.readline()
         assert re.fullmatch(r"# echo: http://127\.0\.0\.1:\d+\n", url)
-        called = subprocess.run(["/bin/sh", "-c", export + call], **common, **piped, timeout=60, check=False)
+        called = subprocess.run(["/bin/sh", "-c", export + call], **common, **piped, timeout=300, check=False)
         program.send_signal(signal.SIGINT)
-        _, bill = program.communicate(timeout=60)
+        _, bill = program.communicate(timeout=300)
     assert (called.stdout, called.stderr) == ("b'{\"you said\": [1, 2]}'\n", "")
     assert program.returncode == 0
     assert "echo: 1 invocations, 1 cold starts, 0 errors" in bill
@@ -48,7 +48,7 @@ def test_the_commands_of_the_page_run_its_function_and_call_it_from_another_shel
 def test_the_program_of_the_page_prints_what_the_page_shows(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(blocks("python")[1])
-    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, check=False)
     assert (ended.stderr, ended.stdout) == ("", blocks("text")[0])
 
 
@@ -66,7 +66,7 @@ def test_the_commands_of_the_page_pack_shuffle_and_serve_in_functions(tmp_path: 
                     client.put_object(Bucket="raw", Key=f"photos/{number}.bin", Body=b"a photo")
             (url,) = [url.removeprefix("# stoker-serve: ") for url in urls if "stoker-serve" in url]
             script = "\n".join(["set -e", export, f"URL={url}", *others])
-            ended = subprocess.run(["/bin/sh", "-c", script], **common, capture_output=True, timeout=60, check=False)
+            ended = subprocess.run(["/bin/sh", "-c", script], **common, capture_output=True, timeout=300, check=False)
         finally:
             program.send_signal(signal.SIGINT)
     assert ended.returncode == 0, ended.stderr

@@ -30,7 +30,7 @@ from stoker_torch.config import LoaderShuffle
 
 DATASET = "s3://stoker/train"
 SAMPLES = 2000
-_TIMEOUT_SECONDS = 150.0  # of a hang
+_TIMEOUT_SECONDS = 300  # of a hang
 Clouds = tuple[LocalBucket, FunctionCloud]
 
 

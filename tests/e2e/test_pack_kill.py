@@ -115,4 +115,4 @@ def test_the_command_finds_nothing_wrong_with_what_was_killed_and_resumed(tmp_pa
     place = Place(name="folder", url=str(tmp_path / "ds"), missing_url="")
     kill_and_finish(place, "create", FEW, [Death(moment="during", key="data/")])
     command = [sys.executable, "-m", "stoker.cli", "verify", "--deep", place.url]
-    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+    assert subprocess.run(command, check=False, timeout=300).returncode == 0

@@ -34,7 +34,9 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def run(*command: str, folder: Path, **variables: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, **variables}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

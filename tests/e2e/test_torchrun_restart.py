@@ -21,7 +21,7 @@ FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Makes torchrun give each attempt a store of its own. The agent's, which attempts share else, keeps the addresses of
 ranks that are dead, and torch 2.13 no longer tells attempts apart in it: new ranks then try to connect to dead ones
 (https://github.com/pytorch/pytorch/issues/135712)."""
-_TIMEOUT_SECONDS = 180
+_TIMEOUT_SECONDS = 300
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "train_job.py"
 SAMPLES, EPOCHS = 60, 100
 DATA, RUN = "s3://stoker/train-job/data", "s3://stoker/train-job/run"
 TAKEN_AWAY = 128 + signal.SIGTERM
-_TIMEOUT_SECONDS = 120
+_TIMEOUT_SECONDS = 300
 
 
 @pytest.fixture

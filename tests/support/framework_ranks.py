@@ -32,7 +32,7 @@ __all__ = ["BATCH_SIZE", "CHECKPOINT_STEP", "Report", "run_framework"]
 BATCH_SIZE = 8
 CHECKPOINT_STEP = 9
 _EPOCHS = 2
-_TIMEOUT_SECONDS = 150
+_TIMEOUT_SECONDS = 300
 
 Report = dict[str, Any]
 """Name of a case → batches of each epoch or of the whole run, as lists of numbers; or the text of an error."""

@@ -18,7 +18,7 @@ __all__ = ["GOOGLE_CODE", "HANDLERS", "cloud_of", "function", "is_running", "lam
 
 HANDLERS = str(Path(__file__).parent / "cloud_handlers")
 GOOGLE_CODE = str(Path(HANDLERS) / "google_code.py")
-_WAIT_SECONDS = 60.0  # of a hang
+_WAIT_SECONDS = 300.0  # of a hang
 
 
 def function(handler: str, **changes: Any) -> FunctionSpec:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 __all__ = ["die", "ended", "exit_code", "running"]
 
-_TIMEOUT_SECONDS = 120.0  # of a hang
+_TIMEOUT_SECONDS = 300  # of a hang
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["stoker.pack.packer", "stoker.store.s3", "stoker_torch"])

@@ -24,7 +24,7 @@ from stoker_torch.config import LoaderShuffle, SharedSettings
 
 __all__ = ["RankReport", "RankTask", "ids_of", "pack_sums", "run_ranks", "run_training"]
 
-_TIMEOUT_SECONDS = 120.0
+_TIMEOUT_SECONDS = 300
 _LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "OMP_NUM_THREADS": "1"}
 
 

@@ -176,7 +176,7 @@ def test_an_interpreter_that_exits_without_close_says_nothing_and_does_not_hang(
     )
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", program],
-        capture_output=True, timeout=60, check=True,
+        capture_output=True, timeout=300, check=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (b"", b"")

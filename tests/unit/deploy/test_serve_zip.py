@@ -92,7 +92,7 @@ asyncio.run(client())
 print(sorted(name for name in ("torch", "stoker_torch", "stoker_local") if name in sys.modules))
 """
     run = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "[]"

@@ -64,7 +64,7 @@ def test_the_files_are_formatted() -> None:
     if program is None:
         pytest.skip("there is no terraform here; python-hcl2 parses the files all the same")
     command = [program, "fmt", "-check", "-diff", "-recursive", str(FOLDER)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 

@@ -38,7 +38,7 @@ import stoker_functions.{adapter}
 assert callable(getattr(stoker_functions.{adapter}, {function!r}))
 print(json.dumps(sorted(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300)
     return set(json.loads(done.stdout))
 
 
@@ -89,7 +89,7 @@ print(json.dumps(sorted(sys.modules)))
         "STORAGE_EMULATOR_HOST": "http://127.0.0.1:1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120, env=environ
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=300, env=environ
     )
     found = set(json.loads(done.stdout))
     other = CLOUDS["gcp" if adapter == "aws" else "aws"]

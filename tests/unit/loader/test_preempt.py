@@ -242,7 +242,7 @@ def ended(folder: Path, *, setup: str, step: str, wait: float = 0) -> subprocess
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             process.send_signal(signal.SIGTERM)
-            out, errors = process.communicate(timeout=60)
+            out, errors = process.communicate(timeout=300)
         finally:
             process.kill()
     return subprocess.CompletedProcess([], process.returncode, out, errors)

@@ -304,7 +304,7 @@ except PreconditionFailedError:
         subprocess.Popen([*arguments, str(number)], stdout=subprocess.PIPE, text=True, env=environment)
         for number in range(4)
     ]
-    said = [writer.communicate(timeout=60)[0].strip() for writer in writers]
+    said = [writer.communicate(timeout=300)[0].strip() for writer in writers]
     assert sorted(said) == ["lost", "lost", "lost", "won"]
     assert (tmp_path / "root/x").read_text() == str(said.index("won"))
 

@@ -18,7 +18,7 @@ from stoker_functions.executors.local import LocalExecutor
 from support.executor_checks import own_functions
 
 ROOT = Path(__file__).parents[4]
-_WAIT_SECONDS = 30.0  # of a hang
+_WAIT_SECONDS = 300.0  # of a hang
 
 
 def workers() -> list[psutil.Process]:
