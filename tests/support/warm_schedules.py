@@ -16,6 +16,7 @@ from typing import Any
 
 from stoker.cache.naming import name_of
 from stoker.clock import run_virtual
+from stoker.errors import ServerError
 from stoker.fetch.fetcher import FetchConfig, Fetcher
 from stoker.ring import Ring
 from stoker.tier import ObjectRef
@@ -24,6 +25,7 @@ from stoker.warm.settings import WarmConfig
 from stoker.warm.tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
 from support.warm_liar import LIES, Liar
+from support.warm_origin import MemoryOrigin
 from support.warm_platform import Instance, Mood, Platform, Tier
 from support.warm_wires import End, LinkConfig
 
@@ -31,7 +33,7 @@ __all__ = ["FAULTS", "WarmRun", "play", "play_all"]
 
 FAULTS = (
     "kill", "reclaim", "freeze", "cut", "split", "restart", "crash", "throttle", "fail", "unanswered", "slow start",
-    "slow link", "lie", "stray",
+    "slow link", "lie", "stray", "origin",
 )  # fmt: skip
 _POISON = 0xEE
 _CHUNK = 50
@@ -76,6 +78,7 @@ class WarmRun:
             read_seconds=2.0,
             write_seconds=3.0,
             pending_bytes=rng.choice([5000, 1 << 20, 1 << 20]),
+            put_back=rng.choice([0, 0, 1, 3]),
         )
         link = LinkConfig(
             latency_seconds=rng.choice([0.0005, 0.005, 0.02]),
@@ -84,10 +87,18 @@ class WarmRun:
             segment_bytes=rng.choice([301, 64 << 10]),
         )
         shelf_bytes = rng.choice([3000, 6000, 1 << 20, 1 << 20])
-        self.tier = Tier(self.config, seed=rng.getrandbits(32), link=link, shelf_bytes=shelf_bytes, node_type=Liar)
         sizes = [rng.choice([1, 37, 700, 700, rng.randrange(1, 4000)]) for _ in range(5)]
         self.bodies = {f"k{number}": random.Random(number).randbytes(size) for number, size in enumerate(sizes)}
         self.objects = [(name_of(ref), self.bodies[ref.key]) for ref in pin(self.bodies)]
+        self.origin = MemoryOrigin.of(self.objects)
+        self.tier = Tier(
+            self.config,
+            seed=rng.getrandbits(32),
+            link=link,
+            origins=[self.origin],
+            shelf_bytes=shelf_bytes,
+            node_type=Liar,
+        )
         self.faults = rng.sample(FAULTS, rng.randint(1, 5)) if rng.random() < 0.95 else []
         self.is_over = False
         self.fair = self.platform.mood = Mood(answer_seconds=rng.choice([0.0, 0.0, 0.001, 0.05]))
@@ -207,6 +218,8 @@ class WarmRun:
                 await self._mood(Mood(cold_seconds=3.0, warm_seconds=0.7), for_seconds)
             case "split":
                 await self._split(for_seconds)
+            case "origin":
+                await self._lose_origin(for_seconds)
             case _ if instance is not None:
                 await self._harm(instance, fault, for_seconds)
         self.counts[fault] += 1
@@ -240,6 +253,14 @@ class WarmRun:
         self.platform.mood = mood
         await asyncio.sleep(for_seconds)
         self.platform.mood = self.fair
+
+    async def _lose_origin(self, for_seconds: float) -> None:
+        """What objects are put back from is late, or away."""
+        origin, failure = self.origin, ServerError("the bucket is down")
+        origin.seconds = self.rng.choice([0.0, 0.3, 3.0])
+        origin.find_failure, origin.read_failure = (self.rng.choice([None, failure]) for _ in range(2))
+        await asyncio.sleep(for_seconds)
+        origin.seconds, origin.find_failure, origin.read_failure = 0.0, None, None
 
     async def _split(self, for_seconds: float) -> None:
         """Nobody gets through, and nobody is told."""
@@ -278,7 +299,10 @@ class WarmRun:
         self.counts.update(
             {
                 name: getattr(found, name)
-                for name in ("restored", "late", "corrupt", "rebuilt", "backed_up", "stored", "declined", "evicted")
+                for name in (
+                    *("restored", "late", "corrupt", "rebuilt", "put_back", "backed_up"),
+                    *("stored", "declined", "evicted"),
+                )
             }
         )
 
