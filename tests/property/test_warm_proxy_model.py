@@ -113,10 +113,16 @@ class WarmTierMachine(RuleBasedStateMachine):
         self.runner.run(thaw())
         self.frozen.clear()
 
+    @precondition(lambda self: hasattr(self, "tier"))
+    @rule()
+    def the_next_call_of_each_node_goes_astray(self) -> None:
+        self.tier.platform.strays |= {node.name for node in self.tier.proxy._nodes}  # which harms none
+
     @precondition(lambda self: hasattr(self, "tier") and not self.frozen)
     @rule(is_crash=st.booleans())
     def another_proxy_takes_over(self, is_crash: bool) -> None:
         async def replace() -> None:
+            self.tier.platform.strays.clear()  # it knows no instance yet, so it would believe any
             await asyncio.sleep(30.0)  # calls of the one before that still run would start empty instances
             await self.tier.replace(is_crash=is_crash)
             await asyncio.sleep(20.0)

@@ -177,6 +177,7 @@ class Platform:
         limit_seconds: that an invocation may take.
         node_type: makes what runs in an instance.
         calls: that were begun.
+        strays: functions of which the next call goes astray.
     """
 
     network: Network
@@ -191,13 +192,16 @@ class Platform:
     calls: list[Call] = field(default_factory=list)
     instances: dict[str, list[Instance]] = field(default_factory=dict)
     is_split: bool = False
+    strays: set[str] = field(default_factory=set)
     _running: set[asyncio.Task[dict[str, Any]]] = field(default_factory=set)
 
     async def invoke(self, name: str, event: Mapping[str, Any]) -> Answer:
         """Call a function."""
         instances = self.instances.setdefault(name, [])
         idle = [each for each in instances if each.running is None]
-        if self.mood.stray and self.rng.random() < self.mood.stray and (idle[1:] or len(instances) < self.most):
+        is_stray = name in self.strays or (self.mood.stray > 0.0 and self.rng.random() < self.mood.stray)
+        self.strays.discard(name)
+        if is_stray and (idle[1:] or len(instances) < self.most):
             idle = idle[1:]
         is_cold = not idle
         if self.rng.random() < self.mood.throttled or (is_cold and len(instances) >= self.most):
