@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from stoker.errors import StokerError, ThrottledError, TransientError, WireError
+from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError, WireError
 from stoker.fanout import Answer
 from stoker.warm.life import State
 from stoker.warm.settings import WarmConfig
@@ -21,6 +21,9 @@ Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
 
 Billed = Callable[[Answer | None, Task], None]
 """Is told what a call came to, and what it was for; None where no answer came."""
+
+_MAY_HAVE_RUN = (FunctionError, TransientError)
+"""Errors of calls that may be billed: anything else was refused before a function ran."""
 
 
 class Caller:
@@ -74,7 +77,8 @@ class Caller:
             self._failed(error)
             # If only the answer was lost, it runs on, and another call would start another instance beside it.
             self.may_run = isinstance(error, TransientError) and life.state is State.AWAKE
-            self._billed(None, task)
+            if isinstance(error, _MAY_HAVE_RUN):
+                self._billed(None, task)
             standing.gave_up(life.failed())
         except BaseException:
             life.failed()

@@ -185,7 +185,9 @@ class TcpDoor:
         try:
             listeners = await self._listeners()
         except OSError as error:
-            raise ConfigError(f"the warm tier cannot listen on {self._at}: {error}") from None
+            raise ConfigError(
+                f"the warm tier cannot listen on {self._at}: {error}; it takes an address of this machine, and a free port"
+            ) from None
         self._port = listeners[0].getsockname()[1]
         for listener in listeners:
             self._begin(listener, accept)
@@ -286,7 +288,9 @@ async def dial(address: Address, fingerprint: str, protocol: Callable[[], P], se
     except TimeoutError:
         raise DeadlineError(f"the warm tier's proxy at {address} does not answer within {seconds:g} s") from None
     except OSError as error:  # ssl.SSLError is one
-        raise ConnectionLostError(f"the warm tier's proxy at {address} cannot be reached: {error}") from None
+        raise ConnectionLostError(
+            f"the warm tier's proxy at {address} cannot be reached: {error}; does `stoker warm proxy` run there?"
+        ) from None
     peer = transport.get_extra_info("peername")
     if peer is not None:  # else it has ended already, and what speaks knows why
         try:

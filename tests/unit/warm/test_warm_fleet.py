@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import ConnectionLostError, StokerError
+from stoker.errors import ConnectionLostError, NotFoundError, StokerError
+from stoker.fanout import Answer
 from stoker.warm.fleet import Node
 from stoker.warm.life import State
 from support.warm_one_node import DATA, NAME, SHARD, check, ping, tasks, the_instance
-from support.warm_platform import Mood, Tier
+from support.warm_platform import Mood, Platform, Tier
 
 
 def test_a_node_that_sleeps_is_called_once_for_all_who_wait() -> None:
@@ -124,6 +125,19 @@ def test_calls_that_fail_are_repeated_with_pauses() -> None:
         assert 1.5 < asyncio.get_running_loop().time() - begun_seconds < 5.0
         assert made.proxy.meter.unanswered == 3
 
+    check(test)
+
+
+def test_calls_that_a_platform_refuses_are_on_nobodys_bill(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(platform: Platform, name: str, event: object) -> Answer:
+        raise NotFoundError(f"there is no function {name}")
+
+    async def test(made: Tier, node: Node) -> None:
+        with pytest.raises(ConnectionLostError, match="does not come"):
+            await ping(node)
+        assert made.proxy.meter.unanswered == 0
+
+    monkeypatch.setattr(Platform, "invoke", refuse)
     check(test)
 
 
