@@ -186,7 +186,8 @@ class TcpDoor:
             listeners = await self._listeners()
         except OSError as error:
             raise ConfigError(
-                f"the warm tier cannot listen on {self._at}: {error}; it takes an address of this machine, and a free port"
+                f"the warm tier cannot listen on {self._at}: {error}; "
+                "it takes an address of this machine, and a free port"
             ) from None
         self._port = listeners[0].getsockname()[1]
         for listener in listeners:
