@@ -279,12 +279,12 @@ _THEIRS = _Setting(code=Code(10, 2), backup_seconds=300.0)
 _OFTEN = _Setting(code=Code(10, 4), backup_seconds=60.0)
 _EAGER = _Setting(code=Code(10, 4), warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE)
 _BEST = {
-    _Lives(10): _Setting(code=Code(4, 5), warm_seconds=_EAGER_SECONDS, put_back=2 * _AT_ONCE),
-    _Lives(30): _Setting(code=Code(4, 4), put_back=_AT_ONCE),
+    _Lives(10): _Setting(code=Code(4, 5), warm_seconds=15.0, put_back=2 * _AT_ONCE),
+    _Lives(30): _Setting(code=Code(4, 4), warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE),
     _Lives(60): _Setting(code=Code(4, 4), put_back=_AT_ONCE),
 }
 """What costs little and loses next to nothing."""
-_SHOWN = (_THEIRS, _OFTEN, _EAGER, *dict.fromkeys(_BEST.values()))
+_SHOWN = (_THEIRS, _OFTEN, *_BEST.values())
 
 
 def _best(lives: Iterable[_Lives], hours: int) -> Table:
