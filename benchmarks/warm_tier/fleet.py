@@ -18,10 +18,11 @@ from stoker.cache.naming import name_of
 from stoker.checksum import crc32c
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker.tier import ObjectRef
+from stoker.warm.door import TcpDoor
 from stoker.warm.handshake import Secret
 from stoker.warm.proxy import Proxy
 from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address, TcpDoor
+from stoker.warm.sockets import Address
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 
 __all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]

@@ -20,10 +20,11 @@ from stoker.cache.naming import name_of, size_of
 from stoker.checksum import crc32c
 from stoker.fanout import Executor, ExecutorOptions, open_executor
 from stoker.tier import ObjectRef
+from stoker.warm.door import TcpDoor
 from stoker.warm.handshake import Secret
 from stoker.warm.proxy import Proxy
 from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address, Certificate, TcpDoor
+from stoker.warm.sockets import Address, Certificate
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
 from support.function_cloud import cloud_of, until
 

@@ -50,8 +50,8 @@ FLOORS = {
         fetch.deadline fetch.gate reading.byte_budget
         trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values
         trace.open_telemetry trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
-        warm.asking warm.client warm.connection warm.lazy warm.line warm.listing warm.memory_pool warm.node warm.serving
-        warm.sockets warm.standing warm.tier""",
+        warm.asking warm.client warm.connection warm.door warm.lazy warm.line warm.listing warm.memory_pool warm.node
+        warm.serving warm.sockets warm.standing warm.tier""",
     "stores": "store retry pack.part shuffling.folder",
     "composers": """dataset fanout feed maintenance plan sources versions walk
         fetch.fetcher fetch.prefetcher fetch.race fetch.range_reader fetch.step_queue

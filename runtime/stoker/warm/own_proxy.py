@@ -10,12 +10,12 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.fanout import Executor, open_executor
 from stoker.prices import FunctionPrices, Prices
+from stoker.warm.door import TcpDoor
 from stoker.warm.handshake import Secret
 from stoker.warm.location import BILLED, OPTIONS, Fleet
 from stoker.warm.origin import Origin
 from stoker.warm.proxy import Proxy
 from stoker.warm.server import ProxyServer, Tariff, overview, told
-from stoker.warm.sockets import TcpDoor
 
 __all__ = ["OwnProxy"]
 

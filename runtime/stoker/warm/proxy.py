@@ -21,6 +21,7 @@ from stoker.warm.bill import CostMeter
 from stoker.warm.calling import Invoke
 from stoker.warm.code import require_codec
 from stoker.warm.directory import Directory, Loss
+from stoker.warm.door import Door
 from stoker.warm.errands import run_errands
 from stoker.warm.fleet import Node, NodeParts
 from stoker.warm.handshake import Secret
@@ -30,7 +31,6 @@ from stoker.warm.put_back import PutBack
 from stoker.warm.reading import ShardReader
 from stoker.warm.reception import Clients, Reception
 from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Door
 from stoker.warm.statistics import ProxyStatistics, ProxyTally
 from stoker.warm.wake import Task
 from stoker.warm.wire import Kind

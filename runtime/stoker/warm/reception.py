@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from stoker.errors import StokerError, WireError
 from stoker.task_group import task_group
 from stoker.warm.connection import Answer, Connection
+from stoker.warm.door import MOST_STRANGERS, Door
 from stoker.warm.fleet import Node
 from stoker.warm.handshake import ProxySide, Secret
-from stoker.warm.sockets import MOST_STRANGERS, Door
 from stoker.warm.wire import Head, Kind
 
 __all__ = ["Clients", "Reception"]

@@ -14,9 +14,10 @@ import pytest
 from stoker.clock import run_virtual
 from stoker.errors import ConfigError, StokerError
 from stoker.warm.connection import Answer, Connection
+from stoker.warm.door import MOST_STRANGERS, TcpDoor
 from stoker.warm.handshake import PeerSide, ProxySide, Secret
 from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import MOST_STRANGERS, Address, Certificate, TcpDoor, dial
+from stoker.warm.sockets import Address, Certificate, dial
 from stoker.warm.wire import Head, Kind
 from support.function_cloud import until
 from support.tls import make_authority
@@ -213,7 +214,7 @@ def test_an_address_that_is_taken_or_open_to_all_is_refused() -> None:
 
 
 def test_a_system_without_files_for_more_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.warm.sockets._ACCEPT_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("stoker.warm.door._ACCEPT_AGAIN_SECONDS", 0.001)
 
     async def test() -> None:
         loop, refused = asyncio.get_running_loop(), [OSError(24, "Too many open files"), ConnectionAbortedError()]
