@@ -1,229 +1,52 @@
 """Our warm tier beside InfiniCache: what lasts an hour, and what that costs, if a platform takes instances at random.
 
 A. Wang et al., "InfiniCache: Exploiting Ephemeral Serverless Functions to Build a Cost-Effective Memory Cache" (FAST
-2020), is what it stands beside: 400 functions of 1.5 GB for 50 hours. A node's history is that of
-:mod:`stoker.plan.warm_node`. What is lost if reads put lost shards back follows from it without drawing objects, since
-these are on random nodes; if they are put back at once it is played by :mod:`stoker.plan.put_back`. Both are checked
-against the real proxy.
+2020), is what it stands beside: 400 functions of 1.5 GB for 50 hours.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
 
-import numpy as np
-
-from stoker.plan.erasure import lost_between_reads, placed
 from stoker.plan.experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker.plan.experiments.published import published
-from stoker.plan.put_back import PutBackModel, put_back
-from stoker.plan.reclaim import Reclaim, Strike, strikes
-from stoker.plan.warm_fleet import Bill, NodeCalls, Served
-from stoker.plan.warm_node import NodeLife, lived
-from stoker.prices import Operation, Prices
+from stoker.plan.experiments.warm_tier_runs import (
+    LINGER_SECONDS,
+    OBJECT_BYTES,
+    OBJECTS,
+    PAPER,
+    Found,
+    Lives,
+    Load,
+    Setting,
+    found_of,
+    node_calls,
+)
+from stoker.prices import Prices
 from stoker.warm.code import Code
-from stoker.warm.upkeep import UpkeepConfig
 
 __all__ = ["EXPERIMENTS"]
 
-_PAPER = published("infinicache")
-_THEIR_DOLLARS = max(bill["dollars"] for bill in _PAPER["bills"])
-_THEIR_RATE = _PAPER["availability"]["with_backup"]
-_OBJECT_BYTES = 8 << 20
-_OBJECTS = 3_950
-"""Each is read once an hour, so as many reads as the paper's largest bill is for."""
-_LINGER_SECONDS = 0.05
-_SEED = 1
-
-
-class _Lives(NamedTuple):
-    """How long instances live on average, and what part of reclaims takes both of a function."""
-
-    minutes: int
-    together: float = 0.0
-
-
-_ASKED = (_Lives(10), _Lives(30), _Lives(60))
-_PAPERS = _Lives(444, 0.53)
+_THEIR_DOLLARS = max(bill["dollars"] for bill in PAPER["bills"])
+_THEIR_RATE = PAPER["availability"]["with_backup"]
+_ASKED = (Lives(10), Lives(30), Lives(60))
+_PAPERS = Lives(444, 0.53)
 """The lives with which InfiniCache's design has InfiniCache's availability: see the experiment ``infinicache``."""
 _CODES = tuple(Code.parse(text) for text in ("4+2", "8+4", "10+2", "10+4", "10+6", "12+4", "4+4", "4+5"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
-    """How a tier is run.
-
-    Attributes:
-        code: of its objects.
-        warm_seconds: a node is called so long after the last contact.
-        backup_seconds: its second instance is called so often; None for no second instances.
-        put_back: objects at a time whose lost shards are put back from the bucket when a loss is noticed; 0: they are
-            put back by the next read.
-    """
-
-    code: Code
-    warm_seconds: float = 60.0
-    backup_seconds: float | None = None
-    put_back: int = 0
-
-    def __str__(self) -> str:
-        kept: list[str] = []
-        if self.backup_seconds is not None:
-            kept.append(f"back-up {self.backup_seconds / 60:.0f} min")
-        if self.put_back:
-            kept.append(f"put back, called every {self.warm_seconds:.0f} s")
-        return ", ".join([str(self.code), *(kept or ["no back-up"])])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """What a fleet holds for how long, and how often each object is read."""
-
-    hours: int
-    functions: int = _PAPER["functions"]
-    objects: int = _OBJECTS
-    read_seconds: float = 3600.0
-
-    @property
-    def reads(self) -> float:
-        """Of objects."""
-        return self.objects * self.hours * 3600.0 / self.read_seconds
-
-    def shards_of_node(self, code: Code) -> float:
-        """Return how many shards a node holds."""
-        return self.objects * code.shards / self.functions
-
-    def held_bytes(self, code: Code) -> float:
-        """Return what a node holds."""
-        return self.shards_of_node(code) * code.shard_bytes(_OBJECT_BYTES)
-
-
-class _Eager(NamedTuple):
-    """What it took to put shards back at once: mean times, and bytes a second from the bucket."""
-
-    notice_seconds: float
-    back_seconds: float
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What came of it.
-
-    Attributes:
-        object_hours: the part of object-hours in which the object could always be restored.
-        whole_hours: the part of hours in which every object could.
-        bill: for all.
-        copied_bytes: that went through the proxy to put shards back and for back-ups.
-        eager: what it took to put shards back at once, if that was done.
-    """
-
-    object_hours: float
-    whole_hours: float
-    bill: Bill
-    copied_bytes: float
-    eager: _Eager | None = None
-
-
-@lru_cache(maxsize=16)
-def _strikes(lives: _Lives, functions: int, hours: int) -> list[list[Strike]]:
-    """Return what the platform takes: the same for every setting."""
-    reclaim, rng = Reclaim(mean_life_seconds=60.0 * lives.minutes, together=lives.together), random.Random(_SEED)  # noqa: S311 - a model's
-    return [list(strikes(reclaim, hours * 3600.0, rng)) for _ in range(functions)]
-
-
-def _histories(setting: _Setting, lives: _Lives, load: _Load) -> list[NodeLife]:
-    upkeep = UpkeepConfig(
-        warm_seconds=setting.warm_seconds, backup_seconds=setting.backup_seconds, peer_seconds=setting.backup_seconds
-    )
-    uses_per_second, rng = load.shards_of_node(setting.code) / load.read_seconds, random.Random(_SEED)  # noqa: S311
-    return [
-        lived(
-            upkeep,
-            each,
-            load.hours * 3600.0,
-            offset=(node + 1) / load.functions,
-            uses_per_second=uses_per_second,
-            rng=rng,
-        )
-        for node, each in enumerate(_strikes(lives, load.functions, load.hours))
-    ]
-
-
-@lru_cache(maxsize=1024)
-def _found(setting: _Setting, lives: _Lives, load: _Load) -> _Found:
-    histories = _histories(setting, lives, load)
-    return _put_back_at_once(setting, histories, load) if setting.put_back else _read(setting, histories, load)
-
-
-def _read(setting: _Setting, histories: Sequence[NodeLife], load: _Load) -> _Found:
-    """Return what comes of lost shards that the next read of their object puts back, each in a call of its own."""
-    lost_seconds = [[at for at, _ in each.losses] for each in histories]
-    lost = lost_between_reads(setting.code, lost_seconds, load.hours, load.read_seconds)
-    # What a node loses twice between two reads is put back once.
-    refills = sum(len({int(at // load.read_seconds) for at in each}) for each in lost_seconds)
-    repair = _calls().moving(refills * load.shards_of_node(setting.code), setting.code.shard_bytes(_OBJECT_BYTES))
-    copies = sum(2 * each.copies for each in histories) + refills
-    return _Found(
-        object_hours=1.0 - float(lost.mean()),
-        whole_hours=float(((1.0 - lost) ** load.objects).mean()),
-        bill=_bill(setting, histories, load, repair, gets=float(lost.sum()) * load.objects),
-        copied_bytes=copies * load.held_bytes(setting.code),
-    )
-
-
-def _put_back_at_once(setting: _Setting, histories: Sequence[NodeLife], load: _Load) -> _Found:
-    """Return what comes of lost shards that are put back from the bucket when a loss is noticed."""
-    code, calls = setting.code, _calls()
-    model = PutBackModel(at_once=setting.put_back, linger_seconds=calls.linger_seconds)
-    places = placed(code, load.objects, load.functions, np.random.default_rng(_SEED))
-    played = put_back(model, code, places, histories, _OBJECT_BYTES, load.hours * 3600.0)
-    lost = played.lost_objects(load.hours)
-    copied_bytes = played.shards * code.shard_bytes(_OBJECT_BYTES)
-    return _Found(
-        object_hours=1.0 - float(lost.mean()) / load.objects,
-        whole_hours=float((lost == 0).mean()),
-        bill=_bill(setting, histories, load, Served(played.calls, played.write_seconds), gets=played.requests),
-        copied_bytes=copied_bytes + 2 * sum(each.copies for each in histories) * load.held_bytes(code),
-        eager=_Eager(played.notice_seconds, played.back_seconds, played.read_bytes / load.hours / 3600.0),
-    )
-
-
-def _calls() -> NodeCalls:
-    return NodeCalls(memory_bytes=_PAPER["memory_bytes"], linger_seconds=_LINGER_SECONDS)
-
-
-def _bill(setting: _Setting, histories: Sequence[NodeLife], load: _Load, repair: Served, gets: float) -> Bill:
-    prices, calls, code = Prices.load(), _calls(), setting.code
-    return calls.bill(
-        histories,
-        load.held_bytes(code),
-        prices.function("lambda"),
-        read=calls.moving(load.reads * code.shards, code.shard_bytes(_OBJECT_BYTES)),
-        repair=repair,
-        bucket_dollars=gets * prices.store("s3://any").request_dollars(Operation.GET),
-    )
-
-
-_Tried = dict[_Lives, list[tuple[_Setting, _Found]]]
+_Tried = dict[Lives, list[tuple[Setting, Found]]]
 _SETTING_COLUMNS = ("code", "keep-warm s", "back-up s", "put back")
 _FIGURE_COLUMNS = (
-    *("object-hours kept", f"hours with none of {_OBJECTS:,} lost"),
+    *("object-hours kept", f"hours with none of {OBJECTS:,} lost"),
     *("warm-up $", "back-up $", "repair $", "bucket $", "reads $", "all $"),
     *("noticed after s", "back after s more", "bucket MB/s"),
 )
 
 
-def _settings(codes: Sequence[Code], *, quick: bool) -> Iterable[_Setting]:
+def _settings(codes: Sequence[Code], *, quick: bool) -> Iterable[Setting]:
     for code in codes:
         for backup_seconds in (None, 300.0, 60.0):
             for warm_seconds in (60.0,) if quick else (60.0, 300.0):
-                yield _Setting(code=code, warm_seconds=warm_seconds, backup_seconds=backup_seconds)
-        yield _Setting(code=code, warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE)
+                yield Setting(code=code, warm_seconds=warm_seconds, backup_seconds=backup_seconds)
+        yield Setting(code=code, warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE)
 
 
 def _by_setting(tried: _Tried) -> Table:
@@ -236,12 +59,12 @@ def _by_setting(tried: _Tried) -> Table:
     return Table(name="warm-tier", columns=columns, rows=rows)
 
 
-def _named(setting: _Setting) -> tuple[Cell, ...]:
+def _named(setting: Setting) -> tuple[Cell, ...]:
     put_back = f"{setting.put_back} at once" if setting.put_back else "when read"
     return str(setting.code), setting.warm_seconds, setting.backup_seconds, put_back
 
 
-def _figures(found: _Found) -> tuple[Cell, ...]:
+def _figures(found: Found) -> tuple[Cell, ...]:
     bill, eager = found.bill, found.eager
     dollars = bill.warm_dollars, bill.backup_dollars, bill.repair_dollars, bill.bucket_dollars, bill.read_dollars
     took = (eager.notice_seconds, eager.back_seconds, eager.bytes_per_second / 1e6) if eager else (None, None, None)
@@ -251,7 +74,7 @@ def _figures(found: _Found) -> tuple[Cell, ...]:
 def _cheapest(tried: _Tried, hours: int) -> Table:
     """Return what costs least of all that is above InfiniCache's availability, and what comes next to it if none is."""
     rows: list[tuple[Cell, ...]] = []
-    their_dollars = _THEIR_DOLLARS * hours / _PAPER["hours"]
+    their_dollars = _THEIR_DOLLARS * hours / PAPER["hours"]
     for lives, each in tried.items():
         for is_eager in (False, True):
             of = [(setting, found) for setting, found in each if bool(setting.put_back) == is_eager]
@@ -275,36 +98,36 @@ def _cheapest(tried: _Tried, hours: int) -> Table:
 _EAGER_SECONDS = 20.0
 """Nodes are called so often where a loss is to be noticed soon."""
 _AT_ONCE = 32
-_THEIRS = _Setting(code=Code(10, 2), backup_seconds=300.0)
-_OFTEN = _Setting(code=Code(10, 4), backup_seconds=60.0)
-_EAGER = _Setting(code=Code(10, 4), warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE)
+_THEIRS = Setting(code=Code(10, 2), backup_seconds=300.0)
+_OFTEN = Setting(code=Code(10, 4), backup_seconds=60.0)
+_EAGER = Setting(code=Code(10, 4), warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE)
 _BEST = {
-    _Lives(10): _Setting(code=Code(4, 5), warm_seconds=15.0, put_back=2 * _AT_ONCE),
-    _Lives(30): _Setting(code=Code(4, 4), warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE),
-    _Lives(60): _Setting(code=Code(4, 4), put_back=_AT_ONCE),
+    Lives(10): Setting(code=Code(4, 5), warm_seconds=15.0, put_back=2 * _AT_ONCE),
+    Lives(30): Setting(code=Code(4, 4), warm_seconds=_EAGER_SECONDS, put_back=_AT_ONCE),
+    Lives(60): Setting(code=Code(4, 4), put_back=_AT_ONCE),
 }
 """What costs little and loses next to nothing."""
 _SHOWN = (_THEIRS, _OFTEN, *_BEST.values())
 
 
-def _best(lives: Iterable[_Lives], hours: int) -> Table:
+def _best(lives: Iterable[Lives], hours: int) -> Table:
     """Return the best settings over so many hours that their availability is sure; dollars as for the paper's hours."""
     rows: list[tuple[Cell, ...]] = []
     for each in lives:
-        setting, load = _BEST[each], _Load(hours=hours)
-        found = _found(setting, each, load)
-        dollars = found.bill.dollars / hours * _PAPER["hours"]
+        setting, load = _BEST[each], Load(hours=hours)
+        found = found_of(setting, each, load)
+        dollars = found.bill.dollars / hours * PAPER["hours"]
         rows.append((each.minutes, *_named(setting), hours, found.object_hours, found.whole_hours, dollars))
-    columns = ("mean life min", *_SETTING_COLUMNS, "hours", *_FIGURE_COLUMNS[:2], f"$ of {_PAPER['hours']} h")
+    columns = ("mean life min", *_SETTING_COLUMNS, "hours", *_FIGURE_COLUMNS[:2], f"$ of {PAPER['hours']} h")
     return Table(name="warm-tier-best", columns=columns, rows=rows)
 
 
-def _by_life(lives: Sequence[_Lives], load: _Load) -> list[Panel]:
+def _by_life(lives: Sequence[Lives], load: Load) -> list[Panel]:
     """Draw what is kept and what it costs by mean life; at InfiniCache's lives as points, since they are of a kind."""
-    every = [[_found(setting, each, load) for setting in _SHOWN] for each in (*lives, _PAPERS)]
-    known = [_PAPER["availability"][name] for name in ("with_backup", "without_backup")]
+    every = [[found_of(setting, each, load) for setting in _SHOWN] for each in (*lives, _PAPERS)]
+    known = [PAPER["availability"][name] for name in ("with_backup", "without_backup")]
 
-    def panel(title: str, label: str, value: Callable[[_Found], float], theirs: list[float]) -> Panel:
+    def panel(title: str, label: str, value: Callable[[Found], float], theirs: list[float]) -> Panel:
         values = [[value(found) for found in of] for of in every]
         x = [each.minutes for each in lives]
         series = [Series(name=str(one), x=x, y=y) for one, *y in zip(_SHOWN, *values[:-1], strict=True)]
@@ -322,7 +145,7 @@ def _by_life(lives: Sequence[_Lives], load: _Load) -> list[Panel]:
             note=f"InfiniCache's: {_PAPERS.minutes} min, {_PAPERS.together:.0%} of reclaims take the back-up, too",
         )
 
-    paid = sorted(bill["dollars"] for bill in _PAPER["bills"])
+    paid = sorted(bill["dollars"] for bill in PAPER["bills"])
     whole, hours = f"Hours in which none of {load.objects:,} objects is lost", f"{load.hours} hours of {load.functions}"
     return [
         panel("Objects that last an hour", "part of object-hours kept", lambda found: found.object_hours, known),
@@ -331,7 +154,7 @@ def _by_life(lives: Sequence[_Lives], load: _Load) -> list[Panel]:
     ]
 
 
-def _by_objects(counts: Sequence[int], lives: Sequence[_Lives], load: _Load) -> tuple[Table, Panel]:
+def _by_objects(counts: Sequence[int], lives: Sequence[Lives], load: Load) -> tuple[Table, Panel]:
     """Return both availabilities, the bill and the least bill there can be, by how much the tier holds."""
     rows: list[tuple[Cell, ...]] = []
     series = []
@@ -339,8 +162,8 @@ def _by_objects(counts: Sequence[int], lives: Sequence[_Lives], load: _Load) -> 
         for setting in (_OFTEN, _BEST.get(each, _EAGER)):
             whole = []
             for objects in counts:
-                of = _Load(hours=load.hours, functions=load.functions, objects=objects)
-                found = _found(setting, each, of)
+                of = Load(hours=load.hours, functions=load.functions, objects=objects)
+                found = found_of(setting, each, of)
                 whole.append(found.whole_hours)
                 copied = found.copied_bytes / load.hours / 3600.0 / 1e6
                 figures = (found.object_hours, whole[-1], found.bill.upkeep_dollars, _least_dollars(each, of), copied)
@@ -361,35 +184,35 @@ def _by_objects(counts: Sequence[int], lives: Sequence[_Lives], load: _Load) -> 
     return Table(name="warm-tier-objects", columns=columns, rows=rows), panel
 
 
-def _by_reads(minutes: Sequence[int], lives: Sequence[_Lives], hours: int) -> Table:
+def _by_reads(minutes: Sequence[int], lives: Sequence[Lives], hours: int) -> Table:
     """Return what is kept if objects are read more often, and lost shards put back as often."""
     rows: list[tuple[Cell, ...]] = []
     for each in lives:
-        for setting in (_THEIRS, _OFTEN, _Setting(code=Code(10, 4))):
+        for setting in (_THEIRS, _OFTEN, Setting(code=Code(10, 4))):
             for every in minutes:
-                found = _found(setting, each, _Load(hours=hours, read_seconds=60.0 * every))
+                found = found_of(setting, each, Load(hours=hours, read_seconds=60.0 * every))
                 figures = found.object_hours, found.whole_hours, found.bill.upkeep_dollars
                 rows.append((each.minutes, str(setting), every, *figures))
     columns = (
         *("mean life min", "setting", "read every min"),
-        *("object-hours kept", f"hours with none of {_OBJECTS:,} lost", "upkeep $"),
+        *("object-hours kept", f"hours with none of {OBJECTS:,} lost", "upkeep $"),
     )
     return Table(name="warm-tier-reads", columns=columns, rows=rows)
 
 
-def _least_dollars(lives: _Lives, load: _Load) -> float:
+def _least_dollars(lives: Lives, load: Load) -> float:
     """Return what it takes at least to give every instance that is taken one successor with as many data bytes."""
-    data_bytes = load.objects * _OBJECT_BYTES / load.functions
+    data_bytes = load.objects * OBJECT_BYTES / load.functions
     taken = load.functions * load.hours * 60.0 / lives.minutes
-    return taken * _calls().moving_dollars(data_bytes, Prices.load().function("lambda"))
+    return taken * node_calls().moving_dollars(data_bytes, Prices.load().function("lambda"))
 
 
 def _run(quick: bool) -> Outcome:
-    load = _Load(hours=2 if quick else _PAPER["hours"])
+    load = Load(hours=2 if quick else PAPER["hours"])
     all_lives = (*_ASKED[1 if quick else 0 :], _PAPERS)
     settings = list(_settings((Code(10, 2), Code(4, 4)) if quick else _CODES, quick=quick))
-    tried = {lives: [(setting, _found(setting, lives, load)) for setting in settings] for lives in all_lives}
-    between = () if quick else (_Lives(120), _Lives(240))
+    tried = {lives: [(setting, found_of(setting, lives, load)) for setting in settings] for lives in all_lives}
+    between = () if quick else (Lives(120), Lives(240))
     panels = _by_life((*all_lives[:-1], *between), load)
     by_objects, objects_panel = _by_objects((100, 1_000) if quick else _COUNTS, all_lives, load)
     by_reads = _by_reads((20, 60) if quick else (5, 10, 20, 30, 60), all_lives, load.hours)
@@ -401,15 +224,15 @@ def _run(quick: bool) -> Outcome:
     )
 
 
-_COUNTS = (100, 1_000, _OBJECTS)
+_COUNTS = (100, 1_000, OBJECTS)
 _BEST_HOURS = 100
 _REMARKS = (
     "Object-hours: an object that is whole when the hour begins can be restored all through it, as in 'infinicache'.",
-    f"Hours with none lost: the same of all {_OBJECTS:,} objects at once. It falls with their number.",
+    f"Hours with none lost: the same of all {OBJECTS:,} objects at once. It falls with their number.",
     "Put back when read: by the read of each object once an hour.",
     "Put back at once: so many objects at a time, from the bucket, when the proxy notices a loss.",
     "What nodes lose and are called for, and what is put back when, is that of the real proxy in virtual time.",
-    f"Assumed: {_LINGER_SECONDS * 1000:.0f} ms of lingering, 75 MB/s a function, 0.3 s to start one, 25 ms for a call.",
+    f"Assumed: {LINGER_SECONDS * 1000:.0f} ms of lingering, 75 MB/s a function, 0.3 s to start one, 25 ms for a call.",
     "Assumed of the bucket: 20 ms to the first byte, 90 MB/s a connection.",
     "All that is copied is paid for at both ends.",
 )
@@ -418,7 +241,7 @@ EXPERIMENTS = {
     "warm-tier": Experiment(
         name="warm-tier",
         title="Our warm tier beside InfiniCache: what lasts an hour, and dollars, if instances are taken at random",
-        source=_PAPER["source"],
+        source=PAPER["source"],
         run=_run,
     )
 }
