@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -77,15 +78,17 @@ def filled(url: str, options: StoreOptions | None) -> dict[str, tuple[bytes, Obj
 
 
 PLACES = ("memory", "bucket", "served", "served-aiohttp", "redirecting", "redirecting-aiohttp", "redirecting-iam")
+_serial = count()
 
 
 @pytest.fixture(scope="module", params=PLACES)
 def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
     name: str = request.param
     options: S3Options | None = None
-    url, missing_url = f"memory://readable-{name}/ds", "memory://no-such-bucket"
+    number = next(_serial)  # the fixture may be made again for one place, after others
+    url, missing_url = f"memory://readable-{number}/ds", "memory://no-such-bucket"
     if name.startswith(("bucket", "redirecting")):
-        url, missing_url = f"s3://stoker/readable-{name}", "s3://no-such-bucket"
+        url, missing_url = f"s3://stoker/readable-{number}", "s3://no-such-bucket"
         options = S3Options(
             endpoint_url=request.getfixturevalue("local_bucket").url,
             region="us-east-1",
