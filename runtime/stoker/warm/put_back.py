@@ -78,7 +78,7 @@ class PutBack:
         self._origins, self._code, self._at_once = origins, code, at_once
         self._writer, self._directory, self._tally, self._meter = writer, directory, tally, meter
         self._wanted: dict[str, None] = {}
-        self._homeless: set[str] = set()
+        self._homeless: dict[str, None] = {}  # in the order in which they became so
         self._news = asyncio.Event()
 
     def lost(self, names: Iterable[str]) -> None:
@@ -96,7 +96,7 @@ class PutBack:
         """Objects went for others: they are not wanted any more."""
         for name in names:
             self._wanted.pop(name, None)
-            self._homeless.discard(name)
+            self._homeless.pop(name, None)
 
     async def run(self) -> None:
         """Put back what is lost, for ever."""
@@ -132,7 +132,7 @@ class PutBack:
             return  # it was let go meanwhile
         del self._wanted[name]
         if name in self._writer.under_way:
-            self._homeless.add(name)
+            self._homeless[name] = None
             return
         self._writer.under_way.add(name)
         try:
@@ -148,7 +148,7 @@ class PutBack:
             self._writer.under_way.discard(name)
         here = self._directory.find(name, is_use=False)
         if here is None or not here.is_whole:
-            self._homeless.add(name)
+            self._homeless[name] = None
 
     async def _shards(self, sought: _Sought, wanted: Collection[int]) -> Shards:
         """Return the shards at some positions: data as parts of the object, for parity it takes the whole."""
