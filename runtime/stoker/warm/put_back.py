@@ -53,7 +53,8 @@ class _Sought(NamedTuple):
 class PutBack:
     """Makes objects whole again, in the order in which they lost shards. Lives on the proxy's event loop.
 
-    An object for which there is no place, since too few nodes are there, waits until another node is.
+    An object for which there is no place, since too few nodes are there, waits until another node is. One that fails in
+    passing is tried again after a pause, longer each time that nothing came of it.
 
     Args:
         origins: have the objects; the first that knows one gives it.
@@ -79,6 +80,7 @@ class PutBack:
         self._writer, self._directory, self._tally, self._meter = writer, directory, tally, meter
         self._wanted: dict[str, None] = {}
         self._homeless: dict[str, None] = {}  # in the order in which they became so
+        self._failed: dict[str, None] = {}
         self._news = asyncio.Event()
 
     def lost(self, names: Iterable[str]) -> None:
@@ -88,32 +90,46 @@ class PutBack:
             self._news.set()
 
     def met(self) -> None:
-        """A node is there, and may have room for what had no place."""
-        self.lost(self._homeless)
+        """A node is there, and may have room for what had no place, or take what another one did not."""
+        self.lost((*self._homeless, *self._failed))
         self._homeless.clear()
+        self._failed.clear()
 
     def let_go(self, names: Iterable[str]) -> None:
         """Objects went for others: they are not wanted any more."""
         for name in names:
             self._wanted.pop(name, None)
             self._homeless.pop(name, None)
+            self._failed.pop(name, None)
 
     async def run(self) -> None:
         """Put back what is lost, for ever."""
         pause_seconds = _LEAST_PAUSE_SECONDS
         while True:
-            await self._news.wait()
+            await self._some_wanted(pause_seconds)
+            before = self._tally.put_back
             try:
                 found = await self._found(list(islice(self._wanted, NAMES_AT_ONCE)))
             except StokerError as error:
                 _log.warning("what nodes of the warm tier lost cannot be put back for now: %s", error)
                 await asyncio.sleep(pause_seconds)
-                pause_seconds = min(_MOST_PAUSE_SECONDS, 2 * pause_seconds)
-                continue
-            pause_seconds = _LEAST_PAUSE_SECONDS
-            await for_each(found, self._put_back, concurrency=self._at_once)
-            if not self._wanted:
-                self._news.clear()
+            else:
+                await for_each(found, self._put_back, concurrency=self._at_once)
+                if not self._failed or self._tally.put_back > before:
+                    pause_seconds = _LEAST_PAUSE_SECONDS
+                    continue
+            pause_seconds = min(_MOST_PAUSE_SECONDS, 2 * pause_seconds)
+
+    async def _some_wanted(self, pause_seconds: float) -> None:
+        """Wait until there is something to put back; after a pause that is what failed."""
+        while not self._wanted:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(pause_seconds if self._failed else None):
+                    await self._news.wait()
+            except TimeoutError:
+                self._wanted.update(self._failed)
+                self._failed.clear()
 
     async def _found(self, names: Collection[str]) -> list[_Sought]:
         """Return those objects that an origin has; the others are not wanted any more."""
@@ -131,24 +147,26 @@ class PutBack:
         if name not in self._wanted:
             return  # it was let go meanwhile
         del self._wanted[name]
-        if name in self._writer.under_way:
-            self._homeless[name] = None
+        if name in self._writer.under_way:  # and may lack what was lost since that began
+            self._failed[name] = None
             return
         self._writer.under_way.add(name)
         try:
             written = await self._writer.write(name, self._code, partial(self._shards, sought))
         except TransientError as error:
             _log.debug("the lost shards of %s cannot be put back for now: %s", sought.ref.key, error)
+            self._failed[name] = None
+            return
         except StoreError as error:
             _log.warning("the lost shards of %s are not put back: %s", sought.ref.key, error)
             return
-        else:
-            self._tally.put_back += written or 0
         finally:
             self._writer.under_way.discard(name)
+        placed, stored = written or (0, 0)
+        self._tally.put_back += stored
         here = self._directory.find(name, is_use=False)
         if here is None or not here.is_whole:
-            self._homeless[name] = None
+            (self._failed if placed else self._homeless)[name] = None
 
     async def _shards(self, sought: _Sought, wanted: Collection[int]) -> Shards:
         """Return the shards at some positions: data as parts of the object, for parity it takes the whole."""

@@ -92,7 +92,7 @@ class WriteBehind:
             if written is None:
                 self._tally.declined += 1
             elif not is_new:
-                self._tally.rebuilt += written
+                self._tally.rebuilt += written.stored
             elif self._directory.find(name, is_use=False) is not None:
                 self._tally.stored += 1
             else:

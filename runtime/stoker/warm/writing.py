@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from stoker.errors import StoreError, TransientError, WireError
 from stoker.task_group import task_group
@@ -20,12 +21,24 @@ from stoker.warm.shard import ShardId
 from stoker.warm.statistics import ProxyTally
 from stoker.warm.wire import Head, Kind
 
-__all__ = ["ShardWriter", "Shards", "encoded"]
+__all__ = ["ShardWriter", "Shards", "Written", "encoded"]
 
 _log = logging.getLogger(__name__)
 
 Shards = Mapping[int, memoryview]
 """Payloads by position."""
+
+
+class Written(NamedTuple):
+    """What became of writing an object.
+
+    Attributes:
+        placed: shards that there was a place for.
+        stored: of them, those that nodes took.
+    """
+
+    placed: int
+    stored: int
 
 
 class ShardWriter:
@@ -58,7 +71,7 @@ class ShardWriter:
 
     async def write(
         self, name: str, code: Code, shards_of: Callable[[Collection[int]], Awaitable[Shards]]
-    ) -> int | None:
+    ) -> Written | None:
         """Write the shards of an object that are nowhere, if there is a place for them.
 
         Args:
@@ -67,7 +80,7 @@ class ShardWriter:
             shards_of: makes the shards at some positions, once they have a place; what it raises is raised.
 
         Returns:
-            How many were written; None if there are too few nodes on which the object could be read.
+            How many; None if there are too few nodes on which the object could be read.
         """
         await self.meet_nodes()
         placement = self._directory.place(name, code, self._rng)
@@ -76,14 +89,14 @@ class ShardWriter:
         if placement.evicted:
             self.evict(placement.evicted)
         if not placement.nodes:
-            return 0
+            return Written(0, 0)
         shards = await self._made(name, code, placement, shards_of)
         async with task_group() as group:
             tasks = [
                 group.create_task(self._write_shard(node, ShardId(name, code.data, code.parity, at), shards[at]))
                 for at, node in placement.nodes.items()
             ]
-        return sum(task.result() for task in tasks)
+        return Written(len(tasks), sum(task.result() for task in tasks))
 
     async def meet_nodes(self) -> None:
         """Wake nodes of which nobody knows how much they hold: none has said so yet."""

@@ -195,17 +195,59 @@ def test_an_origin_that_cannot_tell_is_asked_again_at_growing_intervals(caplog: 
     check(test)
 
 
+def test_an_object_that_cannot_be_read_now_is_tried_again_at_growing_intervals() -> None:
+    async def test(tier: Tier, origin: MemoryOrigin) -> None:
+        origin.read_failure = ServerError("the bucket is down")
+        take(tier, holders(tier, NAME)[0])
+        await asyncio.sleep(NOTICED_SECONDS + 600.0)
+        assert put_back(tier) == 0
+        assert 10 <= len([read for read in origin.reads if read[0] == NAME]) <= 20
+        origin.read_failure = None
+        await asyncio.sleep(60.0)
+        assert all(is_whole(tier, name) for name, _ in OBJECTS)
+
+    check(test)
+
+
 def test_an_object_that_cannot_be_read_now_is_tried_again_when_a_node_comes() -> None:
     async def test(tier: Tier, origin: MemoryOrigin) -> None:
         origin.read_failure = ServerError("the bucket is down")
-        take(tier, 0)
-        await asyncio.sleep(NOTICED_SECONDS)
-        assert put_back(tier) == 0
-        assert origin.reads
+        take(tier, holders(tier, NAME)[0])
+        await asyncio.sleep(NOTICED_SECONDS + 600.0)
         origin.read_failure = None
-        take(tier, 1)
+        tier.proxy._put_back.met()  # type: ignore[union-attr]
+        await asyncio.sleep(1.0)
+        assert is_whole(tier, NAME)
+
+    check(test)
+
+
+def test_a_shard_that_its_node_does_not_take_now_is_put_back_later() -> None:
+    async def test(tier: Tier, origin: MemoryOrigin) -> None:
+        origin.seconds = 5.0
+        take(tier, 3)
+        while not origin.under_way:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.5)
+        tier.platform.mood = Mood(throttled=1.0)
+        take(tier, 3)
         await asyncio.sleep(NOTICED_SECONDS)
+        assert not is_whole(tier, NAME)
+        tier.platform.mood = Mood()
+        await asyncio.sleep(2 * NOTICED_SECONDS)
         assert all(is_whole(tier, name) for name, _ in OBJECTS)
+
+    check(test, nodes=6)
+
+
+def test_what_an_object_loses_while_it_is_written_is_put_back_afterwards() -> None:
+    async def test(tier: Tier, origin: MemoryOrigin) -> None:
+        tier.proxy._writer.under_way.add(NAME)
+        take(tier, holders(tier, NAME)[0])
+        await asyncio.sleep(NOTICED_SECONDS)
+        assert not is_whole(tier, NAME)
+        tier.proxy._writer.under_way.discard(NAME)
+        await asyncio.sleep(60.0)
+        assert is_whole(tier, NAME)
 
     check(test)
 
@@ -332,7 +374,6 @@ def test_whatever_is_taken_and_however_the_origin_fares_all_is_whole_in_the_end(
         origin.find_failure = origin.read_failure = None
         tier.platform.mood = Mood()
         await tier.proxy.wake()
-        take(tier, 0)  # whose coming back is news
         await asyncio.sleep(4 * NOTICED_SECONDS)
         assert all(is_whole(tier, name) for name, _ in OBJECTS)
         assert tier.believed() == tier.held()
