@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker.cache.naming import name_of, size_of
 from stoker.checksum import crc32c
-from stoker.clock import run_virtual
 from stoker.errors import ConnectionLostError, ServerError
 from stoker.fanout import Answer
 from stoker.prices import Prices
@@ -24,19 +23,7 @@ from stoker.warm.sockets import Address
 from support.warm_platform import ADDRESS, SECRET, MemoryDoor, Tier
 from support.warm_wires import End
 
-__all__ = ["SharedTier", "loaded", "objects", "run", "until_stored"]
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a test in virtual time; the loop has nothing to complain about."""
-    complaints: list[dict[str, Any]] = []
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        await test()
-
-    run_virtual(main())
-    assert not complaints
+__all__ = ["SharedTier", "loaded", "objects", "until_stored"]
 
 
 def objects(count: int, size_bytes: int = 100_000, *, seed: int = 0) -> dict[str, bytes]:

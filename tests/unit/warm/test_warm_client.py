@@ -15,7 +15,8 @@ from stoker.warm.connection import Answer, Connection
 from stoker.warm.handshake import ProxySide, Secret
 from stoker.warm.settings import WarmConfig
 from stoker.warm.wire import MAX_BODY_BYTES, Head, Kind
-from support.warm_clients import SharedTier, loaded, objects, run, until_stored
+from support.warm_clients import SharedTier, loaded, objects, until_stored
+from support.warm_connections import run
 from support.warm_platform import ADDRESS, SECRET
 from support.warm_wires import LinkConfig
 

@@ -8,7 +8,8 @@ import pytest
 
 from stoker.warm.handshake import Secret
 from stoker.warm.settings import WarmConfig
-from support.warm_clients import SharedTier, loaded, objects, run
+from support.warm_clients import SharedTier, loaded, objects
+from support.warm_connections import run
 
 NAME = next(iter(objects(1)))
 CONFIG = WarmConfig(keep_warm_seconds=1e6)

@@ -21,7 +21,8 @@ from stoker.warm.memory_pool import MemoryAccount, MemoryPool
 from stoker.warm.server import ServerConfig
 from stoker.warm.settings import WarmConfig
 from stoker.warm.wire import MAX_BODY_BYTES, Head, Kind
-from support.warm_clients import SharedTier, loaded, objects, run, until_stored
+from support.warm_clients import SharedTier, loaded, objects, until_stored
+from support.warm_connections import run
 from support.warm_platform import SECRET
 from support.warm_wires import LinkConfig
 
