@@ -132,11 +132,13 @@ def test_a_batch_whose_function_is_killed_comes_back_whole(tmp_path: Path) -> No
     async def scenario() -> None:
         file = tmp_path / "calls"
         kill = FunctionFault(kind=FunctionFaultKind.KILL)
+        # It takes a second, so that it is killed before it has ended, however late the order comes.
+        slow = {"COUNT_FILE": str(file), "COUNT_SECONDS": "1"}
         async with cloud_of(
-            counter(file, timeout_seconds=1.5),
+            function("count", environment=slow, timeout_seconds=3.0),
             tmp="folder",
             faults=FunctionFaultPlan(script=(kill,)),
-            queues=(QueueSpec(name="q", visibility_seconds=1.5),),
+            queues=(QueueSpec(name="q", visibility_seconds=3.0),),
             sources=(EventSource(queue="q", function="count", batch_size=2, window_seconds=0.2, concurrency=1),),
         ) as cloud:
             cloud.queues["q"].send("a")
