@@ -33,7 +33,6 @@ from stoker.task_group import task_group
 from stoker.tier import ObjectRef
 from stoker.warm.put_back import NAMES_AT_ONCE, takes_whole
 from stoker.warm.settings import WarmConfig
-from stoker.warm.upkeep import UpkeepConfig
 
 __all__ = ["SimulatedWarm", "WarmModel", "WarmTally", "WarmView"]
 
@@ -72,17 +71,12 @@ class WarmModel:
     def lives(self, seconds: float, seed: str) -> list[NodeLife]:
         """Return what becomes of the nodes; a longer time begins with the same."""
         config = self.config
-        upkeep = UpkeepConfig(
-            warm_seconds=config.keep_warm_seconds,
-            backup_seconds=config.backup_seconds,
-            peer_seconds=config.backup_seconds,
-        )
 
         def life(node: int) -> NodeLife:
             rng = random.Random(f"{seed} {node}")  # noqa: S311 - a model's
             taken = strikes(self.reclaim, seconds, rng) if self.reclaim is not None else ()
             offset = (node + 1) / config.nodes
-            return lived(upkeep, taken, seconds, offset=offset, uses_per_second=0.0, rng=rng)
+            return lived(config.upkeep, taken, seconds, offset=offset, uses_per_second=0.0, rng=rng)
 
         return [life(node) for node in range(config.nodes)]
 

@@ -10,7 +10,7 @@ from stoker.warm.backup import back_up
 from stoker.warm.fleet import Node
 from stoker.warm.settings import WarmConfig
 from stoker.warm.statistics import ProxyTally
-from stoker.warm.upkeep import Errand, Upkeep, UpkeepConfig
+from stoker.warm.upkeep import Errand, Upkeep
 from stoker.warm.wake import Task
 
 __all__ = ["run_errands"]
@@ -34,12 +34,7 @@ async def run_errands(
         spawn: runs an errand until it ends or the proxy does.
     """
     loop = asyncio.get_running_loop()
-    every = UpkeepConfig(
-        warm_seconds=config.keep_warm_seconds,
-        backup_seconds=config.backup_seconds,
-        peer_seconds=config.backup_seconds,  # one that is gone is missed at its next turn
-    )
-    upkeep = Upkeep(config.nodes, every, loop.time())
+    upkeep = Upkeep(config.nodes, config.upkeep, loop.time())
     known = [(node.life.instance, node.life.expected) for node in nodes]
     while True:
         due_seconds = upkeep.next_due()

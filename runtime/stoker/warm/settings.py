@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from stoker.errors import ConfigError
 from stoker.warm.code import Code
 from stoker.warm.directory import MOST_NODES
+from stoker.warm.upkeep import UpkeepConfig
 from stoker.warm.wake import MOST_LINGER_SECONDS
 
 __all__ = ["WarmConfig"]
@@ -77,6 +78,15 @@ class WarmConfig:
                 f"linger_seconds is {_LEAST_LINGER_SECONDS:g} to {MOST_LINGER_SECONDS:g}, not {self.linger_seconds}: a "
                 "node stays until the first request has come to it, and no longer than a function may run"
             )
+
+    @property
+    def upkeep(self) -> UpkeepConfig:
+        """How often nodes are called; a second instance that is gone is missed at its node's next turn."""
+        return UpkeepConfig(
+            warm_seconds=self.keep_warm_seconds,
+            backup_seconds=self.backup_seconds,
+            peer_seconds=self.backup_seconds,
+        )
 
     def name_of(self, node: int) -> str:
         """Return what a node is called."""

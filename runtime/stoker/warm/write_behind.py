@@ -59,8 +59,7 @@ class WriteBehind:
 
     def rebuild(self, name: str, code: Code, data: memoryview) -> None:
         """Put the lost shards of an object away again, of which the bytes are at hand; if there is room for a copy."""
-        has_room = self._tally.pending_bytes + len(data) <= self._config.pending_bytes
-        if has_room and not self._is_closed and name not in self._writer.under_way:
+        if self._fits(len(data)) and name not in self._writer.under_way:
             self._begin(name, code, bytes(data))
 
     def close(self) -> None:
@@ -71,9 +70,12 @@ class WriteBehind:
         return self._directory.find(name) is not None or name in self._writer.under_way
 
     def _has_room(self, size_bytes: int) -> bool:
-        has_room = not self._is_closed and self._tally.pending_bytes + size_bytes <= self._config.pending_bytes
+        has_room = self._fits(size_bytes)
         self._tally.declined += not has_room
         return has_room
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self._is_closed and self._tally.pending_bytes + size_bytes <= self._config.pending_bytes
 
     def _begin(self, name: str, code: Code, data: bytes | bytearray) -> None:
         self._writer.under_way.add(name)
