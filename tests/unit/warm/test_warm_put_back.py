@@ -14,6 +14,7 @@ from stoker.errors import ConfigError, ObjectChangedError, ServerError, StoreErr
 from stoker.prices import Prices
 from stoker.warm.code import Code
 from stoker.warm.life import State
+from stoker.warm.put_back import takes_whole
 from stoker.warm.settings import WarmConfig
 from support.warm_origin import MemoryOrigin
 from support.warm_platform import Mood, Tier, named
@@ -98,7 +99,17 @@ def test_a_data_shard_is_read_as_a_part_of_the_object_and_for_parity_the_whole_i
     check(test)
 
 
-def test_of_an_object_that_lost_much_the_whole_is_read_once() -> None:
+@pytest.mark.parametrize(
+    ("code", "positions", "is_whole"),
+    [("4+2", [3], False), ("4+2", [0, 1], True), ("4+2", [4], True), ("10+2", [1, 2, 5, 9], False)],
+)
+def test_the_whole_is_read_for_parity_and_where_parts_would_be_half_of_it(
+    code: str, positions: list[int], is_whole: bool
+) -> None:
+    assert takes_whole(Code.parse(code), positions) == is_whole
+
+
+def test_an_object_that_lost_several_shards_is_whole_again() -> None:
     async def test(tier: Tier, origin: MemoryOrigin) -> None:
         take(tier, *(holders(tier, NAME)[at] for at in (0, 1)))
         await asyncio.sleep(NOTICED_SECONDS)
