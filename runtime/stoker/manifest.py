@@ -158,7 +158,11 @@ class Manifest:
         version: from 1, rising by one with every commit.
         schema: its columns.
         rows: its super-samples.
-        runs: which pack runs wrote them, in order of the rows.
+        runs: which pack runs wrote them, in order of the rows. Numbers may be missing between two intervals of one run,
+            where a compaction took the place of some; none may stand in two.
+
+    Raises:
+        FormatError: the runs do not account for the rows, or have a number twice.
     """
 
     dataset: str
@@ -170,6 +174,11 @@ class Manifest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_run_ends", tuple(accumulate(run.rows for run in self.runs)))
+        if (self._run_ends or (0,))[-1] != len(self.rows):
+            raise FormatError("the manifest's runs do not account for its rows")
+        ordered = sorted((run.run, run.first_number, run.rows) for run in self.runs if run.rows)
+        if any(a == b and first + rows > second for (a, first, rows), (b, second, _) in pairwise(ordered)):
+            raise FormatError("the manifest has an object twice")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -311,11 +320,6 @@ class Manifest:
             raise FormatError(f"the manifest's schema is not valid: {str(error)[:200]}") from None
         if not len(manifest):
             raise FormatError("the manifest has no super-sample")
-        if sum(run.rows for run in manifest.runs) != len(manifest):
-            raise FormatError("the manifest's runs do not account for its rows")
-        ordered = sorted((run.run, run.first_number, run.rows) for run in manifest.runs if run.rows)
-        if any(a == b and first + rows > second for (a, first, rows), (b, second, _) in pairwise(ordered)):
-            raise FormatError("the manifest has an object twice")
         # A value has 4 bytes of checksum in the head, so no row can claim more samples than its object has room for.
         if (manifest.rows.samples * (4.0 * len(manifest.schema)) > manifest.rows.head_bytes).any():
             raise FormatError("the manifest has a super-sample with more samples than its head can describe")

@@ -246,7 +246,15 @@ def test_an_object_that_is_listed_twice_is_a_format_error(numbers: list[int], ro
     tags = [""] * sum(rows)
     runs = tuple(PackRun(RUN, first, count) for first, count in zip(numbers, rows, strict=True))
     with pytest.raises(FormatError, match="object twice"):
-        Manifest.from_bytes(replace(manifest_of(tags), runs=runs).to_bytes())
+        replace(manifest_of(tags), runs=runs)
+
+    def repeat(entries: Entries) -> None:
+        put("run_id", [int(RUN, 16)] * 2, "uint64")(entries)
+        put("run_first_number", numbers)(entries)
+        put("run_rows", rows)(entries)
+
+    with pytest.raises(FormatError, match="object twice"):
+        Manifest.from_bytes(forged(manifest_of(tags), repeat))
     apart = (runs[0], replace(runs[1], run="f" * 16))
     assert len(Manifest.from_bytes(replace(manifest_of(tags), runs=apart).to_bytes())) == len(tags)
 

@@ -12,7 +12,9 @@ An object is only ever written where there is none, and the manifest comes last:
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Literal, NamedTuple
@@ -58,6 +60,8 @@ class AsyncPacker:
         self._config = config
         self._on_progress = on_progress
         self._at_work: _AtWork | None = None
+        self._is_ended = False
+        self._commit_lock = asyncio.Lock()
         self.manifest: Manifest | None = None
         """The version that has the samples, once it is committed."""
 
@@ -121,9 +125,10 @@ class AsyncPacker:
 
     def cut(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
         """Do the part of :meth:`write` that needs no event loop: encode, and cut off a super-sample that is full."""
-        if self.manifest is not None:
-            raise ConfigError("the pack is committed; another one, with mode='append', can add to it")
-        return self._opened.run.cutter.add(sample, where)
+        run = self._opened.run
+        if self._is_ended:
+            raise ConfigError("the pack is committed, or about to be; another one, with mode='append', can add to it")
+        return run.cutter.add(sample, where)
 
     async def submit(self, cut: Cut) -> None:
         """Do the rest of :meth:`write`: upload what was cut off, in the order it was cut."""
@@ -137,9 +142,12 @@ class AsyncPacker:
             PackError: no sample was written; or fewer than the resumed pack had; or another process committed the
                 same run.
         """
+        self._is_ended = True
+        async with self._commit_lock:
+            return await self._committed() if self.manifest is None else self.manifest
+
+    async def _committed(self) -> Manifest:
         plan, run, uploads = self._opened
-        if self.manifest is not None:
-            return self.manifest
         await uploads.complete()
         if not uploads.packed:
             await self._store.delete(record_key(run.record.run))
@@ -161,7 +169,8 @@ class Packer:
     """Packs samples into the data set at a URL; :class:`AsyncPacker` for callers without an event loop.
 
     ``with stoker.Packer(url, schema=...) as packer: packer.write(sample)``. Samples are encoded in the calling thread,
-    uploads run on a background thread.
+    uploads run on a background thread. Any thread may call any method; one call runs at a time, and samples lie in the
+    data set in the order of the calls.
 
     Args:
         url: a path, or a ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL.
@@ -195,6 +204,7 @@ class Packer:
         self._store = open_store(url, options=options)
         self._packer = AsyncPacker(self._store, config)
         self._thread = LoopThread("stoker-pack")
+        self._lock = threading.Lock()  # what was cut first must be submitted first
 
     def __enter__(self) -> Packer:
         try:
@@ -207,10 +217,11 @@ class Packer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._thread.run(self._packer.__aexit__(kind, error, trace))
-        finally:
-            self._close()
+        with self._lock:
+            try:
+                self._thread.run(self._packer.__aexit__(kind, error, trace))
+            finally:
+                self._close()
 
     @property
     def durable_samples(self) -> int:
@@ -224,12 +235,14 @@ class Packer:
 
     def skip(self, samples: int) -> None:
         """Leave out the durable samples; see :meth:`AsyncPacker.skip`."""
-        self._packer.skip(samples)
+        with self._lock:
+            self._packer.skip(samples)
 
     def write(self, sample: Mapping[str, object], where: str = "") -> None:
         """Pack one sample; see :meth:`AsyncPacker.write`."""
-        if cut := self._packer.cut(sample, where):
-            self._thread.run(self._packer.submit(cut))
+        with self._lock:
+            if cut := self._packer.cut(sample, where):
+                self._thread.run(self._packer.submit(cut))
 
     def extend(self, samples: Iterable[Mapping[str, object]]) -> None:
         """Pack every sample of an iterable."""
@@ -238,7 +251,8 @@ class Packer:
 
     def commit(self) -> Manifest:
         """Upload what is left, commit a manifest that has it, and return that; the clean end of ``with`` does so."""
-        return self._thread.run(self._packer.commit())
+        with self._lock:
+            return self._thread.run(self._packer.commit())
 
     def _close(self) -> None:
         try:

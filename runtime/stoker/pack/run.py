@@ -84,13 +84,25 @@ class PackRunner:
         await self._journal.save(replace(self.record, state=state, version=version, prefix=prefix))
 
     def manifest(self, packed: list[Packed]) -> Manifest:
-        """Return a manifest of the run's first super-samples alone."""
+        """Return a manifest of the run's first super-samples alone.
+
+        Raises:
+            PackError: they are not numbered from 0 without gaps or repeats, so it would name other objects than theirs.
+        """
+        run = self.record.run
+        for number, each in enumerate(packed):
+            if each.ordinal != number:
+                raise PackError(
+                    f"run {run} has super-sample {each.ordinal} where {number} belongs, so a sample would be lost or "
+                    f"doubled; nothing was committed: give the run up with stoker gc --abandoned {run} --delete, and "
+                    "pack again"
+                )
         return Manifest(
             dataset=self._config.dataset,
             version=1,
             schema=self._config.schema,
             rows=Rows.of(packed),
-            runs=(PackRun(self.record.run, 0, len(packed)),),
+            runs=(PackRun(run, 0, len(packed)),),
         )
 
 

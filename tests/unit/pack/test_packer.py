@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker import versions
 from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError
+from stoker.maintenance import verify
 from stoker.manifest import POINTER_KEY
 from stoker.pack.packer import AsyncPacker, Packer, PackProgress
 from stoker.pack.plan import PackConfig
 from stoker.pack.record import record_key
 from stoker.schema import Array, Schema
+from stoker.store import Store
 from stoker.supersample import SuperSample
 from support.packing import (
     SCHEMA,
@@ -269,6 +276,91 @@ def test_the_packer_works_inside_a_running_event_loop(tmp_path: Any) -> None:
     async def main() -> None:
         with Packer(tmp_path, schema=SCHEMA) as packer:
             packer.extend(numbered(5))
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Have the interpreter change threads after nearly every instruction, so that races show."""
+    interval_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_seconds)
+
+
+@pytest.mark.parametrize("super_sample_bytes", [400, 3000])
+@pytest.mark.usefixtures("frequent_switches")
+def test_threads_that_write_to_one_packer_lose_and_mix_no_sample(super_sample_bytes: int) -> None:
+    store = fresh_store()
+    threads = 8
+    with Packer(store.url, schema=SCHEMA, super_sample_bytes=super_sample_bytes) as packer:
+        groups = [numbered(100, 100 * thread) for thread in range(threads)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(packer.extend, groups))
+    found = asyncio.run(contents(store))
+    assert [sample["data"] for sample in found] == [numbered(1, int(sample["label"]))[0]["data"] for sample in found]
+    assert sorted(int(sample["label"]) for sample in found) == list(range(100 * threads))
+    manifest = packer.manifest
+    assert manifest is not None
+    assert asyncio.run(verify(store, manifest, deep=True)) == []
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_what_a_thread_writes_while_another_commits_is_committed_or_refused() -> None:
+    for _ in range(10):
+        store = fresh_store()
+        taken: list[int] = []
+        with Packer(store.url, schema=SCHEMA, super_sample_bytes=400) as packer, ThreadPoolExecutor(4) as pool:
+            packer.write(numbered(1)[0])
+
+            def write(thread: int, packer: Packer = packer, taken: list[int] = taken) -> None:
+                for sample in numbered(1000, 1000 * thread):
+                    packer.write(sample)
+                    taken.append(int(str(sample["label"])))
+
+            writing = [pool.submit(write, thread) for thread in range(1, 4)]
+            while len(taken) < 20:
+                time.sleep(0.001)
+            packer.commit()
+            for thread in writing:
+                with pytest.raises(ConfigError, match="committed"):
+                    thread.result()
+        assert sorted(asyncio.run(labels(store))) == sorted([0, *taken])
+
+
+def test_tasks_that_write_and_commit_at_once_lose_nothing() -> None:
+    async def main() -> None:
+        store = SlowStore(fresh_store())
+        async with AsyncPacker(store, config(concurrency=2)) as packer:
+            writing = [asyncio.create_task(packer.write(sample)) for sample in numbered(60)]
+            await asyncio.sleep(0)
+            committing = [asyncio.create_task(packer.commit()) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(ConfigError, match="about to be"):
+                await packer.write(numbered(1)[0])
+            store.gate.set()
+            await asyncio.gather(*writing)
+            first, second = await asyncio.gather(*committing)
+            assert first is second
+        assert await labels(store) == list(range(60))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("numbers", [[0, 2], [0, 0], [1], [1, 0]])
+def test_super_samples_that_are_not_numbered_without_gaps_or_repeats_are_not_committed(numbers: list[int]) -> None:
+    async def submit_out_of_order(store: Store) -> None:
+        async with AsyncPacker(store, config()) as packer:
+            cuts = [cut for sample in numbered(10) if (cut := packer.cut(sample))]
+            for number in numbers:  # as if two threads had cut at the same time
+                await packer.submit(cuts[number])
+
+    async def main() -> None:
+        store = fresh_store()
+        with pytest.raises(PackError, match="nothing was committed"):
+            await submit_out_of_order(store)
+        assert await versions.newest_manifest(store) is None
 
     asyncio.run(main())
 
