@@ -17,7 +17,14 @@ __all__ = ["command"]
 def _configure(parser: ArgumentParser) -> None:
     add_written_dataset(parser)
     parser.add_argument(
-        "--adopt", action="store_true", help="take in what killed packers left too, after reading it whole"
+        "--adopt",
+        action="store_true",
+        help="take in super-samples that no manifest and no finished pack tells of, too, after reading them whole",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every super-sample whole, and leave out those that are damaged (default: only their heads)",
     )
     add_store_options(parser)
 
@@ -32,13 +39,15 @@ def _run(args: Namespace) -> int:
     _list("adopted", report.adopted)
     _list("not adopted", _problems(report.refused))
     if not args.adopt:
-        _list("left by killed packers (--adopt takes them in)", report.orphans)
-    return 1 if report.lost or report.refused else 0
+        _list("in no version and no finished pack (--adopt takes them in)", report.orphans)
+    _list("missing", _problems(report.gaps))
+    _list("perhaps twice", _problems(report.repeats))
+    return 1 if report.lost or report.refused or report.gaps or report.repeats else 0
 
 
 async def _rebuild(args: Namespace) -> RebuildReport:
     async with opened(args) as store:
-        return await rebuild_manifest(store, adopt=args.adopt)
+        return await rebuild_manifest(store, adopt=args.adopt, verify=args.verify)
 
 
 def _problems(objects: Iterable[BadObject]) -> list[str]:
@@ -54,7 +63,7 @@ def _list(title: str, lines: Iterable[str]) -> None:
 
 command = Command(
     name="rebuild-manifest",
-    help="make a manifest of the super-samples that are there; exit code 1 if some are lost",
+    help="make a manifest of the super-samples that are there; exit code 1 if some are lost or damaged",
     configure=_configure,
     run=_run,
 )

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from stoker import versions
 from stoker.bounded import for_each
@@ -29,6 +31,7 @@ from stoker.pack.log import list_records
 from stoker.pack.record import PackRecord
 from stoker.retry import RetryingReader
 from stoker.schema import Schema
+from stoker.sizes import counted
 from stoker.store.protocol import ObjectInfo, Readable, Store
 from stoker.supersample import Head, Packed
 
@@ -36,6 +39,7 @@ __all__ = ["RebuildReport", "rebuild_manifest"]
 
 _HEADS_AT_ONCE = 16
 _WHOLE_AT_ONCE = 2
+_COMPARED_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,9 @@ class RebuildReport:
         adopted: keys of orphans that are now in the manifest.
         orphans: keys of objects that no version and no finished record covers, and that were not adopted.
         refused: orphans that could not be adopted, and why.
+        gaps: where super-samples seem to be missing that no manifest or record tells of: numbers that an adopted run
+            lacks, an adopted run without its end, and, with no manifest to say better, orphans without a record.
+        repeats: adopted super-samples that begin with the samples of another run's, which may be a compaction of them.
     """
 
     manifest: Manifest
@@ -57,6 +64,8 @@ class RebuildReport:
     adopted: tuple[str, ...]
     orphans: tuple[str, ...]
     refused: tuple[BadObject, ...]
+    gaps: tuple[BadObject, ...]
+    repeats: tuple[BadObject, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,17 @@ class _Dataset:
     schema: Schema
 
 
-async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildReport:
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    """An intact super-sample that no version and no finished record covers."""
+
+    dataset: _Dataset
+    packed: Packed
+    is_last: bool
+    first_checksums: tuple[bytes, ...]
+
+
+async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = False) -> RebuildReport:
     """Commit a manifest of every super-sample that belongs to the data set and is there.
 
     What belongs to it is told by the newest version that can be read, and by the records of packs that were committed
@@ -78,9 +97,10 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
         store: where the data set is.
         adopt: take in every other intact super-sample of the data set too, after reading it whole; but none where
             functions take in raw objects, or where it was compacted: what lies there may be in the data set already.
+        verify: read every super-sample whole and leave out those that are damaged anywhere, not only in their heads.
 
     Raises:
-        NotFoundError: there is nothing to make a manifest of.
+        NotFoundError: there is nothing to make a manifest of, or nothing without ``adopt``.
         PackError: another writer committed a version meanwhile.
     """
     reader = RetryingReader(store)
@@ -89,9 +109,9 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
     claimed = dict(place for source in survey.sources for place in _places(source))
     twice = _packed_twice(survey, claimed)
     claimed = {place: packed for place, packed in claimed.items() if place not in twice}
-    found, lost = await _check_heads(reader, claimed, survey.objects)
+    found, lost = await _check_claimed(reader, claimed, survey.objects, whole=verify)
     orphans = sorted(await _orphans(reader, survey, {*claimed, *twice}))
-    adopted: dict[Place, Packed] = {}
+    adopted: dict[Place, _Orphan] = {}
     refused: list[BadObject] = []
     if adopt and any(len(record.sources) for record in survey.records):
         reason = "belongs to no run; functions add to this data set, so its samples may be there already"
@@ -99,13 +119,14 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
     elif adopt:
         dataset, adopted, refused = await _adopt(reader, orphans, dataset)
     if dataset is None or not (found or adopted):
-        raise NotFoundError(f"there is no super-sample at {store.url} that a manifest could be made of")
+        raise NotFoundError(_nothing_found(store.url, orphans, refused))
     if survey.newest_version >= MAX_VERSION:
         raise PackError(
             f"{store.url} tells of version {survey.newest_version}, which none can follow; delete the manifest or pack "
             "record that says so and rebuild again"
         )
-    rebuilt = _manifest(dataset, survey.newest_version + 1, {**found, **adopted})
+    rows = {**found, **{place: orphan.packed for place, orphan in adopted.items()}}
+    rebuilt = _manifest(dataset, survey.newest_version + 1, rows)
     manifest = await _publish(store, survey.base, rebuilt)
     return RebuildReport(
         manifest=manifest,
@@ -114,6 +135,8 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False) -> RebuildRepor
         adopted=tuple(object_key(*place) for place in adopted),
         orphans=tuple(object_key(*place) for place in orphans if place not in adopted),
         refused=tuple(refused),
+        gaps=tuple(_gaps(survey, adopted, {*claimed, *twice}) if adopt else _unrecorded(survey, orphans)),
+        repeats=tuple(_repeats(adopted)),
     )
 
 
@@ -260,19 +283,91 @@ def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:
             row += 1
 
 
-async def _check_heads(
-    reader: RetryingReader[Readable], claimed: dict[Place, Packed], objects: dict[Place, ObjectInfo]
+def _nothing_found(url: str, orphans: Sequence[Place], refused: Sequence[BadObject]) -> str:
+    if not orphans:
+        return f"there is no super-sample at {url} that a manifest could be made of"
+    there = f"{counted(len(orphans), 'super-sample')} of {counted(len({run for run, _ in orphans}), 'run')}"
+    if refused:
+        return f"none of the {there} at {url} can be used; the first: {refused[0].key}: {refused[0].problem}"
+    return (
+        f"{url} has {there}, but neither a manifest nor the record of a finished pack that says that they are its data "
+        f"set; stoker rebuild-manifest --adopt {url} reads them and makes a manifest of those that are intact"
+    )
+
+
+def _gaps(survey: _Survey, adopted: Mapping[Place, _Orphan], told: Iterable[Place]) -> Iterable[BadObject]:
+    """Yield what adopted runs lack, as far as their numbers and the mark of a run's last super-sample tell.
+
+    Args:
+        survey: what is in the store.
+        adopted: the orphans that are taken in.
+        told: places of which manifests or records tell, so that they are reported if they are lost.
+    """
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for run, number in {*survey.objects, *told}:
+        numbers[run].append(number)
+    unfinished = {record.run for record in survey.records if record.state == "packing"}
+    for run in sorted({run for run, _ in adopted}):
+        present = sorted(numbers[run])
+        for before, after in pairwise((-1, *present)):
+            if missing := after - before - 1:
+                key = object_key(run, before + 1)
+                absent = "does not exist" if missing == 1 else f"and the {missing - 1:,} behind it do not exist"
+                yield BadObject(key, f"{key} {absent}, though later ones of the run do; their samples are lost")
+        last = adopted.get((run, present[-1]))
+        if last is not None and not last.is_last and run not in unfinished:
+            key = object_key(run, present[-1])
+            yield BadObject(key, f"{key} is not marked as the last of its run; what was behind it is lost")
+
+
+def _repeats(adopted: Mapping[Place, _Orphan]) -> Iterable[BadObject]:
+    """Yield, once for two runs, an adopted super-sample that begins with the same samples as one of another run."""
+    seen: dict[bytes, Place] = {}
+    told: set[frozenset[str]] = set()
+    for place, orphan in adopted.items():
+        other = seen.setdefault(orphan.first_checksums[0], place)
+        both = zip(orphan.first_checksums, adopted[other].first_checksums, strict=False)
+        pair = frozenset((place[0], other[0]))
+        if len(pair) == 2 and pair not in told and all(mine == theirs for mine, theirs in both):
+            told.add(pair)
+            key = object_key(*place)
+            yield BadObject(
+                key,
+                f"{key} begins with the samples of {object_key(*other)}; if one of the two runs is a compaction of the "
+                "other, samples are in the data set twice: delete the objects of one and rebuild",
+            )
+
+
+def _unrecorded(survey: _Survey, orphans: Iterable[Place]) -> Iterable[BadObject]:
+    """Yield the runs that may belong to the data set: the manifest and their records are lost, so nothing tells."""
+    if survey.base is not None:
+        return
+    recorded = {record.run for record in survey.records}
+    for run, places in groupby(orphans, key=itemgetter(0)):
+        if run not in recorded:
+            key, count = object_key(run, next(places)[1]), 1 + sum(1 for _ in places)
+            found = counted(count, "super-sample")
+            yield BadObject(key, f"{key} begins a run of {found} without a record; --adopt takes it in")
+
+
+async def _check_claimed(
+    reader: RetryingReader[Readable],
+    claimed: dict[Place, Packed],
+    objects: dict[Place, ObjectInfo],
+    *,
+    whole: bool,
 ) -> tuple[dict[Place, Packed], list[BadObject]]:
     """Return the claimed super-samples that are there, with their present tags, and the others; in order."""
     problems: dict[Place, str] = {}
+    check_one = _check_whole if whole else _check_head
 
     async def check(place: Place) -> None:
         if place not in objects:
             problems[place] = f"{object_key(*place)} does not exist"
-        elif problem := await problem_of(lambda: _check_head(reader, objects[place], claimed[place])):
+        elif problem := await problem_of(lambda: check_one(reader, objects[place], claimed[place])):
             problems[place] = problem
 
-    await for_each(claimed, check, concurrency=_HEADS_AT_ONCE)
+    await for_each(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
     found = {
         place: replace(packed, tag=objects[place].tag) for place, packed in claimed.items() if place not in problems
     }
@@ -289,11 +384,17 @@ async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed
     Head.parse(head, info.size_bytes)
 
 
+async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
+    opened = await open_super_sample(reader, info.key, packed.size_bytes)
+    if crc32c(opened.data) != packed.crc32c:
+        raise ChecksumError(f"{info.key} is not what was packed: its checksum differs")
+
+
 async def _adopt(
     reader: RetryingReader[Readable], orphans: Sequence[Place], dataset: _Dataset | None
-) -> tuple[_Dataset | None, dict[Place, Packed], list[BadObject]]:
+) -> tuple[_Dataset | None, dict[Place, _Orphan], list[BadObject]]:
     """Return the orphans that are whole and of the data set, or of the first orphan's where there is none yet."""
-    opened: dict[Place, tuple[_Dataset, Packed]] = {}
+    opened: dict[Place, _Orphan] = {}
     problems: dict[Place, str] = {}
 
     async def open_orphan(place: Place) -> None:
@@ -304,19 +405,18 @@ async def _adopt(
             problems[place] = problem
 
     await for_each(orphans, open_orphan, concurrency=_WHOLE_AT_ONCE)
-    adopted: dict[Place, Packed] = {}
+    adopted: dict[Place, _Orphan] = {}
     for place in orphans:
-        if place in opened:
-            found, packed = opened[place]
-            dataset = found if dataset is None else dataset
-            if found == dataset:
-                adopted[place] = packed
+        if orphan := opened.get(place):
+            dataset = dataset or orphan.dataset
+            if orphan.dataset == dataset:
+                adopted[place] = orphan
             else:
                 problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
     return dataset, adopted, [BadObject(object_key(*place), problems[place]) for place in orphans if place in problems]
 
 
-async def _opened(reader: RetryingReader[Readable], place: Place) -> tuple[_Dataset, Packed]:
+async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
     key = object_key(*place)
     opened = await open_super_sample(reader, key)
     head, data = opened.sample.head, opened.data
@@ -331,7 +431,8 @@ async def _opened(reader: RetryingReader[Readable], place: Place) -> tuple[_Data
         crc32c=crc32c(data),
         tag=opened.info.tag,
     )
-    return _Dataset(head.origin.dataset, head.schema), packed
+    first_checksums = tuple(row.tobytes() for row in head.checksums[:_COMPARED_SAMPLES])
+    return _Orphan(_Dataset(head.origin.dataset, head.schema), packed, head.is_last, first_checksums)
 
 
 def _manifest(dataset: _Dataset, version: int, rows: dict[Place, Packed]) -> Manifest:

@@ -10,10 +10,13 @@ import pytest
 from stoker import versions
 from stoker.errors import DatasetExistsError, NotFoundError, PackError
 from stoker.maintenance import gc, rebuild_manifest, verify
+from stoker.maintenance.compaction import compact
 from stoker.manifest import POINTER_KEY, object_key, version_key
-from stoker.pack.record import PackRecord
+from stoker.pack.catalog import BucketCatalog
+from stoker.pack.record import PackRecord, record_key
+from stoker.retry import RetryingStore
 from stoker.schema import Array, Bytes, Schema
-from stoker.store import open_store
+from stoker.store import Store, open_store
 from stoker.supersample import Origin
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
 from support.packing import SCHEMA, WatchedStore, fresh_store, labels, numbered, pack, stored
@@ -155,7 +158,7 @@ def test_of_two_creates_that_came_to_their_end_none_is_taken() -> None:
         store = fresh_store()
         await leave_unfinished(store, "a", mode="create")
         await leave_unfinished(store, "b", mode="create")
-        with pytest.raises(NotFoundError, match="no super-sample"):
+        with pytest.raises(NotFoundError, match="neither a manifest nor the record"):
             await rebuild_manifest(store)
 
     asyncio.run(main())
@@ -210,13 +213,119 @@ def test_an_orphan_that_is_damaged_or_foreign_is_refused() -> None:
 def test_super_samples_alone_can_be_adopted_without_any_record() -> None:
     async def main() -> None:
         store = await data_set()
-        for key in await stored(store):
-            if not key.startswith("data/"):
-                await store.delete(key)
-        with pytest.raises(NotFoundError):
+        await leave_data_only(store)
+        with pytest.raises(NotFoundError, match=f"15 super-samples of 2 runs.*--adopt {store.url}"):
             await rebuild_manifest(store)
-        await rebuild_manifest(store, adopt=True)
+        report = await rebuild_manifest(store, adopt=True)
+        assert report.gaps == ()
         assert sorted(await labels(store)) == list(range(45))
+
+    asyncio.run(main())
+
+
+async def leave_data_only(store: Store) -> None:
+    for key in await stored(store):
+        if not key.startswith("data/"):
+            await store.delete(key)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gaps"),
+    [
+        ([0], ["00000000 does not exist"]),
+        ([7], ["00000007 does not exist"]),
+        ([2, 3, 4, 8], ["00000002 and the 2 behind it do not exist", "00000008 does not exist"]),
+        ([9], ["00000008 is not marked as the last"]),
+        ([0, 9], ["00000000 does not exist", "00000008 is not marked as the last"]),
+    ],
+)
+def test_super_samples_that_adopted_runs_lack_are_told(lost: list[int], gaps: list[str]) -> None:
+    async def main() -> None:
+        store = fresh_store()
+        manifest = await pack(store, numbered(30))
+        await leave_data_only(store)
+        for row in lost:
+            await store.delete(manifest.key(row))
+        report = await rebuild_manifest(store, adopt=True)
+        assert len(report.gaps) == len(gaps)
+        for bad, gap in zip(report.gaps, gaps, strict=True):
+            assert bad.problem.startswith(f"data/{manifest.runs[0].run}/{gap}")
+        assert len(await labels(store)) == 30 - 3 * len(lost)
+
+    asyncio.run(main())
+
+
+def test_a_run_that_was_never_finished_has_no_end_to_lose() -> None:
+    async def main() -> None:
+        store = await data_set()
+        half = await leave_half(store, "half")
+        await store.delete(object_key(half, 4))
+        report = await rebuild_manifest(store, adopt=True)
+        assert [bad.key for bad in report.gaps] == [object_key(half, 4)]
+        assert len(report.adopted) == 9
+
+    asyncio.run(main())
+
+
+def test_a_number_that_nobody_can_count_up_to_is_one_gap() -> None:
+    async def main() -> None:
+        store = fresh_store()
+        manifest = await pack(store, numbered(30))
+        await leave_data_only(store)
+        await store.put(object_key(manifest.runs[0].run, 9_999_999_999), b"of somebody else")
+        report = await rebuild_manifest(store, adopt=True)
+        assert [bad.problem.partition(" ")[2][:25] for bad in report.gaps] == ["and the 9,999,999,988 beh"]
+        assert len(report.refused) == 1
+
+    asyncio.run(main())
+
+
+def test_without_a_manifest_a_run_whose_record_is_lost_too_is_told() -> None:
+    async def main() -> None:
+        store = await data_set()
+        manifest = await versions.read_manifest(store)
+        lacking = manifest.runs[1].run
+        for key in (POINTER_KEY, version_key(1), version_key(2), record_key(lacking)):
+            await store.delete(key)
+        report = await rebuild_manifest(store)
+        assert await labels(store) == list(range(30))
+        assert [bad.key for bad in report.gaps] == [object_key(lacking, 0)]
+        assert "run of 5 super-samples" in report.gaps[0].problem
+        assert (await rebuild_manifest(store, adopt=True)).gaps == ()
+        assert await labels(store) == list(range(45))
+
+    asyncio.run(main())
+
+
+def test_a_compaction_that_nothing_tells_of_is_told_when_it_is_adopted() -> None:
+    async def main() -> None:
+        store = await data_set()
+        retrying = RetryingStore(store)
+        await compact(retrying, BucketCatalog(retrying), now_seconds=0.0, super_sample_bytes=2000)
+        await leave_data_only(store)
+        report = await rebuild_manifest(store, adopt=True)
+        assert len(await labels(store)) == 90
+        assert len(report.repeats) == 1
+        assert "a compaction of the other" in report.repeats[0].problem
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("records_too", [False, True])
+def test_what_is_damaged_behind_its_head_is_left_out_when_all_of_it_is_read(records_too: bool) -> None:
+    async def main() -> None:
+        store = fresh_store()
+        manifest = await pack(store, numbered(30))
+        damaged = manifest.key(6)
+        await store.put(damaged, flipped((await store.get(damaged))[0]))
+        if records_too:
+            await leave_data_only(store)
+        else:
+            assert (await rebuild_manifest(store)).lost == ()
+        report = await rebuild_manifest(store, adopt=records_too, verify=True)
+        assert [bad.key for bad in (*report.lost, *report.refused)] == [damaged]
+        assert await verify(store, report.manifest) == []
+        assert sorted(await labels(store)) == [*range(18), *range(21, 30)]
 
     asyncio.run(main())
 
