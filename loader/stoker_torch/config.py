@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import TIMEOUT_MAX
 from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
@@ -81,6 +82,9 @@ class LoaderConfig:
         collate: function of the list of a batch's samples; default torch's ``default_collate``.
         batch_transform: function of a whole batch, run in the pool; the last thing done to it.
         workers: threads of the pool that runs those four; default the number of cores.
+        timeout: seconds to wait for a batch from those four; then ``SampleTimeoutError`` names the sample and the
+            function that has not returned. Default 0: without a limit, as torch's ``DataLoader`` has it. What the
+            bucket may take is ``fetch``'s.
         max_bad_samples: how many samples in the run may fail in ``decode`` or ``transform``; each is replaced by
             another of its batch and counted. Default none. What fails on a whole batch is always an error.
         with_ids: add ``"__id__"``, ``int64 [samples]``: each sample's number in the packed order.
@@ -125,6 +129,7 @@ class LoaderConfig:
     collate: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
     workers: int | None = None
+    timeout: float = 0
     max_bad_samples: int = 0
     with_ids: bool = False
     pin_memory: bool = False
@@ -146,6 +151,9 @@ class LoaderConfig:
                 raise ConfigError(f"{name} {value!r} is not an integer of at least {least}")
             object.__setattr__(self, name, int(value))  # numpy's would not go into a state as JSON
         self._check_flags_and_functions()
+        is_number = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
+        if not is_number or not 0 <= self.timeout <= TIMEOUT_MAX:
+            raise ConfigError(f"timeout {self.timeout!r} is not a number of seconds from 0, which is without a limit")
         if isinstance(self.columns, str):
             raise ConfigError(f"columns is a sequence of names: write columns=[{self.columns!r}]")
         if self.columns is not None and not self.columns:
@@ -295,6 +303,7 @@ class SharedSettings(TypedDict, total=False):
     collate: Callable[[list[Any]], Any] | None
     batch_transform: Callable[[Any], Any] | None
     workers: int | None
+    timeout: float
     max_bad_samples: int
     with_ids: bool
     schedule: Schedule

@@ -1,15 +1,26 @@
-"""Daemon threads that do what they are given, in the order it was given."""
+"""Daemon threads that run users' functions, in the order these were submitted.
+
+A user's function may never return, and a thread cannot be killed: so whoever ends threads waits for them for a limited
+time only. Where the interpreter is ending that time is short, but not zero: a daemon thread that comes back from torch
+when the interpreter is gone aborts the whole process, whatever its exit status was to be.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Protocol
 
-__all__ = ["Crew", "Executor"]
+__all__ = ["Crew", "Executor", "wait_for_threads"]
+
+_CLOSE_SECONDS = 5.0
+"""As long as a DataLoader waits for its worker processes."""
+_EXIT_SECONDS = 2.0
+"""More than a function needs for a sample, less than a launcher gives a rank that it has told to end."""
 
 Work = Callable[[], None]
 
@@ -21,8 +32,8 @@ class Executor(Protocol):
         """Have something done, and return at once."""
         ...
 
-    def close(self) -> None:
-        """Drop what is not begun, and return when what is has ended; idempotent."""
+    def close(self) -> object:
+        """Drop what is not begun, and wait a while for what is; idempotent."""
         ...
 
 
@@ -54,20 +65,40 @@ class Crew:
                 self._threads.append(thread)
         self._queue.put(work)
 
-    def close(self) -> None:
-        """Drop what is queued, wait for what is being done, and end the threads."""
+    def close(self) -> bool:
+        """Drop what is queued, wait a while for what is being done, and end the threads.
+
+        Returns:
+            Whether all of them have ended; one that has not will, if its function ever returns.
+        """
+        return not wait_for_threads(self.dismiss())
+
+    def dismiss(self) -> list[threading.Thread]:
+        """Drop what is queued, have each thread end after what it does, and return the threads at once."""
         if self._pid != os.getpid():  # a forked child has none of the threads, and what they locked stays locked
-            return
+            return []
         with self._lock:
             threads, self._threads = self._threads, []
+            queue, self._queue = self._queue, SimpleQueue()  # a stuck thread would take what new ones are to do
         with contextlib.suppress(Empty):
             while True:
-                self._queue.get_nowait()
+                queue.get_nowait()
         for _ in threads:
-            self._queue.put(None)
-        for thread in threads:
-            if thread is not threading.current_thread():  # the collector runs anywhere
-                thread.join()
+            queue.put(None)
+        return threads
+
+
+def wait_for_threads(threads: Iterable[threading.Thread]) -> list[threading.Thread]:
+    """Wait until threads have ended, for at most 5 s together, or 2 s where the interpreter is ending.
+
+    Returns:
+        Those that are still running.
+    """
+    deadline = monotonic() + (_CLOSE_SECONDS if threading.main_thread().is_alive() else _EXIT_SECONDS)
+    others = [thread for thread in threads if thread is not threading.current_thread()]  # the collector runs anywhere
+    for thread in others:
+        thread.join(max(0.0, deadline - monotonic()))
+    return [thread for thread in others if thread.is_alive()]
 
 
 def _serve(queue: SimpleQueue[Work | None]) -> None:

@@ -110,6 +110,7 @@ class FetchService:
         self._lock = threading.RLock()  # the collector may end a sampler's iteration, and so call forget, anywhere
         self._pid = os.getpid()
         self._wanted: set[int] = set()
+        self._being_read: set[int] = set()
         self._refusal: SampleError | None = None
         self._has_warned = self._is_closed = False
         self.counts = FetchCounts()
@@ -158,18 +159,23 @@ class FetchService:
                 self._wanted.difference_update(indices)
 
     def close(self) -> None:
-        """Drop what is not begun, and return when what is has ended."""
+        """Drop what is not begun, and wait a while for what is."""
         self._is_closed = True
-        self._executor.close()
+        if self._executor.close() is False:
+            stuck = ", ".join(map(str, sorted(self._being_read)))
+            _log.warning("threads are left behind: the data set has not returned sample %s", stuck)
 
     def _work(self, index: int, fetch: _Fetch | None) -> None:
         """Read one sample, and put into the cache what becomes visible with it."""
         read = {}
         try:
             if index in self._wanted:
+                self._being_read.add(index)
                 read[index] = self._dataset[index]
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: training reads it again, and gets the error
             self._note_failure(index, type(error).__name__)  # only that: its text may have a signed URL in it
+        finally:
+            self._being_read.discard(index)
         if fetch is not None:
             with self._lock:
                 fetch.read |= read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 import os
 import threading
 import time
@@ -16,9 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.errors import ConfigError, StokerError
+from stoker_torch.crew import wait_for_threads
 from stoker_torch.look_ups import LocalCounts, LookUpStatistics
 
 __all__ = ["InformedDataLoader"]
+
+_log = logging.getLogger("stoker")
 
 
 class InformedDataLoader(DataLoader[Any]):
@@ -199,5 +203,5 @@ def _cut(line: _Line, thread: threading.Thread, pid: int) -> None:
     if pid == os.getpid():
         line.is_cut = True
         line.places.release()
-        if thread is not threading.current_thread():  # the collector runs anywhere
-            thread.join()
+        if wait_for_threads([thread]):
+            _log.warning("a thread is left behind: the data set has not returned the batch that was being loaded ahead")

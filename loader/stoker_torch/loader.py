@@ -142,6 +142,7 @@ class Loader:
             transform=config.transform,
             collate=config.collate,
             batch_transform=config.batch_transform,
+            timeout_seconds=config.timeout or None,
             pin_memory=self._pins_memory,
         )
         return None if work.is_none else SamplePool(work, config.workers or os.cpu_count() or 1, config.max_bad_samples)

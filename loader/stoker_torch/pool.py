@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -11,16 +12,19 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
-from queue import Empty, SimpleQueue
+from time import monotonic
 from typing import Any
 
 import torch
 from torch.utils.data import default_collate
 
-from stoker.errors import SampleError, StokerError
+from stoker.errors import SampleError, SampleTimeoutError, StokerError
+from stoker_torch.crew import Crew
 from stoker_torch.tensors import pinned, stacked
 
 __all__ = ["PendingBatch", "SamplePool", "SampleWork"]
+
+_log = logging.getLogger("stoker")
 
 _PARTS_PER_WORKER = 4
 """Small enough that a slow sample does not hold up its batch, large enough that scheduling costs nothing."""
@@ -39,6 +43,7 @@ class SampleWork:
         collate: function of the list of samples.
         batch_transform: function of the batch.
         pin_memory: whether what came of it is put into page-locked memory.
+        timeout_seconds: for which a batch is waited for; None: without a limit.
     """
 
     decode: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
@@ -46,6 +51,7 @@ class SampleWork:
     collate: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
     pin_memory: bool = False
+    timeout_seconds: float | None = None
 
     @property
     def by_sample(self) -> bool:
@@ -66,13 +72,19 @@ class PendingBatch:
         places: how many samples.
         sample: returns the sample at a place.
         finish: makes the batch of its samples.
+        wait: waits for a result, or raises what says why there is none.
     """
 
     def __init__(
-        self, parts: int, places: int, sample: Callable[[int], Any], finish: Callable[[list[Any]], Any]
+        self,
+        parts: int,
+        places: int,
+        sample: Callable[[int], Any],
+        finish: Callable[[list[Any]], Any],
+        wait: Callable[[Future[Any]], Any],
     ) -> None:
         self._samples: list[Any] = [None] * places
-        self._sample, self._finish = sample, finish
+        self._sample, self._finish, self._wait = sample, finish, wait
         self._parts_left = parts
         self._lock = threading.Lock()
         self._result: Future[Any] = Future()
@@ -102,9 +114,10 @@ class PendingBatch:
 
         Raises:
             SampleError: a sample failed, and no more failures are allowed; or what is done to the batch did.
+            SampleTimeoutError: a function has not returned in time.
             BaseException: what is not an ``Exception`` (``SystemExit``, say) comes as a user's function raised it.
         """
-        return self._result.result()
+        return self._wait(self._result)
 
 
 class SamplePool:
@@ -130,7 +143,13 @@ class SamplePool:
         """Make what belongs to this process."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._crew: _Crew | None = None
+        self._forget_threads()
+
+    def _forget_threads(self) -> None:
+        """Leave threads and batches to themselves; the next batch starts new ones."""
+        self._crew: Crew | None = None
+        self._tasks: dict[int, _Task] = {}
+        self._pending: weakref.WeakSet[PendingBatch] = weakref.WeakSet()
 
     def submit(self, columns: Columns, name_of: NameOf) -> PendingBatch:
         """Begin to work on a batch.
@@ -142,38 +161,68 @@ class SamplePool:
         if self._pid != os.getpid():
             self._begin()
         if self._crew is None:
-            self._crew = _Crew(self._workers)
-            self._finalizer = weakref.finalize(self, self._crew.stop)
+            self._crew = Crew(self._workers, "stoker-pool")
+            self._finalizer = weakref.finalize(self, _end, self._crew, self._tasks)
         count = len(next(iter(columns.values()))) if self._work.by_sample else 0
         size = max(1, -(-count // (self._workers * _PARTS_PER_WORKER)))
         parts = [range(start, min(start + size, count)) for start in range(0, count, size)] or [range(0)]
         batch = PendingBatch(
-            len(parts), count, partial(self._sample, columns, name_of), partial(self._finished, columns, name_of)
+            len(parts),
+            count,
+            partial(self._sample, columns, name_of),
+            partial(self._finished, columns, name_of),
+            self._result,
         )
+        self._pending.add(batch)
         for part in parts:
-            self._crew.parts.put((batch, part))
+            self._crew.submit(partial(batch.work_on, part))
         return batch
 
     def close(self) -> None:
-        """Drop what is queued, wait for what is running and end the threads; the next batch starts new ones."""
-        if self._crew is not None:
-            self._crew = None
+        """Drop what is queued, wait 5 s for what is running and end the threads; the next batch starts new ones."""
+        if self._crew is not None and self._pid == os.getpid():  # a forked child has a copy, with locks held for ever
+            for batch in list(self._pending):
+                batch.fail(StokerError("the loader was closed while the batch was being worked on"))
             self._finalizer()
+            self._forget_threads()
+
+    def _result(self, result: Future[Any]) -> Any:
+        """Wait for a batch; where it is late, leave its threads to themselves, and the next batch to new ones.
+
+        Raises:
+            SampleTimeoutError: it was not there in time.
+        """
+        timeout_seconds = self._work.timeout_seconds
+        with contextlib.suppress(TimeoutError):
+            result.exception(timeout_seconds)
+        if result.done():
+            return result.result()
+        late = SampleTimeoutError(
+            f"no batch within timeout={timeout_seconds} seconds: {_longest(self._tasks)}; "
+            "mend the function, or give it more time"
+        )
+        if self._crew is not None:
+            self._finalizer.detach()
+            self._crew.dismiss()
+        self._forget_threads()
+        raise late
 
     def _sample(self, columns: Columns, name_of: NameOf, place: int) -> Any:
         """Return one sample, or what stands for a bad one."""
-        work = self._work
-        stage = "reading"
+        work, tasks, thread = self._work, self._tasks, threading.get_ident()
+        task = tasks[thread] = _Task(partial(name_of, place), "reading")
         try:
             needed = columns if work.transform is not None or work.collate is not None else work.decode
             sample: Any = {name: columns[name][place] for name in needed}
             for name, function in work.decode.items():
-                stage = f"decode of column {name!r}"
+                task.stage = f"decode of column {name!r}"
                 sample[name] = function(sample[name])
-            stage = "transform"
+            task.stage = "transform"
             return sample if work.transform is None else work.transform(sample)
         except Exception as error:  # noqa: BLE001 - a task boundary: the user's function failed on this sample
-            return _Bad(_failure(name_of(place), stage, error))
+            return _Bad(task.failure(error))
+        finally:
+            del tasks[thread]
 
     def _finished(self, columns: Columns, name_of: NameOf, samples: list[Any]) -> Any:
         """Replace bad samples, collate, and transform the batch.
@@ -182,14 +231,17 @@ class SamplePool:
             SampleError: more samples have failed than are allowed, all of this batch have, or the batch itself does.
         """
         places = self._good_places(samples)
-        stage = "collate"
+        tasks, thread = self._tasks, threading.get_ident()
+        task = tasks[thread] = _Task(lambda: f"the batch that starts with {name_of(0)}", "collate")
         try:
             batch = self._collated(columns, samples, places)
             if self._work.batch_transform is not None:
-                stage = "batch_transform"
+                task.stage = "batch_transform"
                 batch = self._work.batch_transform(batch)
         except Exception as error:
-            raise _failure(f"the batch that starts with {name_of(0)}", stage, error) from error
+            raise task.failure(error) from error
+        finally:
+            del tasks[thread]
         return pinned(batch) if self._work.pin_memory else batch
 
     def _collated(self, columns: Columns, samples: list[Any], places: list[int]) -> Any:
@@ -226,43 +278,38 @@ class _Bad:
     error: SampleError
 
 
-def _failure(what: str, stage: str, error: Exception) -> SampleError:
-    failure = SampleError(f"{what}: {stage} failed: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
+@dataclass(slots=True)
+class _Task:
+    """What a thread is doing.
 
-
-class _Crew:
-    """Daemon threads that work on parts of batches in the order they are put.
-
-    An executor's threads would do all that is queued before they let the interpreter exit.
+    Attributes:
+        name: names the sample, or the batch.
+        stage: which function is at work.
+        begun: when, by the monotonic clock, in seconds.
     """
 
-    def __init__(self, workers: int) -> None:
-        self._pid = os.getpid()
-        self.parts: SimpleQueue[tuple[PendingBatch, range] | None] = SimpleQueue()
-        names = (f"stoker-pool-{number}" for number in range(workers))
-        self._threads = [threading.Thread(target=_serve, args=(self.parts,), name=name, daemon=True) for name in names]
-        for thread in self._threads:
-            thread.start()
+    name: Callable[[], str]
+    stage: str
+    begun: float = field(default_factory=monotonic)
 
-    def stop(self) -> None:
-        """Fail what is queued, wait for the parts being worked on, and end the threads. Idempotent."""
-        if self._pid != os.getpid():  # a forked child has none of the threads, and what they locked stays locked
-            return
-        with contextlib.suppress(Empty):
-            while True:
-                if (queued := self.parts.get_nowait()) is not None:
-                    queued[0].fail(StokerError("the loader was closed while the batch was being worked on"))
-        for _ in self._threads:
-            self.parts.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # the collector runs anywhere
-                thread.join()
+    def failure(self, error: Exception) -> SampleError:
+        """Return the error that an exception of the user's function becomes."""
+        failure = SampleError(f"{self.name()}: {self.stage} failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
 
 
-def _serve(parts: SimpleQueue[tuple[PendingBatch, range] | None]) -> None:
-    while (queued := parts.get()) is not None:
-        batch, part = queued
-        batch.work_on(part)
-        del queued, batch  # or an idle thread would keep the batch alive
+def _longest(tasks: dict[int, _Task]) -> str:
+    """Say which function has been at work for longest, on what, and how many others are."""
+    under_way = sorted(tasks.copy().values(), key=lambda task: task.begun)
+    if not under_way:
+        return "no function is at work"
+    first = under_way[0]
+    others = f" (and {len(under_way) - 1} more)" if len(under_way) > 1 else ""
+    return f"{first.stage} of {first.name()} has not returned for {monotonic() - first.begun:.1f} s{others}"
+
+
+def _end(crew: Crew, tasks: dict[int, _Task]) -> None:
+    """End threads; warn of a function that keeps one from ending."""
+    if not crew.close():
+        _log.warning("a thread of the loader is left behind: %s", _longest(tasks))

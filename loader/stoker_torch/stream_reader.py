@@ -130,6 +130,7 @@ class StreamReader:
             transform=config.transform,
             collate=list if self._part.is_chunked and by_sample else config.collate,
             batch_transform=config.batch_transform,
+            timeout_seconds=config.timeout or None,
         )
         threads = config.workers or (1 if self._part.worker.is_child else os.cpu_count() or 1)
         return None if work.is_none else SamplePool(work, threads, config.max_bad_samples)

@@ -32,6 +32,7 @@ __all__ = [
     "PreconditionFailedError",
     "RankMismatchError",
     "SampleError",
+    "SampleTimeoutError",
     "SchemaError",
     "ServerError",
     "StateError",
@@ -99,6 +100,10 @@ class RankMismatchError(StokerError):
 
 class SampleError(StokerError):
     """A sample could not be decoded or transformed; names the sample and its super-sample. The cause is chained."""
+
+
+class SampleTimeoutError(SampleError, TimeoutError):
+    """A user's function did not return within the loader's ``timeout``; names the sample and the function."""
 
 
 class PackError(StokerError):

@@ -287,3 +287,55 @@ def test_interrupts_at_any_moment_lose_nothing_and_leave_nothing(url: str, tmp_p
     assert threading.enumerate() == [threading.main_thread()]
     """
     run(body, url, tmp_path)
+
+
+def test_a_process_ends_in_seconds_and_as_it_should_while_a_function_is_at_work(url: str, tmp_path: Path) -> None:
+    body = """
+import torch
+from contextlib import suppress
+from stoker.errors import StokerError
+
+def stuck(sample):
+    threading.Event().wait()
+
+def busy(sample):  # to leave such a thread alone at the end would abort the process
+    matrix = torch.ones(200, 200)
+    ends = time.monotonic() + 0.3
+    while time.monotonic() < ends:
+        matrix @ matrix
+    return sample
+
+def interrupted(status):
+    signal.raise_signal(signal.SIGINT)
+
+def by_status(status):
+    sys.exit(status)
+
+def by_error(status):
+    raise ValueError("of the training")
+
+def child_that(function, end, status):
+    if child := os.fork():
+        return child
+    entered = threading.Event()
+    def transform(sample):
+        entered.set()
+        return function(sample)
+    loader = Loader(URL, batch_size=40, transform=transform, workers=2)
+    iteration = iter(loader)
+    def ask():
+        with suppress(StokerError):
+            next(iteration)
+    threading.Thread(target=ask, daemon=True).start()
+    entered.wait()
+    end(status)
+
+began = time.monotonic()
+ways = [(stuck, interrupted, -signal.SIGINT), (stuck, by_status, 3), (stuck, by_error, 1), (busy, by_status, 0)]
+children = [child_that(*way) for way in ways]
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [status for *_, status in ways])
+print(time.monotonic() - began < 60)
+"""
+    output, errors = run(body, url, tmp_path)
+    assert output == "True\nTrue\n", errors
+    assert errors.count("a thread of the loader is left behind: transform of sample ") == 3

@@ -34,6 +34,12 @@ def test_an_integer_setting_is_an_integer_and_not_too_small(name: str, value: An
         LoaderConfig(**{"batch_size": 1, name: value})
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "30 s", None])
+def test_a_timeout_is_a_number_of_seconds(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^timeout .* is not a number of seconds"):
+        LoaderConfig(batch_size=1, timeout=value)
+
+
 def test_numpy_integers_become_pythons() -> None:
     config = LoaderConfig(batch_size=np.int64(3), seed=np.uint8(7), limit=np.int32(9))  # type: ignore[arg-type]
     assert [type(value) for value in (config.batch_size, config.seed, config.limit)] == [int] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import threading
 import time
 import weakref
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.errors import SampleError, StokerError
+from stoker.errors import SampleError, SampleTimeoutError, StokerError
 from stoker_torch.pool import SamplePool, SampleWork
 
 Pools = Callable[..., SamplePool]
@@ -177,24 +178,82 @@ def test_threads_start_with_the_first_batch_and_end_with_close_and_start_again(p
         assert pool_threads() == []
 
 
-def test_close_fails_what_is_queued_instead_of_letting_it_wait_forever(pools: Pools) -> None:
+def blocking() -> tuple[Callable[[Any], Any], threading.Event, threading.Event]:
+    """Return a function that returns its argument once it is let, and what says that it was entered and lets it."""
     entered, leave = threading.Event(), threading.Event()
 
-    def stuck(value: torch.Tensor) -> int:
+    def stuck(value: Any) -> Any:
         entered.set()
         leave.wait()
-        return int(value)
+        return value
 
+    return stuck, entered, leave
+
+
+def test_close_fails_what_is_under_way_and_queued_instead_of_letting_it_wait_forever(pools: Pools) -> None:
+    stuck, entered, leave = blocking()
     pool = pools(SampleWork(decode={"x": stuck}), workers=1)
     running, queued = (pool.submit(columns(1, start), name_of) for start in (5, 6))
     entered.wait()
     closing = threading.Thread(target=pool.close)
     closing.start()
-    with pytest.raises(StokerError, match="closed"):
-        queued.result()
+    for batch in (running, queued):
+        with pytest.raises(StokerError, match="closed"):
+            batch.result()
     leave.set()
     closing.join()
-    assert running.result()["x"].tolist() == [5]
+    assert pool_threads() == []
+
+
+def test_close_leaves_a_function_that_does_not_return_behind_and_names_it(
+    pools: Pools, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_torch.crew._CLOSE_SECONDS", 0.1)
+    stuck, entered, leave = blocking()
+    pool = pools(SampleWork(transform=stuck), workers=2)
+    pool.submit(columns(2, 5), name_of)
+    entered.wait()
+    pool.close()
+    (message,) = caplog.messages
+    assert message.startswith("a thread of the loader is left behind: transform of sample ")
+    assert re.search(r"has not returned for 0\.\d s( \(and 1 more\))?$", message)
+    leave.set()
+    assert pool.submit(columns(2), name_of).result()["x"].tolist() == [0, 1]  # with new threads
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("stage", "what"),
+    [
+        ("decode", "decode of column 'x' of sample [02]"),
+        ("transform", "transform of sample [02]"),
+        ("collate", "collate of the batch that starts with sample 0"),
+        ("batch_transform", "batch_transform of the batch that starts with sample 0"),
+    ],
+)
+def test_a_batch_that_is_late_names_the_sample_and_the_stage_and_the_next_gets_other_threads(
+    pools: Pools, stage: str, what: str
+) -> None:
+    stuck, _, leave = blocking()
+    functions: dict[str, Any] = {stage: {"x": stuck} if stage == "decode" else stuck}
+    pool = pools(SampleWork(**functions, timeout_seconds=0.1), workers=1)
+    pending = pool.submit(columns(3), name_of)
+    with pytest.raises(SampleTimeoutError, match=rf"timeout=0\.1 seconds: {what} has not returned for ") as caught:
+        pending.result()
+    assert isinstance(caught.value, TimeoutError)
+    assert isinstance(caught.value, SampleError)
+    leave.set()
+    pool.submit(columns(3), name_of).result()
+
+
+def test_a_timeout_that_a_function_raises_is_its_own(pools: Pools) -> None:
+    def fail(_: Any) -> Any:
+        raise TimeoutError("of a connection")
+
+    pool = pools(SampleWork(transform=fail, timeout_seconds=60))
+    with pytest.raises(SampleError, match="transform failed: TimeoutError: of a connection") as caught:
+        pool.submit(columns(3), name_of).result()
+    assert not isinstance(caught.value, SampleTimeoutError)
 
 
 def test_an_abandoned_batch_is_not_worked_on_any_further(pools: Pools) -> None:
