@@ -19,6 +19,7 @@ __all__ = [
     "check_key",
     "check_range",
     "check_text",
+    "is_url_like",
     "parse_url",
     "printable",
 ]
@@ -27,6 +28,8 @@ _BUCKET_SCHEMES = ("s3", "gs", "memory")
 _SERVED_SCHEMES = ("stoker+https", "stoker+http")
 _SERVED_PATH = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._~-]*/)*[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _BUCKET_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+_URL_LIKE = re.compile(r"[\w+.-]+:/")
+_WITHOUT_SLASHES = re.compile(r"(?:s3|gs|memory|file|https?|stoker\+https?):", re.ASCII | re.IGNORECASE)
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of UTF-16 surrogates, which alone are no character
 _MAX_KEY_BYTES = 1024
 
@@ -100,6 +103,7 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     if not text or "\0" in text:
         raise ConfigError("a store URL is empty or holds a NUL character; give a path or s3://bucket/prefix")
     if "://" not in text:
+        _check_no_slash_is_missing(text)
         return Location(url=text.rstrip("/") or "/", scheme="file", bucket=str(Path(text).absolute()))
     scheme, rest = text.split("://", 1)
     if scheme == "file":
@@ -126,6 +130,26 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         raise ConfigError(f"{text!r} names no bucket; write {scheme}://bucket/prefix")
     check_text("the prefix in a store URL", prefix)
     return Location(url=text.rstrip("/"), scheme=scheme, bucket=bucket, prefix=prefix.strip("/"))
+
+
+def is_url_like(text: str) -> bool:
+    """Return whether a text begins as URLs do, with a scheme, a colon and a slash, and not as a path does."""
+    return _URL_LIKE.match(text) is not None
+
+
+def _check_no_slash_is_missing(path: str) -> None:
+    """Refuse ``s3:/bucket/prefix`` and ``s3:bucket/prefix``: nobody means folders of those names.
+
+    What follows the scheme may hold a secret, and is not repeated.
+    """
+    if is_url_like(path) or _WITHOUT_SLASHES.match(path):
+        scheme, _, rest = path.partition(":")
+        slashes = "/" * (len(rest) - len(rest.lstrip("/")))
+        meant = "file:///folder" if scheme == "file" else f"{scheme}://bucket/prefix"
+        raise ConfigError(
+            f"a URL that begins with {f'{scheme}:{slashes}'!r:.80} lacks a slash; write {meant:.80} as text, "
+            "since pathlib.Path removes a slash. A local folder of that name is written with ./ before it"
+        )
 
 
 def _parse_file_url(url: str) -> Location:

@@ -67,8 +67,34 @@ def test_what_is_no_store_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("s3:/bucket/x", "s3://bucket/prefix"),
+        ("gs:/bucket/x", "gs://bucket/prefix"),
+        ("S3:/bucket", "S3://bucket/prefix"),
+        ("memory:/x", "memory://bucket/prefix"),
+        ("stoker+https:/host/v1/x", "stoker+https://bucket/prefix"),
+        ("anything-1.0:/x", "anything-1.0://bucket/prefix"),
+        ("s3:bucket/x", "s3://bucket/prefix"),
+        ("file:/folder", "file:///folder"),
+        (Path("s3://bucket/x"), "s3://bucket/prefix"),
+    ],
+)
+def test_a_url_that_lacks_a_slash_is_no_folder(url: str | Path, meant: str) -> None:
+    with pytest.raises(ConfigError, match="lacks a slash") as caught:
+        open_store(url)
+    assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["./s3:/bucket", "runs/12:/x", "/data/s3:/x", "a:b/c", "12:30"])
+def test_a_folder_may_have_a_colon_in_its_name(path: str) -> None:
+    assert parse_url(path).scheme == "file"
+
+
+@pytest.mark.parametrize(
     "url",
     [
+        "s3:/key:secret-part@bucket/x",
         "s3://key:secret-part@bucket/x",
         "gs://secret-part:9000/x",
         "memory://secret-part@x",
