@@ -1,19 +1,28 @@
 """Trains PyTorch models from a bucket: the loader, and what makes other data sets and loaders wait less."""
 
-from stoker_torch.cached_dataset import CachedDataset
-from stoker_torch.config import LoaderConfig
-from stoker_torch.disk_cache import DiskCache
-from stoker_torch.informed_loader import InformedDataLoader
-from stoker_torch.loader import Loader
-from stoker_torch.look_ups import CacheStatistics
-from stoker_torch.memory_cache import MemoryCache
-from stoker_torch.plan import LoaderPlan
-from stoker_torch.preempt import Preemption, save_on_sigterm
-from stoker_torch.prefetch_sampler import PrefetchSampler
-from stoker_torch.statistics import LoaderStatistics
-from stoker_torch.stream_dataset import StreamDataset
-from stoker_torch.stream_state import merge_states
-from stoker_torch.tensors import RaggedColumn
+from stoker.errors import MissingExtraError
+
+try:
+    from stoker_torch.cached_dataset import CachedDataset
+    from stoker_torch.config import LoaderConfig
+    from stoker_torch.disk_cache import DiskCache
+    from stoker_torch.informed_loader import InformedDataLoader
+    from stoker_torch.loader import Loader
+    from stoker_torch.look_ups import CacheStatistics
+    from stoker_torch.memory_cache import MemoryCache
+    from stoker_torch.plan import LoaderPlan
+    from stoker_torch.preempt import Preemption, save_on_sigterm
+    from stoker_torch.prefetch_sampler import PrefetchSampler
+    from stoker_torch.statistics import LoaderStatistics
+    from stoker_torch.stream_dataset import StreamDataset
+    from stoker_torch.stream_state import merge_states
+    from stoker_torch.tensors import RaggedColumn
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "torch":
+        raise
+    raise MissingExtraError(
+        "stoker_torch needs PyTorch, which is not installed: pip install 'stoker[torch]'"
+    ) from error
 
 __all__ = [
     "CacheStatistics",

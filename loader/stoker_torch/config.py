@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,22 +11,24 @@ from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 
+from stoker.arguments import explain_arguments
 from stoker.cache.spec import CacheSpec
 from stoker.cache.tiers import Sharers
 from stoker.errors import ConfigError
 from stoker.feed import FeedConfig
-from stoker.fetch.fetcher import FetchConfig
+from stoker.fetch.config import FetchConfig, check_fetch
 from stoker.order import OrderConfig, Shuffle
 from stoker.prices import Egress
 from stoker.schedule import Continuous, Schedule
 from stoker.sizes import parse_bytes
 from stoker.spending import parse_dollars
+from stoker.store.location import is_url_like
 from stoker.store.options import StoreOptions
 from stoker.store.protocol import Readable
 from stoker.tier import Tier
 from stoker.trace.recorder import Sink
 
-__all__ = ["LoaderConfig", "LoaderShuffle", "Settings", "SharedSettings"]
+__all__ = ["DATA_LOADER_HINTS", "LoaderConfig", "LoaderShuffle", "Settings", "SharedSettings"]
 
 LoaderShuffle = Shuffle | Literal["materialized"]
 
@@ -46,7 +49,29 @@ _INTEGERS = {
 
 _FLAGS = ("drop_last", "evaluation", "with_ids", "pin_memory", "reuse_buffers")
 
+_FETCHING = "fetching ahead needs no setting: it goes as far as memory= allows"
+DATA_LOADER_HINTS = {
+    "collate_fn": "use collate=, a function of the list of a batch's samples",
+    "generator": "use seed=, an integer that fixes the order of every epoch",
+    "prefetch_factor": _FETCHING,
+    "in_order": "batches always come in order",
+    "dataset": "the first argument is the URL of a packed data set",
+    "sampler": "the order is chosen by shuffle= and seed=; for a sampler, use stoker.open(url) in a DataLoader",
+    "batch_sampler": "the order is chosen by shuffle= and seed=; for a sampler, use stoker.open(url) in a DataLoader",
+    "random_seed": "use seed=",
+    "cache_dir": "use cache='disk:/folder?limit=20GB'",
+}
+"""Arguments of other loaders → what to use instead, here and in :class:`~stoker_torch.StreamDataset`."""
+_LOADER_HINTS = DATA_LOADER_HINTS | {
+    "num_workers": "use workers=, threads that run decode= and transform=; fetching needs none",
+    "persistent_workers": "workers= are threads, which last as long as the Loader",
+    "multiprocessing_context": "workers= are threads, not processes",
+    "worker_init_fn": "workers= are threads, not processes",
+    "pin_memory_device": "use pin_memory=True",
+}
 
+
+@explain_arguments("Loader", _LOADER_HINTS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderConfig:
     """The settings of a :class:`~stoker_torch.Loader`.
@@ -54,7 +79,8 @@ class LoaderConfig:
     Attributes:
         batch_size: samples a batch and rank.
         shuffle: ``"window"``, ``"block"``, ``"full"``, ``"none"``, or ``"materialized"``: the sequence of ``"full"``,
-            read from objects that ``stoker shuffle`` made of the epoch, and as ``"full"`` where there are none.
+            read from objects that ``stoker shuffle`` made of the epoch, and as ``"full"`` where there are none. As a
+            DataLoader's, True is the default and False is ``"none"``.
         seed: with the manifest's version and the epoch it fixes the order, on every machine.
         window: super-samples that are mixed at a time, per lane.
         lanes: into how many parts the order is cut; default the world size. A multiple of every world size that the run
@@ -143,6 +169,9 @@ class LoaderConfig:
     trace: str | os.PathLike[str] | Sink | Sequence[Sink] | None = None
 
     def __post_init__(self) -> None:
+        shuffle: object = self.shuffle
+        if isinstance(shuffle, bool | np.bool_):
+            object.__setattr__(self, "shuffle", "window" if shuffle else "none")
         for name, least in _INTEGERS.items():
             value = getattr(self, name)
             if value is None and self.__dataclass_fields__[name].default is None:
@@ -167,6 +196,7 @@ class LoaderConfig:
             raise ConfigError(f"egress {self.egress!r} is not one of {', '.join(get_args(Egress))}")
         if self.budget is not None:
             parse_dollars(self.budget)
+        self._check_dollars_per_epoch()
         self.sinks()
 
     def _check_flags_and_functions(self) -> None:
@@ -184,6 +214,15 @@ class LoaderConfig:
                 raise ConfigError(f"{name} is a function, not {function!r}")
         if not callable(getattr(self.schedule, "admit", None)):
             raise ConfigError(f"schedule is one of stoker.schedule, such as Continuous(), not {self.schedule!r}")
+        check_fetch(self.fetch)
+
+    def _check_dollars_per_epoch(self) -> None:
+        dollars: object = self.max_dollars_per_epoch
+        is_number = isinstance(dollars, int | float | np.integer | np.floating) and not isinstance(dollars, bool)
+        if not is_number or math.isnan(self.max_dollars_per_epoch):
+            raise ConfigError(
+                f"max_dollars_per_epoch {dollars!r:.80} is not a number of dollars; for no limit write float('inf')"
+            )
 
     def feed_config(self, *, rank: int, world_size: int, lanes: int) -> FeedConfig:
         """Return what a rank's feed is to deliver and how."""
@@ -211,7 +250,14 @@ class LoaderConfig:
         Raises:
             ConfigError: it is neither a file nor a sink.
         """
-        if self.trace is None or isinstance(self.trace, str | os.PathLike):
+        if self.trace is None:
+            return ()
+        if isinstance(self.trace, str | os.PathLike):
+            if is_url_like(os.fspath(self.trace)):
+                raise ConfigError(
+                    f"trace {os.fspath(self.trace)!r:.200} is a URL; name a file of this machine, such as "
+                    "'trace.json', and copy it when the loader is closed"
+                )
             return ()
         sinks: tuple[Any, ...] = tuple(self.trace) if isinstance(self.trace, Sequence) else (self.trace,)
         for sink in sinks:
@@ -226,8 +272,8 @@ class LoaderConfig:
             ConfigError: it is not a size.
         """
         if not isinstance(self.memory, str) or not self.memory.startswith("node:"):
-            return parse_bytes(self.memory)
-        return parse_bytes(self.memory.removeprefix("node:")) // _ranks_here()
+            return parse_bytes(self.memory, "memory")
+        return parse_bytes(self.memory.removeprefix("node:"), "memory") // _ranks_here()
 
     def caches(self) -> tuple[CacheSpec, ...]:
         """Return what ``cache`` says, the nearest first.

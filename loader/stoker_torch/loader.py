@@ -112,6 +112,12 @@ class Loader:
             "state_dict()"
         )
 
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            "a Loader has no samples by number: iterate over the Loader itself, in place of a DataLoader, or give the "
+            "DataLoader a StreamDataset(url); samples by number are in stoker.open(url)"
+        )
+
     def __len__(self) -> int:
         """Return how many batches a whole epoch has on this rank."""
         return self._feed.partition.steps_from(0)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Unpack
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from stoker.arguments import check_names
 from stoker.errors import ConfigError, StateError
 from stoker.lane_share import LaneShare
 from stoker.manifest import Manifest
 from stoker.prices import Prices
-from stoker_torch.config import LoaderConfig, SharedSettings
+from stoker_torch.config import DATA_LOADER_HINTS, LoaderConfig, SharedSettings
 from stoker_torch.epoch_board import MAX_EPOCH, EpochBoard, Turn
 from stoker_torch.frameworks import refuse_resharding, trusts_length, warn_of_length
 from stoker_torch.iteration import Iteration
@@ -28,6 +29,17 @@ from stoker_torch.supply import Supply
 __all__ = ["StreamDataset"]
 
 _ALIKE = ("drop_last", "evaluation", "epochs")
+_SETTINGS = ["batch_size", *(each.name for each in fields(LoaderConfig) if each.name != "batch_size")]
+"""Those that a Loader has and this has not are among them: they are refused with their own reasons."""
+_OF_DATA_LOADER = "give it to the DataLoader"
+_HINTS = DATA_LOADER_HINTS | {
+    "num_workers": f"{_OF_DATA_LOADER}; workers= are threads of each of its processes",
+    "persistent_workers": _OF_DATA_LOADER,
+    "prefetch_factor": _OF_DATA_LOADER,
+    "multiprocessing_context": _OF_DATA_LOADER,
+    "worker_init_fn": _OF_DATA_LOADER,
+    "pin_memory_device": _OF_DATA_LOADER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class StreamDataset(IterableDataset[Any]):
     def __init__(
         self, url: str | os.PathLike[str], *, batch_size: int | None = None, **settings: Unpack[SharedSettings]
     ) -> None:
+        check_names(settings, _SETTINGS, _HINTS, owner="StreamDataset")
         self.url, self.batch_size = os.fspath(url), batch_size
         self.config = LoaderConfig(batch_size=1 if batch_size is None else batch_size, **settings)
         self._check_settings()

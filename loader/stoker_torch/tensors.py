@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from stoker.dtypes import DType
+from stoker.errors import ArgumentError
 from stoker.gather import Columns, RaggedValues
 from stoker.schema import Column
 
@@ -66,11 +67,12 @@ class RaggedColumn:
 
         Raises:
             IndexError: there is no such sample.
+            TypeError: it is neither an integer nor a selection of samples.
         """
         if not isinstance(index, int | np.integer):
-            places = torch.arange(len(self))[index]
-            if places.dim():
-                return self._taken(places)
+            places = np.arange(len(self))[_selection(index)]
+            if places.ndim:
+                return self._taken(torch.from_numpy(places))
             index = int(places)
         if not -len(self) <= index < len(self):
             raise IndexError(f"value {index} of a batch of {len(self)}")
@@ -112,6 +114,33 @@ class RaggedColumn:
 
     def __repr__(self) -> str:
         return f"<RaggedColumn of {len(self)} {self.column.kind} values, {self.values.numel()} elements>"
+
+
+def _selection(index: Any) -> slice | NDArray[Any]:
+    """Return what selects samples as a slice, or as an array of indices or a mask with one dimension or none.
+
+    Raises:
+        ArgumentError: it is no selection.
+    """
+    if isinstance(index, slice):
+        if index.step is not None and not index.step > 0:
+            raise ArgumentError(
+                f"the step of a slice of a column is at least 1, not {index.step}; give a list of indices"
+            )
+        return index
+    if isinstance(index, torch.Tensor):
+        index = (index.bool() if index.dtype == torch.uint8 else index).cpu().numpy()  # uint8 is a mask to torch
+    try:
+        chosen = np.asarray(index)
+    except ValueError:  # sequences of different lengths
+        chosen = np.asarray(None)
+    if not isinstance(index, np.ndarray) and chosen.shape == (0,):
+        chosen = chosen.astype(np.int64)  # of an empty list
+    if chosen.dtype.kind not in "iub" or chosen.ndim > 1 or (chosen.dtype.kind == "b" and not chosen.ndim):
+        raise ArgumentError(
+            f"a column's index is an integer, a slice, a list or tensor of integers, or a mask, not {index!r:.80}"
+        )
+    return chosen
 
 
 def stacked(values: Sequence[Any]) -> Any:

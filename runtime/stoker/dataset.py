@@ -14,8 +14,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker.errors import ConfigError
-from stoker.fetch.fetcher import FetchConfig
+from stoker.arguments import explain_arguments
+from stoker.errors import ArgumentError, ConfigError
+from stoker.fetch.config import FetchConfig, check_fetch
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.meter import Meter
@@ -55,6 +56,17 @@ class DatasetStatistics:
     dollars: float
 
 
+_LOADER = "use stoker_torch.Loader, which makes batches in a shuffled order, or this data set in a DataLoader"
+_HINTS = {
+    "batch_size": _LOADER,
+    "shuffle": _LOADER,
+    "num_workers": _LOADER,
+    "mode": "a data set is opened to read; to write, use stoker.Packer",
+    "schema": "it is in the data set; columns= chooses among its columns",
+}
+
+
+@explain_arguments("stoker.open", _HINTS)
 class Dataset:
     """The samples of one version of a data set, by their number in the packed order: a map-style data set.
 
@@ -99,7 +111,8 @@ class Dataset:
             raise ConfigError(f"version {version!r} is not an integer from 1")
         self.url = os.fspath(url)
         self._settings: dict[str, Any] = {"memory": memory, "options": options, "fetch": fetch}
-        memory_bytes = parse_bytes(memory)
+        memory_bytes = parse_bytes(memory, "memory")
+        check_fetch(FetchConfig() if fetch is None else fetch)
         inner = open_store(url, options=options)
         self._source = _Source(MeteredStore(inner, Meter(inner.url)))
         self._thread = LoopThread("stoker-dataset", last=self._source.close)
@@ -163,7 +176,7 @@ class Dataset:
 
         Raises:
             IndexError: there is no such sample; nothing was read.
-            TypeError: these are no integers.
+            ArgumentError: these are no integers.
             StoreError: bytes could not be had after all retries; names object, and row and column if a value is not
                 what was packed.
             FormatError: an object is not what the manifest says.
@@ -252,9 +265,14 @@ class _Source:
 
 def _numbers(indices: ArrayLike, samples: int) -> NDArray[np.int64]:
     """Return indices as numbers from 0."""
-    found = np.asarray(indices)
+    try:
+        found = np.asarray(indices)
+    except ValueError:  # sequences of different lengths
+        raise ArgumentError(f"indices are integers in a sequence or an array [samples], not {indices!r:.80}") from None
     if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise TypeError(f"indices are integers in a sequence or an array [samples], not {found.dtype} {found.shape}")
+        raise ArgumentError(
+            f"indices are integers in a sequence or an array [samples], not {found.dtype} {found.shape}"
+        )
     outside = found[(found < -samples) | (found >= samples)]
     if len(outside):
         raise IndexError(f"sample {outside[0]} of a data set with {samples}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "ArgumentError",
     "BucketNotFoundError",
     "BudgetError",
     "BudgetExceededError",
@@ -52,6 +53,10 @@ class StokerError(Exception):
 
 class ConfigError(StokerError, ValueError):
     """An argument or setting is wrong; nothing was started."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """An argument has a name that does not exist, is missing, or is not of a type that is taken."""
 
 
 class MissingExtraError(StokerError, ImportError):

@@ -293,6 +293,11 @@ class Schema(Mapping[str, Column]):
     __slots__ = ("_columns",)
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
+        if not isinstance(columns, Mapping):
+            raise SchemaError(
+                f"a schema is a dictionary of column name and type, such as {{'label': stoker.Array('int64')}}, not "
+                f"{columns!r:.80}"
+            )
         if not columns:
             raise SchemaError("a schema needs at least one column")
         if len(columns) > MAX_COLUMNS:

@@ -22,25 +22,36 @@ _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _MAX_TEXT = 40
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, name: str = "") -> int:
     """Return a number of bytes; a fraction of a unit is rounded down.
 
     Args:
         text: a number, with a unit or without: ``B``, ``KB`` to ``PB`` (powers of 1000), ``KiB`` to ``PiB`` (of 1024),
             in any case. A bare ``M`` is refused, since it means the one to some and the other to others.
+        name: of the setting, for the message.
 
     Raises:
         ConfigError: it is not a number of bytes, or a negative one.
     """
+    shown = f"{name} {text!r:.{_MAX_TEXT}}".strip()
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise ConfigError(f"a number of bytes cannot be negative: {text}")
         return text
     match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= _MAX_TEXT else None
     factor = _FACTORS.get(match[2].lower() or "b") if match else None
+    if match and f"{match[2]}b".lower() in _FACTORS.keys() - {"b"}:
+        raise ConfigError(f"{shown} is not a number of bytes; write {_whole_units(match[1], match[2])}")
     if match is None or factor is None:
-        raise ConfigError(f"{text!r:.{_MAX_TEXT}} is not a number of bytes; write for example 8MiB, 8MB or 8388608")
+        raise ConfigError(f"{shown} is not a number of bytes; write for example 8MiB, 8MB or 8388608")
     return int(Fraction(match[1].replace("_", "")) * factor)
+
+
+def _whole_units(number: str, prefix: str) -> str:
+    """Return what a unit without its ``B`` may stand for: ``1GB or 1GiB``."""
+    letter = prefix[0].upper()
+    binary = f"{number}{letter}iB (powers of 1024)"
+    return binary if len(prefix) > 1 else f"{number}{letter}B (powers of 1000) or {binary}"
 
 
 def parse_rate(text: str | int) -> float:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.arguments import explain_arguments
 from stoker.errors import ConfigError
 
-__all__ = ["GAP_BYTES", "FetchConfig"]
+__all__ = ["GAP_BYTES", "FetchConfig", "check_fetch"]
 
 GAP_BYTES = 128 << 10
 """Unwanted bytes that are read rather than sending one more request: what arrives in about a first byte's time."""
 
 
+@explain_arguments("FetchConfig")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
     """How the fetcher retries, hedges and adapts.
@@ -87,3 +89,9 @@ class FetchConfig:
     def attempt_limit_seconds(self, size_bytes: int) -> float:
         """Return what a request for so many bytes may take at most."""
         return self.attempt_seconds + self.transfer_seconds(size_bytes)
+
+
+def check_fetch(fetch: object) -> None:
+    """Raise ConfigError unless a setting ``fetch`` is a :class:`FetchConfig`."""
+    if not isinstance(fetch, FetchConfig):
+        raise ConfigError(f"fetch is a FetchConfig, such as FetchConfig(deadline_seconds=60), not {fetch!r:.80}")

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 from stoker import versions
+from stoker.arguments import explain_arguments
 from stoker.errors import ConfigError, PackError
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
@@ -165,6 +166,20 @@ class AsyncPacker:
         return self._at_work
 
 
+_HINTS = {
+    "columns": "use schema=, a dictionary of column name and type",
+    "overwrite": "use mode='overwrite'",
+    "exist_ok": "use mode='overwrite' or mode='append'",
+    "append": "use mode='append'",
+    "shard_size": "use super_sample_bytes=",
+    "maxsize": "use super_sample_bytes=",
+    "size_limit": "use super_sample_bytes=",
+    "chunk_bytes": "use super_sample_bytes=",
+    "compression": "values are stored as they are; compress those of Bytes columns before they are written",
+}
+
+
+@explain_arguments("Packer", _HINTS)
 class Packer:
     """Packs samples into the data set at a URL; :class:`AsyncPacker` for callers without an event loop.
 

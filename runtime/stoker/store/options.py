@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
+from stoker.arguments import explain_arguments
 from stoker.errors import ConfigError
 from stoker.store.network import check_endpoint
 
@@ -16,6 +17,7 @@ Auth: TypeAlias = Literal["aws", "google", "token"]
 _AUTH_OF: Mapping[str, Auth] = {"profile": "aws", "region": "aws", "service_account": "google", "token": "token"}
 
 
+@explain_arguments("HttpOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
     """Connections of one store in one event loop.
@@ -43,6 +45,7 @@ class HttpOptions:
                 raise ConfigError(f"{name} must be greater than zero, not {getattr(self, name)!r}")
 
 
+@explain_arguments("S3Options")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
     """How to reach an S3 bucket; what is left out comes from the standard AWS environment and configuration files.
@@ -85,6 +88,7 @@ class S3Options:
             raise ConfigError("access keys, profile and anonymous exclude each other; give one of them")
 
 
+@explain_arguments("GcsOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsOptions:
     """How to reach a Google Cloud Storage bucket; what is left out comes from the standard Google environment.
@@ -114,6 +118,7 @@ class GcsOptions:
             raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")
 
 
+@explain_arguments("ServedOptions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedOptions:
     """How to reach a data set that a function serves, and as whom. Proofs of that go to the function alone.
