@@ -42,7 +42,7 @@ FLOORS = {
         pack.cutter pack.difference pack.digest pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task
-        trace.phases
+        trace.html_page trace.phases
         warm.bill warm.code warm.directory warm.handshake warm.life warm.limits warm.outbox warm.parity warm.shard
         warm.shelf warm.upkeep warm.settings warm.statistics warm.wake warm.wire""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads

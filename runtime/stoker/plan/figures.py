@@ -9,6 +9,7 @@ from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.plan.experiments.outcome import Panel, Series
+from stoker.trace.html_page import page
 
 __all__ = ["write_html", "write_png"]
 
@@ -175,7 +176,7 @@ def write_html(panels: Sequence[Panel], title: str, path: Path) -> None:
         figure.update_yaxes(title_text=panel.y_label, type="log" if panel.y_log else None, row=row, col=column)
     figure.update_layout(title=title, height=480 * rows, template="plotly_white")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(figure.to_html(include_plotlyjs=True, full_html=True), "utf-8")
+    path.write_text(page(figure, title), "utf-8")
 
 
 def _trace(graph_objects: Any, series: Series, colour: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, MissingExtraError
+from stoker.trace.html_page import page
 from stoker.trace.phases import Phase, Span
 from stoker.trace.recorder import Wait
 from stoker.trace.recording import Filled, Held, Recording, Told
 from stoker.trace.summary import Summary
 
-__all__ = ["Section", "draw", "ring_fill"]
+__all__ = ["Section", "draw", "html_figure", "ring_fill"]
 
 COLOURS = {
     Phase.FIRST_BYTE: "#e9a23b",
@@ -35,6 +36,13 @@ COLOURS = {
 }
 """Of the phases, so that those that are often neighbours differ most."""
 _READY, _FILLING, _TRAINING = "#cfe3d4", "#9db4c0", "#ececec"
+_READY_NAME, _FILLING_NAME, _TRAINING_NAME = "ready, or in use", "filling", "training"
+_LOOP_TITLE = "training loop: what it waits for"
+_FILL_TITLE = "fill of the ring"
+_SLOTS_TITLE = "fetches: how a slot is filled, and how long it is held"
+_TIME_TITLE = "seconds since the trace began"
+_BOX_HEIGHT = 0.8
+_FILL_HEADROOM = 1.25
 _MOST_FETCHES, _MOST_BATCHES = 500, 5_000
 """Shown, unless more is asked for: beyond it, they are narrower than what can be told apart."""
 _MOST_DRAWN = 20_000
@@ -145,45 +153,52 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> None
         raise ConfigError(f"{path} cannot be written to: {error.strerror}; name another file") from None
 
 
-def _waits(recording: Recording) -> list[Span]:
-    return [span for wait in recording.waits for span in wait.spans]
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Stretches of time of one colour, each on a row.
+
+    Attributes:
+        name: in the legend.
+        colour: of all boxes.
+        boxes: begin and end in seconds, row, and the object's name, empty where there is none.
+    """
+
+    name: str
+    colour: str
+    boxes: Sequence[tuple[float, float, int, str]]
 
 
-def _phases(recording: Recording) -> list[Phase]:
-    """Return the phases that are to be seen, in the order of the colours."""
-    there = {span.phase for span in _waits(recording) if span.seconds}
-    there |= {span.phase for each in recording.fetches for span in each.spans}
-    return [phase for phase in COLOURS if phase in there]
+def _loop_layers(recording: Recording, section: Section) -> list[_Layer]:
+    """Return what the training loop did, lowest first: training wherever it did not wait."""
+    spans = [(0, span) for wait in recording.waits for span in wait.spans]
+    return [_Layer(_TRAINING_NAME, _TRAINING, [(section.begin_seconds, section.end_seconds, 0, "")]), *_by_phase(spans)]
 
 
-def _draw_png(recording: Recording, path: Path, section: Section, title: str) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    slots = sorted({each.slot for each in recording.fetches} | {each.slot for each in recording.held})
-    ring_height = 1.2 + min(len(slots), 48) * 0.14
-    figure = Figure(figsize=(13, 3.7 + ring_height), layout="constrained")
-    FigureCanvasAgg(figure)
-    loop, fill, ring = figure.subplots(3, 1, sharex=True, height_ratios=[1.0, 1.5, ring_height])
-    _draw_loop(loop, recording, section)
-    _draw_fill(fill, recording)
-    _draw_slots(ring, recording, slots)
-    ring.set_xlim(section.begin_seconds, section.end_seconds)
-    for axes in (loop, fill, ring):
-        axes.title.set(fontsize=9, ha="left", position=(0.0, 1.0))
-        axes.spines[["top", "right"]].set_visible(False)
-    patches = [Patch(color=COLOURS[phase], label=str(phase)) for phase in _phases(recording)]
-    patches += [Patch(color=_READY, label="ready, or in use"), Patch(color=_TRAINING, label="training")]
-    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, parse_math=False)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+def _slot_layers(recording: Recording, slots: Sequence[int]) -> list[_Layer]:
+    """Return what each slot held and how it was filled, lowest first; a slot's row is its place among the slots."""
+    row_of = {slot: row for row, slot in enumerate(slots)}
+    held = [(each.begin_seconds, each.end_seconds, row_of[each.slot], "") for each in recording.held]
+    spans = [(row_of[each.slot], span) for each in recording.fetches for span in each.spans]
+    return [_Layer(_READY_NAME, _READY, held), *_by_phase(spans)]
 
 
-def _draw_loop(axes: Any, recording: Recording, section: Section) -> None:
-    spans = _waits(recording)
-    _boxes(axes, [(section.begin_seconds, section.end_seconds, 0, _TRAINING)])
-    _boxes(axes, [(span.begin_seconds, span.end_seconds, 0, COLOURS[span.phase]) for span in spans])
+def _by_phase(spans: Sequence[tuple[int, Span]]) -> Iterator[_Layer]:
+    for phase, colour in COLOURS.items():
+        boxes = [
+            (span.begin_seconds, span.end_seconds, row, span.object or "")
+            for row, span in spans
+            if span.phase is phase and span.seconds
+        ]
+        if boxes:
+            yield _Layer(str(phase), colour, boxes)
+
+
+def _slots(recording: Recording) -> list[int]:
+    return sorted({each.slot for each in recording.fetches} | {each.slot for each in recording.held})
+
+
+def _labels(recording: Recording, section: Section) -> Iterator[tuple[float, str]]:
+    """Yield what names the longest waits, and the second it is centred on; labels keep their distance."""
     width, labelled = section.end_seconds - section.begin_seconds, list[float]()
     for wait in heapq.nlargest(_LABELLED, recording.waits, key=lambda wait: wait.seconds):
         middle = (max(section.begin_seconds, wait.spans[0].begin_seconds) + wait.spans[-1].end_seconds) / 2
@@ -191,87 +206,149 @@ def _draw_loop(axes: Any, recording: Recording, section: Section) -> None:
         if wait.seconds and all(abs(at - other) > 0.12 * width for other in labelled):
             labelled.append(at)
             (phase, _), _ = next(iter(wait.by_cause().items()))
-            text = f"batch {wait.batch}: {wait.seconds:.3f} s {phase}"
-            axes.text(at, 0.46, text, fontsize=7.5, ha="center", va="bottom")
-    axes.set(yticks=[], ylim=(-0.5, 0.8), title="training loop: what it waits for")
+            yield at, f"batch {wait.batch}: {wait.seconds:.3f} s {phase}"
+
+
+def _draw_png(recording: Recording, path: Path, section: Section, title: str) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    slots = _slots(recording)
+    ring_height = 1.2 + min(len(slots), 48) * 0.14
+    figure = Figure(figsize=(13, 3.7 + ring_height), layout="constrained")
+    FigureCanvasAgg(figure)
+    loop, fill, ring = figure.subplots(3, 1, sharex=True, height_ratios=[1.0, 1.5, ring_height])
+    loop_layers, slot_layers = _loop_layers(recording, section), _slot_layers(recording, slots)
+    _draw_boxes(loop, loop_layers)
+    for at, text in _labels(recording, section):
+        loop.text(at, 0.46, text, fontsize=7.5, ha="center", va="bottom")
+    loop.set(yticks=[], ylim=(-0.5, 0.8), title=_LOOP_TITLE)
+    _draw_fill(fill, recording)
+    _draw_boxes(ring, slot_layers)
+    ring.set(ylim=(len(slots) - 0.4, -0.6), ylabel="slot", xlabel=_TIME_TITLE, title=_SLOTS_TITLE)
+    every = 1 + len(slots) // 16
+    ring.set_yticks(range(0, len(slots), every), [str(slot) for slot in slots[::every]])
+    ring.set_xlim(section.begin_seconds, section.end_seconds)
+    for axes in (loop, fill, ring):
+        axes.title.set(fontsize=9, ha="left", position=(0.0, 1.0))
+        axes.spines[["top", "right"]].set_visible(False)
+    patches = [Patch(color=colour, label=name) for name, colour in _legend(*loop_layers, *slot_layers).items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, parse_math=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _legend(*layers: _Layer) -> dict[str, str]:
+    """Return the colour of each name, in the order of the legend: phases, then what is no wait."""
+    colours = {layer.name: layer.colour for layer in layers}
+    last = [name for name in (_READY_NAME, _TRAINING_NAME) if name in colours]
+    phases = [str(phase) for phase in COLOURS if str(phase) in colours]
+    return {name: colours[name] for name in (*phases, *last)}
 
 
 def _draw_fill(axes: Any, recording: Recording) -> None:
     moments, filling, ready = ring_fill(recording)
     axes.stackplot(moments, ready, filling, step="post", colors=[_READY, _FILLING])
-    axes.legend(["ready, or in use", "filling"], loc="upper right", fontsize=8, ncols=2, frameon=False)
-    most = max(1, int((filling + ready).max(initial=1)))
-    axes.set(ylabel="slots", ylim=(0, most * 1.25), title="fill of the ring")
+    axes.legend([_READY_NAME, _FILLING_NAME], loc="upper right", fontsize=8, ncols=2, frameon=False)
+    axes.set(ylabel="slots", ylim=(0, _largest_fill(filling + ready) * _FILL_HEADROOM), title=_FILL_TITLE)
     axes.yaxis.get_major_locator().set_params(integer=True)
 
 
-def _draw_slots(axes: Any, recording: Recording, slots: Sequence[int]) -> None:
-    row_of = {slot: row for row, slot in enumerate(slots)}
-    _boxes(axes, [(each.begin_seconds, each.end_seconds, row_of[each.slot], _READY) for each in recording.held])
-    _boxes(
-        axes,
-        [
-            (span.begin_seconds, span.end_seconds, row_of[each.slot], COLOURS[span.phase])
-            for each in recording.fetches
-            for span in each.spans
-        ],
-    )
-    axes.set(ylim=(len(slots) - 0.4, -0.6), ylabel="slot", xlabel="seconds since the trace began")
-    every = 1 + len(slots) // 16
-    axes.set_yticks(range(0, len(slots), every), [str(slot) for slot in slots[::every]])
-    axes.set_title("fetches: how a slot is filled, and how long it is held")
+def _largest_fill(counts: NDArray[np.int64]) -> int:
+    return max(1, int(counts.max(initial=1)))
 
 
-def _boxes(axes: Any, boxes: Sequence[tuple[float, float, int, str]]) -> None:
-    """Draw stretches of time, each with its row and colour; thousands in one go."""
+def _draw_boxes(axes: Any, layers: Sequence[_Layer]) -> None:
+    """Draw layers, each in one go."""
     from matplotlib.collections import PolyCollection
 
-    times = np.array([box[:2] for box in boxes], np.float64).reshape(-1, 2)[:, [0, 0, 1, 1]]
-    rows = np.array([box[2] for box in boxes], np.float64)[:, None] + [-0.4, 0.4, 0.4, -0.4]
-    corners = np.stack([times, rows], axis=-1)
-    axes.add_collection(PolyCollection(list(corners), facecolors=[box[3] for box in boxes], edgecolors="none"))
+    half = _BOX_HEIGHT / 2
+    for layer in layers:
+        times = np.array([box[:2] for box in layer.boxes], np.float64).reshape(-1, 2)[:, [0, 0, 1, 1]]
+        rows = np.array([box[2] for box in layer.boxes], np.float64)[:, None] + [-half, half, half, -half]
+        corners = np.stack([times, rows], axis=-1)
+        axes.add_collection(PolyCollection(list(corners), facecolors=layer.colour, edgecolors="none"))
 
 
 def _draw_html(recording: Recording, path: Path, section: Section, title: str) -> None:
-    from plotly import graph_objects
+    path.write_text(page(html_figure(recording, section, title), title), "utf-8")
+
+
+def html_figure(recording: Recording, section: Section, title: str) -> Any:
+    """Return the plotly figure of a page; it has the layout, the names and the colours of the picture."""
     from plotly.subplots import make_subplots
 
-    titles = ["training loop: what it waits for", "fill of the ring", "fetches, by slot"]
-    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, row_heights=[0.15, 0.3, 0.55], subplot_titles=titles)
-    moments, filling, ready = ring_fill(recording)
-    for name, counts, colour in (("ready", ready, _READY), ("filling", filling, _FILLING)):
-        line = {"shape": "hv", "color": colour}
-        area = graph_objects.Scatter(x=moments, y=counts, name=name, stackgroup="ring", line=line)
-        figure.add_trace(area, row=2, col=1)
-    held = [Span(Phase.OTHER, each.begin_seconds, each.end_seconds) for each in recording.held]
-    slots = [f"slot {each.slot}" for each in recording.held]
-    figure.add_trace(_timeline(graph_objects, held, slots, "held", _READY), row=3, col=1)
-    waits = _waits(recording)
-    filled = [(each.slot, span) for each in recording.fetches for span in each.spans]
-    for phase in _phases(recording):
-        of_loop = [span for span in waits if span.phase is phase]
-        of_ring = [(slot, span) for slot, span in filled if span.phase is phase]
-        rows = [f"slot {slot}" for slot, _ in of_ring]
-        loop = _timeline(graph_objects, of_loop, ["loop"] * len(of_loop), str(phase), COLOURS[phase])
-        ring = _timeline(graph_objects, [span for _, span in of_ring], rows, str(phase), COLOURS[phase])
-        ring.showlegend = not of_loop
-        figure.add_trace(loop, row=1, col=1)
-        figure.add_trace(ring, row=3, col=1)
-    figure.update_layout(title=title, template="plotly_white", barmode="overlay", height=900)
+    slots = _slots(recording)
+    titles, heights = [_LOOP_TITLE, _FILL_TITLE, _SLOTS_TITLE], [0.13, 0.27, 0.6]
+    figure = make_subplots(
+        rows=3, cols=1, shared_xaxes=True, row_heights=heights, subplot_titles=titles, vertical_spacing=0.06
+    )
+    loop_layers, slot_layers = _loop_layers(recording, section), _slot_layers(recording, slots)
+    in_legend = _legend(*loop_layers, *slot_layers)
+    for row, layers in ((1, loop_layers), (3, slot_layers)):
+        for layer in layers:
+            rank = list(in_legend).index(layer.name)
+            is_first = row == 1 or layer.name not in {other.name for other in loop_layers}
+            figure.add_trace(_bars(layer, legendrank=rank, showlegend=is_first), row=row, col=1)
+    largest = _add_fill(figure, recording)
+    for at, text in _labels(recording, section):
+        figure.add_annotation(
+            x=at, y=0.42, text=text, yanchor="bottom", showarrow=False, font={"size": 11}, row=1, col=1
+        )
+    figure.update_yaxes(range=[-0.5, 1.2], showticklabels=False, fixedrange=True, row=1, col=1)
+    figure.update_yaxes(title_text="slots", range=[0, largest * _FILL_HEADROOM], fixedrange=True, row=2, col=1)
+    ticks = {"tickvals": list(range(len(slots))), "ticktext": [str(slot) for slot in slots]} if len(slots) <= 48 else {}
+    figure.update_yaxes(title_text="slot", range=[len(slots) - 0.4, -0.6], row=3, col=1, **ticks)
     figure.update_xaxes(range=[section.begin_seconds, section.end_seconds])
-    figure.update_xaxes(title_text="seconds since the trace began", row=3, col=1)
-    path.write_text(figure.to_html(include_plotlyjs=True, full_html=True), "utf-8")
+    figure.update_xaxes(title_text=_TIME_TITLE, row=3, col=1)
+    figure.update_annotations(xanchor="left", x=0, selector=lambda each: each.text in titles)
+    figure.update_layout(title=title, template="plotly_white", barmode="overlay", bargap=0.2, height=900)
+    return figure
 
 
-def _timeline(graph_objects: Any, spans: Sequence[Span], rows: Sequence[str], name: str, colour: str) -> Any:
+def _add_fill(figure: Any, recording: Recording) -> int:
+    """Add the ring's fill, and return the largest one."""
+    from plotly import graph_objects
+
+    moments, filling, ready = ring_fill(recording)
+    for name, counts, colour in ((_READY_NAME, ready, _READY), (_FILLING_NAME, filling, _FILLING)):
+        area = graph_objects.Scatter(
+            x=moments,
+            y=counts,
+            name=name,
+            stackgroup="ring",
+            line={"shape": "hv", "color": colour, "width": 0},
+            fillcolor=colour,
+            legendrank=len(COLOURS) + 3,
+            showlegend=name == _FILLING_NAME,
+        )
+        figure.add_trace(area, row=2, col=1)
+    return _largest_fill(filling + ready)
+
+
+def _bars(layer: _Layer, *, legendrank: int, showlegend: bool) -> Any:
+    """Return a layer's boxes.
+
+    Their colour is a hair less than opaque: plotly widens opaque bars to a whole pixel each, and thousands of short
+    waits would look like one long one.
+    """
+    from plotly import graph_objects
+
+    begin, end, rows, names = zip(*layer.boxes, strict=True) if layer.boxes else ((), (), (), ())
+    seconds = np.array(end) - np.array(begin)
+    red, green, blue = (int(layer.colour[at : at + 2], 16) for at in (1, 3, 5))
     return graph_objects.Bar(
-        base=[span.begin_seconds for span in spans],
-        x=[span.seconds for span in spans],
-        y=list(rows),
+        base=begin,
+        x=seconds,
+        y=rows,
+        width=_BOX_HEIGHT,
         orientation="h",
-        name=name,
-        legendgroup=name,
-        marker={"color": colour, "line": {"width": 0}},
-        customdata=[[span.object, span.seconds] for span in spans],
-        hovertemplate="%{customdata[1]:.4f} s of %{customdata[0]}<extra>" + name + "</extra>",
+        name=layer.name,
+        legendgroup=layer.name,
+        legendrank=legendrank,
+        showlegend=showlegend,
+        marker={"color": f"rgba({red},{green},{blue},0.999)", "line": {"width": 0}},
+        customdata=list(zip(seconds.tolist(), names, strict=True)),
+        hovertemplate="%{customdata[0]:.4f} s %{customdata[1]}<extra>" + layer.name + "</extra>",
     )

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from plotly.offline import get_plotlyjs_version
 
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker.trace.chrome import ChromeTrace
 from stoker.trace.phases import Phase, Span
-from stoker.trace.picture import Section, ring_fill
+from stoker.trace.picture import Section, html_figure, ring_fill
 from stoker.trace.recorder import Wait
-from stoker.trace.recording import Recording, read_trace
+from stoker.trace.recording import Filled, Held, Recording, read_trace
 from stoker.trace.summary import Summary
 from support.traced import TracedRun
 
@@ -82,6 +84,37 @@ def test_a_picture_is_drawn(trace: Path, tmp_path: Path, name: str, capsys: pyte
         assert b"hedge" in data
         assert b'src="http' not in data
     assert str(tmp_path / name) in capsys.readouterr().out
+
+
+def test_a_page_is_small_and_its_script_has_the_version_that_makes_its_figures(trace: Path, tmp_path: Path) -> None:
+    assert main(["trace", "picture", str(trace), "--out", str(tmp_path / "t.html")]) == 0
+    text = (tmp_path / "t.html").read_text()
+    assert len(text) < 2_000_000
+    bundled = re.search(r"plotly\.js \(basic - minified\) v(\d+)\.", text)
+    assert bundled is not None
+    assert bundled[1] == get_plotlyjs_version().partition(".")[0]
+
+
+def test_a_page_has_the_layout_of_the_picture() -> None:
+    """Short waits keep their width, since their colour is not opaque; slots stand from the first, at the top, down."""
+    span = Span(Phase.TRANSFER, 0.0, 1.0, "data/0")
+    waits = [Wait(batch=0, epoch=0, spans=(span,))]
+    fetches = [Filled(slot, "data/0", 0.0, 1.0, (span,)) for slot in (7, 2, 11)]
+    recording = Recording(waits=waits, fetches=fetches, held=[Held(7, 1.0, 2.0)])
+    figure = html_figure(recording, Section(0.0, 2.0), "title")
+    assert [each.text for each in figure.layout.annotations[:3]] == [
+        "training loop: what it waits for",
+        "fill of the ring",
+        "fetches: how a slot is filled, and how long it is held",
+    ]
+    slots = figure.layout.yaxis3
+    assert list(slots.ticktext) == ["2", "7", "11"]
+    assert slots.range[0] > slots.range[1]
+    in_legend = [each.name for each in figure.data if each.showlegend]
+    assert sorted(in_legend) == ["filling", "ready, or in use", "training", "transfer"]
+    bars = [each for each in figure.data if each.type == "bar"]
+    assert bars
+    assert all(each.marker.color.endswith("0.999)") for each in bars)
 
 
 @pytest.mark.parametrize(
