@@ -52,6 +52,22 @@ def test_a_cache_without_room_for_threshold_fetch_and_batch_evicts_what_was_not_
     assert enough < 0.05 < less
 
 
+@pytest.mark.parametrize(("processors", "share"), [(1, 1 / 2), (2, 2 / 3), (8, 8 / 9)])
+def test_a_fetch_beside_a_step_has_its_share_of_the_processors(processors: int, share: float) -> None:
+    """A fetch of both batches begins with the first, which takes 1 s; a step of 3 s follows, then the second."""
+    run = replace(RUN, node_samples=200, epochs=1, compute_seconds=6.0, schedule=FetchSize(200, 0))
+    work_seconds = 1.0 + 3.0 * share
+    in_time, late = (
+        simulate_samples(
+            replace(run, processors=processors),
+            SampleCosts(get_seconds=0.01, fetch_seconds=(work_seconds + slack_seconds) / 200),
+        )
+        for slack_seconds in (-0.005, 0.005)
+    )
+    assert in_time[0].misses == 100
+    assert late[0].misses == 101
+
+
 def test_a_run_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="1 to 3000 samples, not 4000"):
         replace(RUN, node_samples=4000)

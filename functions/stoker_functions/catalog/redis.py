@@ -1,6 +1,6 @@
 """The catalog in Redis, for fleets of packers: records in memory while runs are packed, in the bucket once committed.
 
-The metadata server of DIESEL (Zhang et al., ICPP 2020). What Redis has may be lost, wholly or its newest writes: the
+The metadata server of DIESEL (Wang et al., ICPP 2020). What Redis has may be lost, wholly or its newest writes: the
 first record of each run is in the bucket, written before its first object, and its super-samples' heads tell the rest
 (:mod:`stoker.maintenance.restoration`). Runs that the bucket knows and Redis does not are restored whenever the
 records are read; where Redis has another identity than it had then, as behind a restart or a fail-over, all unfinished

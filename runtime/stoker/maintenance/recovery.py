@@ -1,6 +1,6 @@
 """Rebuilding a manifest from what is in the store: the heads of the super-samples, and the pack records.
 
-After DIESEL (Zhang et al., ICPP 2020), whose chunks carry the metadata that a lost key-value store is refilled from.
+After DIESEL (Wang et al., ICPP 2020), whose chunks carry the metadata that a lost key-value store is refilled from.
 Here the records say which objects belong to the data set; an object that none covers is an orphan of a killed packer.
 """
 

@@ -1,6 +1,6 @@
 """Restoring the record of a pack run from the heads of its super-samples.
 
-After DIESEL (Zhang et al., ICPP 2020): a metadata server that loses its newest entries, or all of them, is filled again
+After DIESEL (Wang et al., ICPP 2020): a metadata server that loses its newest entries, or all of them, is filled again
 from the chunks. What a run is, and that there is one, its first record in the bucket tells; how far it has come, its
 super-samples do, the last of which says that it is the last.
 """

@@ -1,6 +1,6 @@
 """The catalog: where the pack records of a data set are kept while its runs are packed, until they are committed.
 
-After DIESEL (Zhang et al., ICPP 2020), whose metadata server is filled by the writers and refilled from the chunks. By
+After DIESEL (Wang et al., ICPP 2020), whose metadata server is filled by the writers and refilled from the chunks. By
 default the catalog is the bucket itself, one small object a run. Fleets of packers may use a server in memory; what
 it loses is restored from the bucket.
 """

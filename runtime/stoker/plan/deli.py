@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -37,8 +38,8 @@ class SampleCosts:
         insert_seconds: added to the cache by the training loop.
         list_page_seconds: a page of the listing that precedes each fetch; 0 where nothing is listed.
         fetch_seconds: read and added to the cache by the service, of a fetch's total.
-        contention: how much one fetch slows another one at the same time: the rate of each is
-            1 / (1 + contention · (fetches - 1)).
+        contention: how much one fetch slows another one at the same time, apart from sharing the processors: the rate
+            of each is divided by 1 + contention · (fetches - 1).
     """
 
     get_seconds: float
@@ -57,7 +58,9 @@ class SampleRun:
         dataset_samples: of the data set, which is what is listed.
         node_samples: that the node has in an epoch, drawn anew for each.
         batch_size: samples that are drawn, and then read, before a step.
-        compute_seconds: of an epoch's steps.
+        compute_seconds: of an epoch's steps, beside fetches as they come.
+        processors: cores of the node. A step keeps as many threads busy, a fetch one, and all threads share the cores
+            evenly: while a step computes on 2 cores, one fetch runs at 2/3 of its rate.
         schedule: when to fetch ahead; None does not, and the loop fills the cache.
         cache_samples: that the cache holds; None any number, 0 no cache.
         epochs: how many.
@@ -69,6 +72,7 @@ class SampleRun:
     node_samples: int
     batch_size: int
     compute_seconds: float
+    processors: int = 2
     schedule: FetchSize | None = None
     cache_samples: int | None = None
     epochs: int = 2
@@ -78,8 +82,8 @@ class SampleRun:
     def __post_init__(self) -> None:
         if not 1 <= self.node_samples <= self.dataset_samples:
             raise ConfigError(f"a node has 1 to {self.dataset_samples} samples, not {self.node_samples}")
-        if self.batch_size < 1 or self.epochs < 1 or self.page_samples < 1:
-            raise ConfigError("batch_size, epochs and page_samples must be at least 1")
+        if min(self.batch_size, self.epochs, self.page_samples, self.processors) < 1:
+            raise ConfigError("batch_size, processors, epochs and page_samples must be at least 1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,7 +122,7 @@ class _Loop:
         self._run, self._costs = run, costs
         capacity = _UNLIMITED if run.cache_samples is None else run.cache_samples
         self._cache: Residents[int] = Residents(Fifo(), capacity)
-        self._machine = Shared(lambda fetches: 1.0 / (1.0 + costs.contention * (fetches - 1)))
+        self._machine = Shared(self._fetch_rate)
         self._epochs: list[SampleEpoch] = []
 
     async def run(self) -> list[SampleEpoch]:
@@ -144,8 +148,19 @@ class _Loop:
             asked_seconds = loop.time()
             await self._read(batch, now)
             now.wait_seconds += loop.time() - asked_seconds
-            await asyncio.sleep(run.compute_seconds * len(batch) / len(samples))
+            await self._compute(run.compute_seconds * len(batch) / len(samples))
         now.seconds = loop.time() - begun_seconds
+
+    async def _compute(self, seconds: float) -> None:
+        """Take a step, whose threads leave fetches a part of the processors."""
+        self._machine.set_rate(partial(self._fetch_rate, step_threads=self._run.processors))
+        await asyncio.sleep(seconds)
+        self._machine.set_rate(self._fetch_rate)
+
+    def _fetch_rate(self, fetches: int, step_threads: int = 0) -> float:
+        """Return the rate of each of several fetches, of that of one alone."""
+        share = min(1.0, self._run.processors / (fetches + step_threads))
+        return share / (1.0 + self._costs.contention * (fetches - 1))
 
     def _wanted(self, queued: int) -> int:
         """Return how many samples to fetch when so many are fetched and not drawn."""

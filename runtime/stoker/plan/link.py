@@ -59,6 +59,13 @@ class Shared:
                 self._plan(loop)
             raise
 
+    def set_rate(self, rate: Callable[[int], float]) -> None:
+        """Serve all at another rate from now on; what has been done stays done."""
+        loop = asyncio.get_running_loop()
+        self._settle(loop.time())
+        self._rate_of = rate
+        self._plan(loop)
+
     def _rate(self) -> float:
         return self._rate_of(max(1, self._served))
 
