@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TypeAlias
 
 from stoker.errors import (
@@ -21,6 +22,7 @@ from stoker.errors import (
     TruncatedError,
 )
 from stoker.store.location import printable
+from stoker.store.standing import parse_date
 
 __all__ = ["Failure", "Rule", "error_of", "retry_after_seconds"]
 
@@ -28,6 +30,7 @@ Rule: TypeAlias = tuple[type[StoreError], str]
 
 _CHANGED: Rule = (ObjectChangedError, "the object was overwritten since the manifest pinned it")
 _LOST: Rule = (PreconditionFailedError, "it was written by somebody else; read it again and decide")
+_UNSUPPORTED: Rule = (StoreError, "the store cannot do this")
 _SERVER: Rule = (ServerError, "the store failed inside; try again")
 _THROTTLED: Rule = (ThrottledError, "the store asks to slow down; send fewer requests at once")
 
@@ -40,11 +43,11 @@ _BY_STATUS: dict[int, Rule] = {
     412: _CHANGED,
     416: (TruncatedError, "the range begins beyond the object's end"),
     429: _THROTTLED,
-    500: _SERVER,
-    502: _SERVER,
+    501: _UNSUPPORTED,
     503: _THROTTLED,
-    504: _SERVER,
+    505: _UNSUPPORTED,
 }
+"""Every other status from 500 on counts as 500: Cloudflare, and so R2, has 520 to 530, others 507 and 529."""
 _UNKNOWN: Rule = (StoreError, "the store refused")
 _MAX_TEXT = 300
 
@@ -75,7 +78,7 @@ class Failure:
 def error_of(failure: Failure, by_code: Mapping[str, Rule]) -> StoreError:
     """Return the error for a failure: by the store's own code or status where ``by_code`` has it, else by status."""
     known = by_code.get(failure.code) or by_code.get(str(failure.status))
-    kind, remedy = known or _BY_STATUS.get(failure.status, _UNKNOWN)
+    kind, remedy = known or _BY_STATUS.get(failure.status, _SERVER if failure.status >= 500 else _UNKNOWN)
     if failure.writing and kind is ObjectChangedError:
         kind, remedy = _LOST
     code, text, region = (printable(said[:_MAX_TEXT]) for said in (failure.code, failure.text, failure.region))
@@ -87,8 +90,17 @@ def error_of(failure: Failure, by_code: Mapping[str, Rule]) -> StoreError:
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a ``Retry-After`` header; None if there is none or it is a date."""
-    for name, value in headers.items():
-        if name.lower() == "retry-after":
-            return float(value) if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", value) else None
-    return None
+    """Return how long a ``Retry-After`` header asks to wait, in seconds; None if there is none or it says nothing.
+
+    A date counts from the answer's own ``Date``, so that this machine's clock does not matter.
+    """
+    said = {name.lower(): value for name, value in headers.items()}
+    wanted = said.get("retry-after")
+    if wanted is None:
+        return None
+    if re.fullmatch(r"[ \t]*[0-9]{1,9}[ \t]*", wanted):
+        return float(wanted)
+    until, now = parse_date(wanted), parse_date(said.get("date"))
+    if until is None:
+        return None
+    return max(0.0, (until - (now or datetime.now(UTC))).total_seconds())

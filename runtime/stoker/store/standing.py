@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Protocol, runtime_checkable
 
@@ -64,8 +64,9 @@ class Introduced(Protocol):
 
 
 def parse_date(header: str | None) -> datetime | None:
-    """Return the time in a ``Date`` header, None if there is none or it is not one."""
+    """Return the time in a ``Date`` header, None if there is none or it is not one; HTTP's dates are in UTC."""
     try:
-        return parsedate_to_datetime(header) if header else None
-    except ValueError:
+        found = parsedate_to_datetime(header) if header else None
+    except (ValueError, OverflowError):
         return None
+    return found.replace(tzinfo=UTC) if found and found.tzinfo is None else found
