@@ -21,6 +21,7 @@ class Deviation(Enum):
     WRITES_WITHOUT_LOCK = auto()  # so that two conditional writers may both win
     REFUSES_EMPTY_OBJECTS = auto()
     CUTS_KEYS_AT_SEMICOLONS = auto()
+    LEAVES_404_UNEXPLAINED = auto()
     SLOW = auto()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -19,6 +20,7 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
+from stoker.manifest import POINTER_KEY
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.gcs_access import GcsAccess
 from stoker.store.http import Call, Destination, Reply
@@ -54,6 +56,8 @@ _NONSENSE = "the answer makes no sense; is this a GCS endpoint?"
 # What the client library ends with, since it trusts its endpoint.
 _NO_SENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _LIST_FIELDS = "items(name,size,generation),nextPageToken"
+_MISSING_BUCKET = "The specified bucket does not exist"
+_BUCKET_CHECK_SECONDS = 2.0
 # Generations are times in microseconds: no object ever had this one.
 _NO_GENERATION = "1"
 
@@ -99,6 +103,7 @@ class GcsStore:
         metadata = await self._control(
             self._at.object_url(key),
             lambda access, headers: access.storage.download_metadata(self._at.bucket, full_key, headers=headers),
+            key=key,
         )
         return _object_info(key, metadata, self._at.object_url(key))
 
@@ -155,6 +160,7 @@ class GcsStore:
             await self._control(
                 self._at.object_url(key),
                 lambda access, headers: access.storage.delete(self._at.bucket, full_key, headers=headers),
+                key=key,
             )
         except BucketNotFoundError:
             raise
@@ -196,7 +202,7 @@ class GcsStore:
                 reply = await access.reader.read_into(call, destination)
             if reply.refused:
                 failure = _failure(address, reply.status, reply.body.decode(errors="replace"), reply.headers)
-                raise await self._error(access, token, failure)
+                raise await self._error(access, token, failure, key)
             return reply
 
         return await with_renewal(access, once)
@@ -206,9 +212,13 @@ class GcsStore:
         address: str,
         work: Callable[[GcsAccess, dict[str, str]], Awaitable[_T]],
         *,
+        key: str = "",
         writing: bool = False,
     ) -> _T:
-        """Perform a call of the control plane, once more if the token had to be renewed."""
+        """Perform a call of the control plane, once more if the token had to be renewed.
+
+        ``key`` is that of the object which may be missing; without one, it can only be the bucket.
+        """
         access = self._access.get()
 
         async def once(token: str | None) -> _T:
@@ -216,10 +226,12 @@ class GcsStore:
                 try:
                     return await work(access, access.headers(token))
                 except aiohttp.ClientResponseError as error:
+                    if error.status < 300:  # of another type than the library reads
+                        raise ServerError(f"{address}: {_NONSENSE}") from None
                     said = error.message.replace(token, "***") if token else error.message
                     failure = _failure(address, error.status, said, error.headers or {}, writing=writing)
                     # Not chained: the client's error holds the request, and so the token.
-                    raise await self._error(access, token, failure) from None
+                    raise await self._error(access, token, failure, key) from None
                 except (StokerError, aiohttp.ClientError, OSError):
                     raise
                 except _NO_SENSE:
@@ -227,25 +239,35 @@ class GcsStore:
 
         return await with_renewal(access, once)
 
-    async def _error(self, access: GcsAccess, token: str | None, failure: Failure) -> StoreError:
-        """Return the error for a failure; a 404 does not say what is missing, so the bucket is asked for."""
-        if failure.status == 404 and not await _bucket_exists(access, self._at.bucket, token):
+    async def _error(self, access: GcsAccess, token: str | None, failure: Failure, key: str) -> StoreError:
+        """Return the error for a failure.
+
+        A 404 may mean the object or the bucket. Where its text does not say, the bucket is asked for, but only for the
+        manifest, which comes first: an object that is not there is usual, and the bucket then known to be.
+        """
+        if failure.status == 404 and (
+            not key
+            or failure.text.startswith(_MISSING_BUCKET)
+            or (key == POINTER_KEY and not await self._has_bucket(access, token, failure.address))
+        ):
             return BucketNotFoundError(f"{failure.address}: the bucket does not exist; check its name")
         return error_of(failure, _BY_CODE)
+
+    async def _has_bucket(self, access: GcsAccess, token: str | None, address: str) -> bool:
+        """Return False only where Google says so in time."""
+        url = f"{access.root_url}/storage/v1/b/{self._at.bucket}/o?maxResults=1&fields=nextPageToken"
+        call = Call(method="GET", url=url, headers=access.headers(token), address=address)
+        try:
+            async with asyncio.timeout(_BUCKET_CHECK_SECONDS):
+                return (await access.reader.ask(call)).status != 404
+        except (StokerError, TimeoutError):
+            return True
 
     async def _info(self, key: str, reply: Reply) -> ObjectInfo:
         generation = reply.headers.get("x-goog-generation")
         if generation is None:  # an emulator that leaves the header out
             return await self.head(key)
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=generation)
-
-
-async def _bucket_exists(access: GcsAccess, bucket: str, token: str | None) -> bool:
-    try:
-        await access.storage.list_objects(bucket, params={"maxResults": "1"}, headers=access.headers(token))
-    except aiohttp.ClientResponseError as error:
-        return error.status != 404
-    return True
 
 
 def _object_info(key: str, metadata: object, address: str) -> ObjectInfo:
