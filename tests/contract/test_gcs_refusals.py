@@ -112,12 +112,12 @@ def test_a_token_is_fetched_once_for_many_and_again_once_it_is_refused(
 ) -> None:
     issued: list[str] = []
 
-    async def refresh(self: GcsAccess) -> None:
+    async def fetch(self: GcsAccess) -> tuple[str, float]:
         await asyncio.sleep(0)
         issued.append(f"old-{len(issued)}" if len(issued) == 0 else TOKEN)
-        self._token, self._token_until = issued[-1], float("inf")
+        return issued[-1], float("inf")
 
-    monkeypatch.setattr(GcsAccess, "_refresh", refresh)
+    monkeypatch.setattr(GcsAccess, "_fetch_token", fetch)
     monkeypatch.setattr("stoker.store.gcs_access._emulator", lambda *_: None)
     monkeypatch.setattr("stoker.store.gcs_access._GOOGLE", gcs.url)
 

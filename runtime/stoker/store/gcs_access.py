@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,12 +15,14 @@ from gcloud.aio.auth.token import Type
 from gcloud.aio.storage import Storage
 from jwt import PyJWTError
 
-from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
+from stoker.errors import CredentialsError, StokerError, StoreError
 from stoker.store.gcs_signing import Signature, signed_url
+from stoker.store.google_tokens import is_google_machine, transient_failure
 from stoker.store.http import Call, HttpReader
 from stoker.store.http_session import exchange, open_reader, open_session, translated
 from stoker.store.network import check_endpoint, proxy_of, trusted
 from stoker.store.options import GcsOptions
+from stoker.store.renewal import RenewedCredentials
 from stoker.store.standing import Endpoint, Identity, parse_date
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ _GOOGLE = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _LOCATION = re.compile(rb'"location"\s*:\s*"([A-Za-z0-9-]{1,40})"')
 _TOKEN_TIMEOUT_SECONDS = 10
-_TOKEN_MARGIN_SECONDS = 60  # a token is renewed so long before its end
+# Below five minutes, until when a machine's metadata service gives the old token again; Google's own library has this.
+_TOKEN_MARGIN_SECONDS = 225
 _NO_CREDENTIALS = (
     "no Google credentials were found: run 'gcloud auth application-default login', set "
     "GOOGLE_APPLICATION_CREDENTIALS, run where a service account is attached, or send none with "
@@ -47,9 +49,7 @@ class GcsAccess:
     def __init__(self, options: GcsOptions) -> None:
         self._options = options
         self._emulator = _emulator(options, os.environ)
-        self._lock = asyncio.Lock()
-        self._token: str | None = options.token
-        self._token_until = float("inf") if options.token else 0.0
+        self._token = RenewedCredentials(self._fetch_token, margin_seconds=_TOKEN_MARGIN_SECONDS)
         self.root_url = self._emulator or _GOOGLE
         self.session = open_session(options.http, self.root_url)
         self.reader: HttpReader = open_reader(options.http, self.root_url, self.session)
@@ -62,22 +62,20 @@ class GcsAccess:
         )
 
     async def current(self) -> str | None:
-        """Return a token, refreshed if it is about to expire; None where requests carry none.
+        """Return a token, renewed if it is about to expire; None where requests carry none.
 
         Raises:
             CredentialsError: there are no credentials, or they were refused.
+            TransientError: Google's token endpoint failed, and there is no token that lasts.
         """
-        if self._options.token is None and (self._emulator or self._options.anonymous):
-            return None
-        async with self._lock:
-            if asyncio.get_running_loop().time() >= self._token_until:
-                await self._refresh()
-            return self._token
+        if self._options.token is not None or self._emulator or self._options.anonymous:
+            return self._options.token
+        return await self._token.get()
 
     async def renew(self, used: str | None) -> str | None:
         """Get a new token, unless another call has done so since ``used`` was taken or it cannot be had anew."""
-        if used is not None and used == self._token and self._options.token is None:
-            self._token_until = 0.0
+        if used is not None:
+            self._token.drop(used)
         return await self.current()
 
     async def identity(self) -> Identity:
@@ -90,7 +88,7 @@ class GcsAccess:
             return Identity(kind="none: an emulator" if self._emulator else "none")
         if self._options.token is not None:
             return Identity(kind="a ready token")
-        left = timedelta(seconds=self._token_until - asyncio.get_running_loop().time())
+        left = timedelta(seconds=self._token.life_seconds)
         kind = self._source().token_type.name.lower().replace("_", " ")
         return Identity(kind=kind, expires=datetime.now(UTC) + left, is_renewed=True)
 
@@ -149,30 +147,34 @@ class GcsAccess:
         await self.reader.close()
         await self.session.close()
 
-    async def _refresh(self) -> None:
-        """Get a token past the library's own cache, which retries for a minute and leaves a task behind."""
+    async def _fetch_token(self) -> tuple[str, float]:
+        """Get a token and its life, past the library's own cache, which retries for a minute and leaves a task."""
         source = self._source()
+        is_machine = source.token_type is Type.GCE_METADATA
         try:
             # The machine's own account is asked on the machine, never through a proxy.
-            proxy = None if source.token_type is Type.GCE_METADATA else proxy_of(source.token_uri)
+            proxy = None if is_machine else proxy_of(source.token_uri)
             connector = aiohttp.TCPConnector(ssl=trusted())
             # Not our session: that one leaves bodies as they come, and this endpoint compresses its own.
             async with aiohttp.ClientSession(connector=connector, proxy=proxy) as session:
                 source.session = AioSession(cast("Session", session))
                 fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
-        except aiohttp.ClientResponseError as error:
-            # Not chained, here and below: the client's error holds the request, or a proxy's password.
-            raise CredentialsError(f"Google refused the credentials ({error.status}); log in again") from None
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            if source.token_type is Type.GCE_METADATA:
-                raise CredentialsError(_NO_CREDENTIALS) from None
-            raise ConnectionLostError(f"Google's token endpoint could not be reached: {error}") from None
-        except ConfigError:
+        except StokerError:
             raise
-        except (OSError, ValueError, LookupError, PyJWTError) as error:
-            raise _malformed(error) from None
-        self._token = fresh.value
-        self._token_until = asyncio.get_running_loop().time() + fresh.expires_in - _TOKEN_MARGIN_SECONDS
+        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, PyJWTError) as error:
+            # Not chained: the client's error holds the request, or a proxy's password.
+            raise self._token_error(error, is_machine=is_machine) from None
+        return fresh.value, fresh.expires_in
+
+    def _token_error(self, error: Exception, *, is_machine: bool) -> StoreError:
+        is_unreached = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
+        if is_unreached and is_machine and not (self._token.were_fetched or is_google_machine()):
+            return CredentialsError(_NO_CREDENTIALS)
+        if (transient := transient_failure(error)) is not None:
+            return transient
+        if isinstance(error, aiohttp.ClientResponseError):
+            return CredentialsError(f"Google refused the credentials ({error.status}); log in again")
+        return _malformed(error)
 
 
 def _malformed(error: Exception) -> CredentialsError:

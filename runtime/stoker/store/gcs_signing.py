@@ -5,6 +5,7 @@ The V4 signing process: https://cloud.google.com/storage/docs/access-control/sig
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,8 @@ from gcloud.aio.auth import AioSession, IamClient, Token
 from gcloud.aio.auth.token import Type
 from gcloud.aio.storage import Blob, Bucket, Storage
 
-from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.errors import ConnectionLostError, CredentialsError, StokerError
+from stoker.store.google_tokens import transient_failure
 from stoker.store.network import proxy_of, trusted
 
 if TYPE_CHECKING:
@@ -72,10 +74,14 @@ async def signed_url(what: Signature, source: Token, token: str | None) -> str:
         async with aiohttp.ClientSession(connector=connector, proxy=proxy_of(_IAM_URL)) as session:
             identity = await _identity(source, token or "")
             return await _signed(what, identity, cast("Session", session))
-    except aiohttp.ClientResponseError as error:
+    except StokerError:
+        raise
+    except (aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
         # Not chained, here and below: the client's error holds the request, and so the token.
-        raise CredentialsError(f"{_CANNOT} (Google answered {error.status})") from None
-    except (aiohttp.ClientError, OSError) as error:
+        if (transient := transient_failure(error)) is not None:
+            raise transient from None
+        if isinstance(error, aiohttp.ClientResponseError):
+            raise CredentialsError(f"{_CANNOT} (Google answered {error.status})") from None
         raise ConnectionLostError(f"Google could not be asked to sign ({type(error).__name__})") from None
     except (ValueError, LookupError, TypeError) as error:
         raise CredentialsError(f"{_CANNOT} ({type(error).__name__})") from None

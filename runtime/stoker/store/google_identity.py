@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
@@ -17,8 +17,10 @@ from gcloud.aio.auth.token import (
     Type,
 )
 
-from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.errors import CredentialsError, StokerError, StoreError
+from stoker.store.google_tokens import is_google_machine, transient_failure
 from stoker.store.network import proxy_of, trusted
+from stoker.store.renewal import RenewedCredentials
 
 if TYPE_CHECKING:
     from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
@@ -49,32 +51,32 @@ class IdentityTokens:
 
     def __init__(self, service_account: str | None, *, otherwise: str = "") -> None:
         self._service_account, self._otherwise = service_account, otherwise
-        self._lock = asyncio.Lock()
-        self._kept: dict[str, tuple[str, float]] = {}
+        self._kept: dict[str, RenewedCredentials[str]] = {}
 
     async def get(self, audience: str) -> str:
         """Return a token for the function at the URL ``audience``.
 
         Raises:
             CredentialsError: there are no credentials that can have one, or they were refused.
-            ConnectionLostError: Google could not be reached.
+            TransientError: Google's token endpoint failed, and there is no token that lasts.
         """
-        async with self._lock:
-            token, until_seconds = self._kept.get(audience, ("", 0.0))
-            if asyncio.get_running_loop().time() >= until_seconds:
-                token = (await self._fresh(audience)).strip()
-                if not (token.isascii() and token.isprintable() and token and " " not in token):
-                    raise CredentialsError(f"what Google answered is no identity token for {audience}")
-                until_seconds = asyncio.get_running_loop().time() + _good_seconds(token)
-                self._kept[audience] = (token, until_seconds)
-            return token
+        if audience not in self._kept:
+            self._kept[audience] = RenewedCredentials(partial(self._fetch, audience), margin_seconds=_MARGIN_SECONDS)
+        return await self._kept[audience].get()
 
     def forget(self, audience: str, token: str) -> None:
         """Drop a token that was refused, unless there is another one by now."""
-        if self._kept.get(audience, ("", 0.0))[0] == token:
-            del self._kept[audience]
+        if audience in self._kept:
+            self._kept[audience].drop(token)
+
+    async def _fetch(self, audience: str) -> tuple[str, float]:
+        token = (await self._fresh(audience)).strip()
+        if not (token.isascii() and token.isprintable() and token and " " not in token):
+            raise CredentialsError(f"what Google answered is no identity token for {audience}")
+        return token, _good_seconds(token) + _MARGIN_SECONDS
 
     async def _fresh(self, audience: str) -> str:
+        is_machine = False
         try:
             source = Token(None, None, [_SCOPE])
             is_machine = source.token_type is Type.GCE_METADATA
@@ -88,24 +90,30 @@ class IdentityTokens:
                     return await _of_this_machine(session, audience)
                 if source.token_type is Type.SERVICE_ACCOUNT:
                     return await _self_signed(source, session, audience)
-        except aiohttp.ClientResponseError as error:
-            # Not chained, here and below: the client's error holds the request, or a proxy's password.
-            raise CredentialsError(
-                f"Google refused to identify the caller of {audience} ({error.status}); log in again, or ask for the "
-                "role roles/iam.serviceAccountOpenIdTokenCreator"
-            ) from None
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            if is_machine:
-                raise CredentialsError(f"{_NO_CREDENTIALS}{self._otherwise}") from None
-            raise ConnectionLostError(f"Google's token endpoint could not be reached: {error}") from None
-        except (OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
-            raise CredentialsError(
-                f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
-                "check GOOGLE_APPLICATION_CREDENTIALS"
-            ) from None
+        except StokerError:
+            raise
+        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
+            # Not chained: the client's error holds the request, or a proxy's password.
+            raise self._token_error(error, audience, is_machine=is_machine) from None
         raise CredentialsError(
             f"credentials of kind {source.token_type.value} identify no caller; name a service account that you may "
             "act for (--function-account, ServedOptions(service_account=...)), or use a service account's key"
+        )
+
+    def _token_error(self, error: Exception, audience: str, *, is_machine: bool) -> StoreError:
+        is_unreached = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
+        if is_unreached and is_machine and not (self._kept[audience].were_fetched or is_google_machine()):
+            return CredentialsError(f"{_NO_CREDENTIALS}{self._otherwise}")
+        if (transient := transient_failure(error)) is not None:
+            return transient
+        if isinstance(error, aiohttp.ClientResponseError):
+            return CredentialsError(
+                f"Google refused to identify the caller of {audience} ({error.status}); log in again, or ask for the "
+                "role roles/iam.serviceAccountOpenIdTokenCreator"
+            )
+        return CredentialsError(
+            f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
+            "check GOOGLE_APPLICATION_CREDENTIALS"
         )
 
 

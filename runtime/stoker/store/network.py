@@ -15,8 +15,9 @@ from urllib.request import getproxies, proxy_bypass
 
 from stoker.errors import ConfigError
 
-__all__ = ["check_endpoint", "is_this_machine", "proxy_of", "trusted"]
+__all__ = ["check_endpoint", "is_this_machine", "machine_vendor", "proxy_of", "trusted"]
 
+_VENDOR = Path("/sys/class/dmi/id/sys_vendor")
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 
 
@@ -64,6 +65,14 @@ def is_this_machine(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def machine_vendor() -> str:
+    """Return who made this machine, such as ``Google`` or ``Amazon EC2``; empty if it does not say."""
+    try:
+        return _VENDOR.read_text().strip()
+    except OSError:
+        return ""
 
 
 def trusted(bundle: str | None = None) -> ssl.SSLContext:

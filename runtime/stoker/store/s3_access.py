@@ -65,7 +65,7 @@ class S3Access:
         botocore = self._credentials.session
         self._target = _target(bucket, options, botocore, os.environ)
         self._client_lock = asyncio.Lock()
-        self._client: tuple[AioSession, S3Client] | None = None
+        self._client: S3Client | None = None
         self._clients = AsyncExitStack()
         bundle: str | None = botocore.get_config_variable("ca_bundle")
         self._session = open_session(options.http, self._target.base_url, ca_bundle=bundle)
@@ -101,11 +101,10 @@ class S3Access:
         )
 
     async def client(self) -> S3Client:
-        """Return the control-plane client, made on first use and again after credentials were renewed."""
+        """Return the control-plane client, made on first use."""
         async with self._client_lock:
-            botocore = self._credentials.session
-            if self._client is None or self._client[0] is not botocore:
-                session = aioboto3.Session(botocore_session=botocore)
+            if self._client is None:
+                session = aioboto3.Session(botocore_session=self._credentials.client_session())
                 context = session.client(
                     "s3",
                     region_name=self._target.region,
@@ -115,8 +114,8 @@ class S3Access:
                 client: S3Client = await self._clients.enter_async_context(context)
                 client.meta.events.register_last("before-parameter-build.s3", _refuse_redirects)
                 client.meta.events.register("before-send.s3", self._send)  # type: ignore[arg-type]  # returns what is sent
-                self._client = botocore, client
-            return self._client[1]
+                self._client = client
+            return self._client
 
     def call(
         self, method: str, key: str, headers: dict[str, str], signer: ReadOnlyCredentials | None, address: str

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.errors import (
+    ConnectionLostError,
+    CredentialsError,
+    DeadlineError,
+    ServerError,
+    StoreError,
+    ThrottledError,
+)
 from stoker.store.gcs_access import GcsAccess
 from stoker.store.options import GcsOptions
 
@@ -18,6 +25,7 @@ from stoker.store.options import GcsOptions
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setattr("stoker.store.google_tokens.machine_vendor", lambda: "QEMU")
 
 
 def user_file(folder: Path, token_url: str) -> Path:
@@ -103,6 +111,62 @@ def test_refused_credentials_are_a_credentials_error_without_secrets(tmp_path: P
 
     refusal = web.json_response({"error": "invalid_grant hush"}, status=400)
     with_token_server(tmp_path, [refusal, token("later")], check)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (web.Response(status=503, headers={"Retry-After": "7"}), ThrottledError),
+        (web.Response(status=429), ThrottledError),
+        (web.Response(status=408), DeadlineError),
+        (web.Response(status=500), ServerError),
+        (web.Response(status=520), ServerError),
+        (web.Response(text="<html>", content_type="text/html"), ServerError),
+        (web.Response(text="<html>", content_type="application/json"), ServerError),
+        (web.Response(status=401), CredentialsError),
+        (web.json_response({}), CredentialsError),
+        (web.json_response([]), CredentialsError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else f"{value.status}-{value.content_type}",
+)
+def test_a_failure_of_the_token_endpoint_that_may_pass_is_transient(
+    tmp_path: Path, answer: web.Response, kind: type[StoreError]
+) -> None:
+    async def check(access: GcsAccess) -> None:
+        with pytest.raises(kind) as caught:
+            await access.current()
+        if answer.headers.get("Retry-After"):
+            assert getattr(caught.value, "retry_after_seconds", None) == 7.0
+        assert await access.current() == "later"
+
+    with_token_server(tmp_path, [answer, token("later")], check)
+
+
+def test_a_token_that_lasts_is_used_while_the_endpoint_fails(tmp_path: Path) -> None:
+    async def check(access: GcsAccess) -> None:
+        assert [await access.current() for _ in range(3)] == ["lasting"] * 3
+        assert (await access.identity()).is_renewed
+
+    with_token_server(tmp_path, [token("lasting", seconds=120), web.Response(status=503)], check)
+
+
+@pytest.mark.parametrize("variable", ["K_SERVICE", "CLOUD_RUN_JOB", "GCE_METADATA_HOST"])
+def test_a_machine_of_googles_whose_metadata_service_is_out_may_have_a_token_later(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv(variable, "mine")
+    monkeypatch.setattr("gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN", "http://127.0.0.1:1/token")
+
+    async def main() -> None:
+        access = GcsAccess(GcsOptions())
+        try:
+            with pytest.raises(ConnectionLostError):
+                await access.current()
+        finally:
+            await access.close()
+
+    asyncio.run(main())
 
 
 def test_an_unreachable_token_server_is_a_lost_connection(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from stoker.errors import ConnectionLostError, CredentialsError
+from stoker.errors import ConnectionLostError, CredentialsError, TransientError
 from stoker.store import google_identity
 from stoker.store.google_identity import IdentityTokens
 
@@ -42,6 +42,7 @@ async def google(handler: Handler) -> AsyncIterator[str]:
 def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    monkeypatch.setattr("stoker.store.google_tokens.machine_vendor", lambda: "QEMU")
 
 
 def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **account: Any) -> None:
@@ -220,6 +221,35 @@ def test_a_refusal_of_google_repeats_no_secret(monkeypatch: pytest.MonkeyPatch, 
         asyncio.run(refused())
     assert "assertion" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503, 524])
+def test_a_failure_that_may_pass_is_transient_and_a_token_that_lasts_is_used_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    ends = int(time.time()) + 200  # within the margin before its end
+    lasting = jwt.encode({"exp": ends}, "k" * 32, algorithm="HS256")
+    answers = [
+        web.Response(status=status),
+        web.json_response({"id_token": lasting}),
+        web.Response(status=status),
+    ]
+
+    async def handler(_: web.Request) -> web.Response:
+        return answers.pop(0)
+
+    async def main() -> None:
+        async with google(handler) as url:
+            use(monkeypatch, tmp_path, **service_account(f"{url}/token"))
+            mine = IdentityTokens(None)
+            with pytest.raises(TransientError):
+                await mine.get(FUNCTION)
+            assert await mine.get(FUNCTION) == lasting
+            mine._kept[FUNCTION]._renew_at_seconds = 0.0  # the minute that a token is kept at least is over
+            assert await mine.get(FUNCTION) == lasting
+            assert answers == []
+
+    asyncio.run(main())
 
 
 def test_a_token_endpoint_that_cannot_be_reached_may_be_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

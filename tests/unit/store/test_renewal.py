@@ -1,0 +1,107 @@
+"""Credentials that are renewed: early, once for all, and used while they last where that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from stoker.clock import run_virtual
+from stoker.errors import ConnectionLostError, CredentialsError, StoreError
+from stoker.store.renewal import RenewedCredentials
+
+LIFE_SECONDS, MARGIN_SECONDS = 3600.0, 200.0
+
+
+class Endpoint:
+    """Gives out tokens by number; within ``out`` it fails with ``error``, after ``slow_seconds``."""
+
+    def __init__(self, *out: tuple[float, float], error: StoreError | None = None, slow_seconds: float = 0.0) -> None:
+        self.out, self.slow_seconds = out, slow_seconds
+        self.error = error or ConnectionLostError("the endpoint is out")
+        self.asked: list[float] = []
+
+    async def fetch(self) -> tuple[str, float]:
+        now = asyncio.get_running_loop().time()
+        self.asked.append(now)
+        await asyncio.sleep(self.slow_seconds)
+        if any(start <= now < end for start, end in self.out):
+            raise self.error
+        return f"token-{len(self.asked)}", LIFE_SECONDS
+
+
+def run(endpoint: Endpoint, use: Callable[[RenewedCredentials[str]], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await use(RenewedCredentials(endpoint.fetch, margin_seconds=MARGIN_SECONDS))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("error", [ConnectionLostError("out"), CredentialsError("refused")])
+def test_a_token_that_lasts_is_used_while_the_endpoint_fails(
+    error: StoreError, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = Endpoint((3390.0, 3550.0), error=error)
+
+    async def use(held: RenewedCredentials[str]) -> None:
+        for _ in range(3550):
+            assert await held.get() == "token-1"
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(10.0)
+        assert await held.get() != "token-1"
+
+    with caplog.at_level(logging.WARNING, logger="stoker"):
+        run(endpoint, use)
+    assert 10 <= len(endpoint.asked) <= 20  # not once for each request
+    assert "could not be renewed" in caplog.text
+
+
+def test_without_a_token_that_lasts_the_failure_is_told() -> None:
+    endpoint = Endpoint((0.0, 10.0), (3000.0, 9000.0))
+
+    async def use(held: RenewedCredentials[str]) -> None:
+        with pytest.raises(ConnectionLostError):
+            await held.get()
+        await asyncio.sleep(10.0)
+        assert await held.get() == "token-2"
+        await asyncio.sleep(LIFE_SECONDS)
+        with pytest.raises(ConnectionLostError):
+            await held.get()
+
+    run(endpoint, use)
+
+
+def test_nobody_waits_for_a_renewal_but_who_does_it() -> None:
+    endpoint = Endpoint(slow_seconds=5.0)
+
+    async def use(held: RenewedCredentials[str]) -> None:
+        loop = asyncio.get_running_loop()
+        await held.get()
+        await asyncio.sleep(LIFE_SECONDS - MARGIN_SECONDS)
+        renewing = asyncio.ensure_future(held.get())
+        await asyncio.sleep(0)
+        begun = loop.time()
+        assert await held.get() == "token-1"
+        assert loop.time() == begun
+        assert await renewing == "token-2"
+
+    run(endpoint, use)
+
+
+def test_a_refused_token_is_not_used_again() -> None:
+    endpoint = Endpoint((1.0, 20.0))
+
+    async def use(held: RenewedCredentials[str]) -> None:
+        await held.get()
+        await asyncio.sleep(1.0)
+        held.drop("another")
+        assert await held.get() == "token-1"
+        held.drop("token-1")
+        with pytest.raises(ConnectionLostError):
+            await held.get()
+        await asyncio.sleep(20.0)
+        assert await held.get() == "token-3"
+
+    run(endpoint, use)
