@@ -8,6 +8,7 @@ from stoker.errors import BudgetError
 from stoker.feed import BatchSource
 from stoker.prices import Egress, Operation, Prices
 from stoker.sizes import counted, format_bytes
+from stoker.store.metered import price_key
 
 __all__ = ["LoaderPlan"]
 
@@ -58,7 +59,7 @@ class LoaderPlan:
         """
         manifest, partition, order = feed.manifest, feed.partition, feed.config.order
         expected = feed.forecast()
-        store = prices.store(feed.store.url)
+        store = prices.store(price_key(feed.store))
         return cls(
             samples=partition.samples,
             steps=partition.steps_from(0),

@@ -15,11 +15,10 @@ from stoker.feed import BatchSource, Feed, FeedConfig
 from stoker.gather import GatherRows, gather_rows
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
-from stoker.meter import Meter
 from stoker.prices import Prices
 from stoker.shuffling.feed import MaterializedFeed
 from stoker.store import open_store
-from stoker.store.metered import MeteredStore
+from stoker.store.metered import MeteredStore, metered
 from stoker.trace.recorder import Recorder
 from stoker.versions import read_manifest
 from stoker_torch.config import LoaderConfig
@@ -48,8 +47,7 @@ class Supply:
     @classmethod
     def open(cls, url: str | os.PathLike[str], config: LoaderConfig) -> Supply:
         """Open the data set at a URL."""
-        store = open_store(url, options=config.options)
-        return cls(MeteredStore(store, Meter(store.url, egress=config.egress)))
+        return cls(metered(open_store(url, options=config.options), egress=config.egress))
 
     def read_manifest(self, version: int | None) -> Manifest:
         """Return a version of the manifest, by default the newest.

@@ -19,14 +19,13 @@ from stoker.errors import ArgumentError, ConfigError
 from stoker.fetch.config import FetchConfig, check_fetch
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
-from stoker.meter import Meter
 from stoker.prices import Operation, Prices
 from stoker.reading.sample_memory import SampleMemory
 from stoker.reading.samples import SampleReader
 from stoker.schema import Schema
 from stoker.sizes import parse_bytes
 from stoker.store import StoreOptions, open_store
-from stoker.store.metered import MeteredStore
+from stoker.store.metered import MeteredStore, metered
 from stoker.store.per_loop import PerLoop
 from stoker.versions import read_manifest
 
@@ -114,7 +113,7 @@ class Dataset:
         memory_bytes = parse_bytes(memory, "memory")
         check_fetch(FetchConfig() if fetch is None else fetch)
         inner = open_store(url, options=options)
-        self._source = _Source(MeteredStore(inner, Meter(inner.url)))
+        self._source = _Source(metered(inner))
         self._thread = LoopThread("stoker-dataset", last=self._source.close)
         try:
             self._manifest = self._thread.run(read_manifest(self._source.store, version))

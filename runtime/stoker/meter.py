@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from stoker.errors import (
@@ -24,7 +24,7 @@ from stoker.errors import (
     ThrottledError,
     TruncatedError,
 )
-from stoker.prices import Egress, Operation, Prices
+from stoker.prices import Egress, Operation, PriceKey, Prices
 
 __all__ = ["Meter", "Reading"]
 
@@ -46,6 +46,7 @@ class Reading:
         read_bytes: that arrived, in reads that ended well.
         broken_bytes: asked for by reads that were cancelled or cut off: at most these arrived besides.
         written_bytes: of writes that ended well.
+        key: by which the store's prices are found; None where its URL tells.
     """
 
     url: str
@@ -57,6 +58,7 @@ class Reading:
     read_bytes: int
     broken_bytes: int
     written_bytes: int
+    key: PriceKey | None = field(default=None, repr=False)
 
     def dollars(self, prices: Prices) -> float:
         """Return what the store asks for this, at most: requests, retrieval and egress, not storage.
@@ -64,7 +66,7 @@ class Reading:
         Raises:
             ConfigError: there are no prices for such a store.
         """
-        store = prices.store(self.url)
+        store = prices.store(self.key or self.url)
         billed = {operation: count - self.not_billed[operation] for operation, count in self.requests.items()}
         requests = sum(count * store.request_dollars(operation) for operation, count in billed.items())
         read_bytes = self.read_bytes + self.broken_bytes
@@ -79,15 +81,16 @@ class Meter:
     Args:
         url: of the store.
         egress: where its reader is.
+        key: returns by what the store's prices are found; by default its URL tells.
 
     Raises:
         ConfigError: ``egress`` is none of the known classes.
     """
 
-    def __init__(self, url: str, *, egress: Egress = "same_region") -> None:
+    def __init__(self, url: str, *, egress: Egress = "same_region", key: Callable[[], PriceKey] | None = None) -> None:
         if egress not in get_args(Egress):
             raise ConfigError(f"egress {egress!r} is not one of {', '.join(get_args(Egress))}")
-        self._url, self._egress = url, egress
+        self._url, self._egress, self._key = url, egress, key
         self._requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
         self._not_billed: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
         self._failed = self._cancelled = 0
@@ -142,4 +145,5 @@ class Meter:
             read_bytes=self._read_bytes,
             broken_bytes=self._broken_bytes,
             written_bytes=self._written_bytes,
+            key=None if self._key is None else self._key(),
         )

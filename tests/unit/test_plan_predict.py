@@ -143,10 +143,10 @@ def test_many_nodes_stand_for_more() -> None:
 def test_dollars_are_those_of_requests_and_bytes() -> None:
     epoch, prices = predict(workload()).later, Prices.load()
     s3 = prices.store("s3")
-    assert epoch.dollars(prices, "s3://b") == pytest.approx(120 * s3.request_dollars(Operation.GET))
+    assert epoch.dollars(s3) == pytest.approx(120 * s3.request_dollars(Operation.GET))
     away = 120 * MIB / (1 << 30) * s3.egress_dollars_per_gb["internet"]
-    assert epoch.dollars(prices, "s3://b", "internet") == pytest.approx(epoch.dollars(prices, "s3://b") + away)
-    assert epoch.dollars(prices, "/folder") == 0.0
+    assert epoch.dollars(s3, "internet") == pytest.approx(epoch.dollars(s3) + away)
+    assert epoch.dollars(prices.store("/folder")) == 0.0
     assert prices.date > datetime.date(2020, 1, 1)
 
 

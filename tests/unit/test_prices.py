@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.prices import GB_BYTES, Operation, Prices
+from stoker.prices import GB_BYTES, Operation, PriceKey, Prices
 
 PACKAGED = resources.files("stoker").joinpath("prices.toml").read_text("utf-8")
 
@@ -165,7 +166,17 @@ def test_another_file_is_given_by_path_or_by_variable(tmp_path: Path, monkeypatc
         ("GET = 0.0004,", 'GET = "0.0004",', "GET is '0.0004', not a price"),
         ("region =", "place =", r"stores\.s3 has no region"),
         ('"us-east-1"', "1", r"stores\.s3\.region is 1, not text"),
-        ("[stores.gs]", "[stores.google]", "stores has unknown google"),
+        ("[stores.gs]", "[stores.Google]", "'Google' is no name of a store in the price file: write one as r2"),
+        (
+            'endpoints = ["*.r2',
+            'endpoints = ["https://*.r2',
+            "endpoints has 'https://.*r2.cloudflarestorage.com', not a host",
+        ),
+        ('endpoints = ["*.r2.cloudflarestorage.com"]', "endpoints = 1", r"stores\.r2\.endpoints is 1, not an array"),
+        ("above_gb_seconds = 15e9", "above_gb_seconds = 1e9", "tiers of AWS Lambda, x86 are not in rising order"),
+        ("above_gb_seconds = 15e9, ", "", r"functions\.lambda\.tiers has no above_gb_seconds"),
+        ("billing_unit_seconds = 0.1", "billing_unit_seconds = -1", "billing_unit_seconds is -1, not a price"),
+        ("currency", 'overlay = "yes"\ncurrency', "overlay is 'yes', not true or false"),
         ("[machines.cloud", "[machinery.cloud", "the file has unknown machinery"),
         ("accelerators = 8", "accelerators = 8.0", r"p5\.48xlarge\.accelerators is 8\.0, not a number"),
         ("accelerators = 8", "accelerators = -8", "is -8, not a number"),
@@ -182,6 +193,113 @@ def test_a_wrong_price_file_is_refused_with_the_place(tmp_path: Path, old: str, 
     with pytest.raises(ConfigError, match=message) as caught:
         Prices.load(changed(tmp_path, old, new))
     assert "prices.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (PriceKey("s3://b/train", "https://0a1b.r2.cloudflarestorage.com"), "Cloudflare R2 Standard"),
+        (PriceKey("s3://b/train", "https://0A1B.eu.R2.cloudflarestorage.com:443/"), "Cloudflare R2 Standard"),
+        (PriceKey("s3://b/train", "http://minio:9000"), "MinIO"),
+        (PriceKey("s3://b/train", "http://minio.storage.svc.cluster.local:9000"), "MinIO"),
+        (PriceKey("s3://b/train", "http://user:secret@minio:9000"), "MinIO"),
+        (PriceKey("s3://b/train", "https://r2.cloudflarestorage.com.example.org"), "Amazon S3 Standard"),
+        (PriceKey("s3://b/train", "http://127.0.0.1:9000"), "Amazon S3 Standard"),
+        (PriceKey("s3://b/train", "http://127.0.0.1:9000", "minio"), "MinIO"),
+        (PriceKey("s3://b/train", "https://0a1b.r2.cloudflarestorage.com", "s3"), "Amazon S3 Standard"),
+        (PriceKey("gs://b/train", "", "gsrapid"), "Google Cloud Storage Rapid"),
+        (PriceKey("s3://fast--use1-az4--x-s3/train"), "Amazon S3 Express One Zone"),
+        (PriceKey("r2/train"), "this machine"),
+        (PriceKey("r2"), "this machine"),
+    ],
+)
+def test_a_store_behind_an_endpoint_is_found_by_the_users_name_then_by_host_then_by_url(
+    key: PriceKey, name: str
+) -> None:
+    assert Prices.load().store(key).name == name
+
+
+def test_what_a_user_names_and_the_file_lacks_is_an_error_that_names_the_others() -> None:
+    with pytest.raises(ConfigError, match="no prices for a store named b2, only for s3, s3express, gs, gsrapid, r2"):
+        Prices.load().store(PriceKey("s3://b", name="b2"))
+
+
+def test_r2_has_no_egress_fee_and_cheaper_requests() -> None:
+    r2 = Prices.load().store(PriceKey("s3://b", name="r2"))
+    assert r2.transfer_dollars(read_bytes=1 << 40, written_bytes=1 << 40, egress="internet") == 0
+    assert r2.request_dollars(Operation.GET) * 1e6 == pytest.approx(0.36)
+    assert r2.request_dollars(Operation.PUT) * 1e6 == pytest.approx(4.5)
+
+
+def test_an_overlay_changes_what_it_has_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        """
+        overlay = true
+        [stores.s3]
+        dollars_per_1000_requests = { GET = 0.0003 }
+        [stores.minio]
+        endpoints = ["10.0.0.5:9000", "s3.example.com"]
+        [machines.mine]
+        name = "mine"
+        region = "here"
+        source = ""
+        dollars_per_hour = 2
+        accelerators = 8
+        """,
+        "utf-8",
+    )
+    monkeypatch.setenv("STOKER_PRICES", str(path))
+    found, packaged = Prices.load(), tomllib.loads(PACKAGED)
+    assert found.date == packaged["date"]
+    assert found.request_dollars("s3", Operation.GET) * 1e6 == pytest.approx(0.3)
+    assert found.request_dollars("s3", Operation.PUT) * 1e6 == pytest.approx(5.0)
+    assert found.machine("mine").dollars_per_accelerator_hour == 0.25
+    assert found.machines.keys() == packaged["machines"].keys() | {"mine"}
+    assert found.store(PriceKey("s3://b", "http://10.0.0.5:9000")).name == "MinIO"
+    assert found.store(PriceKey("s3://b", "http://10.0.0.5:9001")).name == "Amazon S3 Standard"
+    assert found.store(PriceKey("s3://b", "http://minio:9000")).name == "Amazon S3 Standard"  # a list is replaced
+
+
+def test_a_file_that_is_no_overlay_still_replaces_the_packaged_one(tmp_path: Path) -> None:
+    path = changed(tmp_path, "[stores.r2]", "[stores.r3]")
+    path.write_text("overlay = false\n" + path.read_text("utf-8"), "utf-8")
+    assert "r2" not in Prices.load(path).stores
+
+
+def test_an_older_copy_of_the_price_file_is_still_valid(tmp_path: Path) -> None:
+    text = PACKAGED
+    for name in ("endpoints", "billing_unit_seconds", "dollars_per_tmp_gb_second", "free_tmp_gb"):
+        text = re.sub(rf"^{name} = .*\n", "", text, flags=re.MULTILINE)
+    path = tmp_path / "prices.toml"
+    path.write_text(re.sub(r"^tiers = \[\n(    .*\n)+\]\n", "", text, flags=re.MULTILINE), "utf-8")
+    assert "tiers =" not in path.read_text("utf-8")
+    assert Prices.load(path).function("lambda").invocation_dollars(seconds=1, memory_bytes=GB_BYTES, vcpus=0) > 0
+
+
+def test_memory_beyond_6_and_15_billion_gb_seconds_a_month_is_cheaper() -> None:
+    lambda_ = Prices.load().function("lambda")
+    assert lambda_.memory_dollars(1e9) == pytest.approx(16_666.7)
+    assert lambda_.memory_dollars(6e9) == pytest.approx(100_000.2)
+    assert lambda_.memory_dollars(15e9) == pytest.approx(100_000.2 + 135_000)
+    assert lambda_.memory_dollars(16e9) == pytest.approx(235_000.2 + 13_333.4)
+    arm = Prices.load().function("lambda-arm")
+    assert arm.memory_dollars(20e9) == pytest.approx(100_000.5 + 135_001.125 + 13_333.375)
+
+
+@pytest.mark.parametrize(
+    ("platform", "seconds", "billed"),
+    [
+        ("lambda", 0.0, 0.0),
+        ("lambda", 0.0101, 0.011),
+        ("lambda", 0.3, 0.3),
+        ("cloud-run", 0.002, 0.1),
+        ("cloud-run", 1.1, 1.1),  # a multiple, but for an error of floating point
+        ("cloud-run", 1.1001, 1.2),
+    ],
+)
+def test_a_duration_is_rounded_up_to_what_the_platform_bills_by(platform: str, seconds: float, billed: float) -> None:
+    assert Prices.load().function(platform).billed_seconds(seconds) == pytest.approx(billed)
 
 
 def test_a_missing_or_binary_price_file_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def add_store_options(parser: ArgumentParser, *, prefix: str = "", of: str = "")
     group.add_argument(f"{name}region", metavar="NAME", help="of the bucket, or the function (s3, stoker+https)")
     group.add_argument(f"{name}anonymous", action="store_true", help="send no credentials")
     group.add_argument(f"{name}requester-pays", action="store_true", help="agree to pay for the requests (s3)")
+    prices = "of a store in the price file, for this bucket (default: by its endpoint, else s3 or gs)"
+    group.add_argument(f"{name}prices", metavar="NAME", help=prices)
     group.add_argument(f"{name}user-project", metavar="ID", help="project that pays for the requests (gs)")
     kinds = get_args(Auth)
     group.add_argument(f"{name}auth", choices=kinds, help="whose identity the function is shown (stoker+https)")
@@ -71,7 +73,7 @@ def store_options(args: Namespace, url: str, *, prefix: str = "") -> StoreOption
     Raises:
         ConfigError: an option is given that this kind of store does not have.
     """
-    names = ("endpoint_url", "region", "anonymous", "requester_pays", "user_project", "auth")
+    names = ("endpoint_url", "region", "anonymous", "requester_pays", "prices", "user_project", "auth")
     given = {name: value for name in names if (value := getattr(args, prefix + name, None))}
     kinds: dict[str, type[StoreOptions]] = {
         "s3": S3Options,

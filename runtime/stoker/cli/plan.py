@@ -25,9 +25,10 @@ from stoker.plan.predict import EpochForecast, Prediction
 from stoker.plan.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
 from stoker.plan.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
 from stoker.plan.workload import Workload
-from stoker.prices import Egress, Prices
+from stoker.prices import Egress, Prices, StorePrices
 from stoker.schedule import Continuous, NextBatch, Schedule
 from stoker.sizes import format_bytes
+from stoker.store.metered import price_key
 from stoker.versions import read_manifest
 
 __all__ = ["command"]
@@ -47,6 +48,7 @@ class _Bucket:
     median_seconds: float
     slowest_seconds: float
     start_seconds: float
+    prices: StorePrices
     probe: Probe | None
 
 
@@ -89,8 +91,9 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def _run(args: Namespace) -> int:
-    feed, money = _feed(args), _Money(args)
-    workload, bucket = asyncio.run(_looked(args, feed))
+    feed, prices = _feed(args), Prices.load()
+    workload, bucket = asyncio.run(_looked(args, feed, prices))
+    money = _Money(args, bucket.prices)
     memory_bytes = look().free_bytes // 2 if args.memory is None else args.memory
     resources = Resources(
         memory_bytes=memory_bytes // args.ranks_per_node,
@@ -125,11 +128,12 @@ def _feed(args: Namespace) -> FeedConfig:
     )
 
 
-async def _looked(args: Namespace, feed: FeedConfig) -> tuple[Workload, _Bucket]:
+async def _looked(args: Namespace, feed: FeedConfig, prices: Prices) -> tuple[Workload, _Bucket]:
     """Read the manifest, and measure what was not given; a workload that cannot be planned is not measured for."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with opened(args) as store:
+        store_prices = prices.store(price_key(store))
         manifest = await read_manifest(store, args.at)
         read_seconds = loop.time() - begun
         if not manifest.samples:
@@ -141,7 +145,7 @@ async def _looked(args: Namespace, feed: FeedConfig) -> tuple[Workload, _Bucket]
         if args.first_byte is None or args.bandwidth is None:
             limits = ProbeLimits(size_bytes=args.probe)
             measured = await probe(store, [manifest.ref(row) for row in _spread(len(manifest))], limits)
-    bucket = _bucket(args, measured, read_seconds)
+    bucket = _bucket(args, measured, read_seconds, store_prices)
     return replace(
         workload,
         bucket=bucket.model,
@@ -155,7 +159,7 @@ def _spread(count: int) -> Sequence[int]:
     return range(0, count, max(1, count // 64))
 
 
-def _bucket(args: Namespace, measured: Probe | None, read_seconds: float) -> _Bucket:
+def _bucket(args: Namespace, measured: Probe | None, read_seconds: float, prices: StorePrices) -> _Bucket:
     """Return the bucket as measured, but for what is given."""
     if measured is not None:
         model, total = measured.bucket(), measured.total_bytes_per_second
@@ -176,6 +180,7 @@ def _bucket(args: Namespace, measured: Probe | None, read_seconds: float) -> _Bu
         median_seconds=median_seconds,
         slowest_seconds=slowest_seconds,
         start_seconds=start_seconds,
+        prices=prices,
         probe=measured,
     )
 
@@ -183,13 +188,13 @@ def _bucket(args: Namespace, measured: Probe | None, read_seconds: float) -> _Bu
 class _Money:
     """Dollars of an epoch, of all nodes."""
 
-    def __init__(self, args: Namespace) -> None:
-        self._args, self._prices = args, Prices.load()
-        self.is_free = self._prices.store(args.url).region == "local"
+    def __init__(self, args: Namespace, prices: StorePrices) -> None:
+        self._args, self._prices = args, prices
+        self.is_free = prices.region == "local"
 
     def of(self, epoch: EpochForecast) -> float:
         """Return what the bucket asks for."""
-        return epoch.dollars(self._prices, self._args.url, self._args.egress)
+        return epoch.dollars(self._prices, self._args.egress)
 
     def waiting(self, epoch: EpochForecast) -> float | None:
         """Return what the nodes cost while they wait; None if their price is not known."""

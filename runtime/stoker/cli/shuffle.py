@@ -23,8 +23,7 @@ from stoker.cli.functions import (
 from stoker.cli.output import counted, printable, table
 from stoker.fanout import Driver, Executor, FanoutConfig, Task
 from stoker.manifest import Manifest
-from stoker.meter import Meter
-from stoker.prices import Operation, Prices
+from stoker.prices import Operation, PriceKey, Prices, StorePrices
 from stoker.progress import Amount, Progress, format_seconds
 from stoker.reading.head_memory import HeadMemory
 from stoker.shuffling.epochs import read_epoch
@@ -36,7 +35,7 @@ from stoker.shuffling.task import ShuffleTask, Way
 from stoker.sizes import format_bytes
 from stoker.store import open_store
 from stoker.store.location import parse_url
-from stoker.store.metered import MeteredStore
+from stoker.store.metered import MeteredStore, metered, price_key
 from stoker.versions import read_manifest
 
 __all__ = ["command"]
@@ -117,23 +116,23 @@ def _run(args: Namespace) -> int:
 
 
 async def _shuffle(args: Namespace) -> None:
-    store = open_store(args.url, options=store_options(args, args.url))
-    metered = MeteredStore(store, Meter(store.url))
+    store = metered(open_store(args.url, options=store_options(args, args.url)))
     try:
-        manifest = await read_manifest(metered, args.at)
-        executor = _executor(args, metered)
-        plans = plan_ways(manifest, _plan_config(args, manifest, executor))
+        manifest = await read_manifest(store, args.at)
+        executor = _executor(args, store)
+        config = _plan_config(args, manifest, executor, price_key(store))
+        plans = plan_ways(manifest, config)
         if args.plan:
-            print(_shown(args, plans, manifest))
+            print(_shown(args, plans, manifest, config.store))
             return
         plan = chosen_plan([plan for plan in plans if args.way in (None, plan.way)])
         async with executor:
-            making = _Making(args, plan, metered, executor)
+            making = _Making(args, plan, store, executor)
             for epoch in args.epochs:
                 await making.make(EpochLayout(manifest, seed=args.seed, lanes=args.lanes, epoch=epoch))
         making.tell()
     finally:
-        await metered.close()
+        await store.close()
 
 
 def _executor(args: Namespace, store: MeteredStore) -> Executor:
@@ -147,7 +146,7 @@ def _executor(args: Namespace, store: MeteredStore) -> Executor:
     return executor
 
 
-def _plan_config(args: Namespace, manifest: Manifest, executor: Executor) -> PlanConfig:
+def _plan_config(args: Namespace, manifest: Manifest, executor: Executor, key: PriceKey) -> PlanConfig:
     prices = Prices.load()
     worker = Worker(
         memory_bytes=usable_bytes(args.memory),
@@ -160,7 +159,7 @@ def _plan_config(args: Namespace, manifest: Manifest, executor: Executor) -> Pla
     return PlanConfig(
         lanes=args.lanes,
         worker=worker,
-        store=prices.store(args.url),
+        store=prices.store(key),
         heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
         slices=args.slices,
     )
@@ -241,7 +240,7 @@ class _Making:
                 print(printable(line), file=sys.stderr)
 
 
-def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest) -> str:
+def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, store: StorePrices) -> str:
     """Return what each way would take, as lines."""
     rows = [("way", "slices", "scatters", "GETs", "PUTs", "read", "written", "bucket", "functions", "time", "")]
     best = min((plan for plan in plans if not plan.problem), key=lambda plan: plan.rank, default=None)
@@ -261,7 +260,7 @@ def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest) -> s
         )
         for plan in plans
     ]
-    a_day = Prices.load().store(args.url).storage_dollars(manifest.size_bytes, 1 / _DAYS_A_MONTH)
+    a_day = store.storage_dollars(manifest.size_bytes, 1 / _DAYS_A_MONTH)
     what = (
         f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {counted(args.lanes, 'lane')}"
     )

@@ -14,7 +14,7 @@ from stoker.plan.latency import Constant
 from stoker.plan.link import SharedLink
 from stoker.plan.scenario import Run, Scenario, TierMaker, simulate
 from stoker.plan.workload import Cache, Workload
-from stoker.prices import Egress, Operation, Prices
+from stoker.prices import Egress, Operation, StorePrices
 from stoker.tier import ObjectRef
 
 __all__ = ["EpochForecast", "Prediction", "predict"]
@@ -69,9 +69,8 @@ class EpochForecast:
             read_bytes=self.read_bytes + other.read_bytes,
         )
 
-    def dollars(self, prices: Prices, url: str, egress: Egress = "same_region") -> float:
-        """Return what the store asks for the requests and the bytes."""
-        store = prices.store(url)
+    def dollars(self, store: StorePrices, egress: Egress = "same_region") -> float:
+        """Return what a store with these prices asks for the requests and the bytes."""
         moved = store.transfer_dollars(read_bytes=round(self.read_bytes), written_bytes=0, egress=egress)
         return self.requests * store.request_dollars(Operation.GET) + moved
 

@@ -21,6 +21,7 @@ from stoker.errors import (
     ThrottledError,
 )
 from stoker.manifest import POINTER_KEY
+from stoker.prices import PriceKey
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.gcs_access import GcsAccess
 from stoker.store.http import Call, Destination, Reply
@@ -68,11 +69,16 @@ class GcsStore:
     def __init__(self, location: Location, options: GcsOptions) -> None:
         self._at = location
         self._access = PerLoop(lambda: GcsAccess(options))
+        self._price_key = PriceKey(location.url, options.endpoint_url or "", options.prices or "")
 
     @property
     def url(self) -> str:
         """The root as the user wrote it."""
         return self._at.url
+
+    def price_key(self) -> PriceKey:
+        """Return by what its prices are found."""
+        return self._price_key
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""

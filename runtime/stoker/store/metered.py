@@ -5,14 +5,35 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import nullcontext
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 from stoker.meter import Meter
-from stoker.prices import Operation
-from stoker.store.protocol import Buffer, ObjectInfo, Store
+from stoker.prices import Egress, Operation, PriceKey
+from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store
 
-__all__ = ["MeteredStore"]
+__all__ = ["MeteredStore", "Priced", "metered", "price_key"]
 
 _PAGE_KEYS = 1000
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A store whose prices its URL alone does not tell."""
+
+    def price_key(self) -> PriceKey:
+        """Return by what its prices are found."""
+        ...
+
+
+def price_key(store: Readable) -> PriceKey:
+    """Return by what a store's prices are found: the user's choice, its endpoint or its URL."""
+    return store.price_key() if isinstance(store, Priced) else PriceKey(store.url)
+
+
+def metered(store: Store, *, egress: Egress = "same_region") -> MeteredStore:
+    """Return a store with a meter of its own, whose reader is at ``egress``."""
+    return MeteredStore(store, Meter(store.url, egress=egress, key=partial(price_key, store)))
 
 
 class MeteredStore:
@@ -34,6 +55,10 @@ class MeteredStore:
     def url(self) -> str:
         """The root as the user wrote it, without secrets."""
         return self._store.url
+
+    def price_key(self) -> PriceKey:
+        """Return by what the store's prices are found."""
+        return price_key(self._store)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""

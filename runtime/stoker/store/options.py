@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from stoker.arguments import explain_arguments
 from stoker.errors import ConfigError
+from stoker.prices import check_store_name
 from stoker.store.network import check_endpoint
 
 __all__ = ["Auth", "GcsOptions", "HttpOptions", "S3Options", "ServedOptions", "StoreOptions"]
@@ -59,6 +60,8 @@ class S3Options:
         access_key_id: with ``secret_access_key``, static credentials; else the standard chain, refreshed as needed.
         session_token: of temporary static credentials.
         profile: a section of the AWS configuration files.
+        prices: name of the store in the price file whose prices hold, such as ``"r2"`` or ``"minio"``; default the one
+            that lists the endpoint, else AWS's.
         http: connections and their limits.
     """
 
@@ -70,11 +73,14 @@ class S3Options:
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
     profile: str | None = None
+    prices: str | None = None
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url, "endpoint_url")
+        if self.prices is not None:
+            check_store_name(self.prices)
         _check_credentials(
             access_key_id=self.access_key_id,
             secret_access_key=self.secret_access_key,
@@ -100,6 +106,7 @@ class GcsOptions:
         credentials_file: a service account or authorised user file; default ``GOOGLE_APPLICATION_CREDENTIALS``, the
             gcloud CLI's, else the machine's own account.
         user_project: the project to bill for requests to a requester-pays bucket.
+        prices: name of the store in the price file whose prices hold, such as ``"gsrapid"``; default ``"gs"``.
         http: connections and their limits.
     """
 
@@ -108,11 +115,14 @@ class GcsOptions:
     token: str | None = field(default=None, repr=False)
     credentials_file: str | Path | None = None
     user_project: str | None = None
+    prices: str | None = None
     http: HttpOptions = field(default_factory=HttpOptions)
 
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url, "endpoint_url")
+        if self.prices is not None:
+            check_store_name(self.prices)
         _check_credentials(token=self.token)
         if (self.token is not None) + (self.credentials_file is not None) + self.anonymous > 1:
             raise ConfigError("token, credentials_file and anonymous exclude each other; give one of them")

@@ -34,6 +34,7 @@ from stoker.errors import (
     TruncatedError,
     WrongRegionError,
 )
+from stoker.prices import PriceKey
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.http import Destination, Reply
 from stoker.store.http_session import translated
@@ -42,7 +43,7 @@ from stoker.store.options import S3Options
 from stoker.store.per_loop import PerLoop
 from stoker.store.protocol import Buffer, ObjectInfo
 from stoker.store.renewal import ExpiredCredentialsError, with_renewal
-from stoker.store.s3_access import S3Access
+from stoker.store.s3_access import S3Access, endpoint_of
 from stoker.store.standing import Endpoint, Identity
 
 if TYPE_CHECKING:
@@ -115,12 +116,25 @@ class S3Store:
             )
         self._at = location
         self._payer: dict[str, Any] = {"RequestPayer": "requester"} if options.requester_pays else {}
-        self._access = PerLoop(lambda: S3Access(location.bucket, options))
+        self._options = options
+        self._access = PerLoop(self._opened)
+        self._endpoint: str | None = None
 
     @property
     def url(self) -> str:
         """The root as the user wrote it."""
         return self._at.url
+
+    def price_key(self) -> PriceKey:
+        """Return by what its prices are found: many services speak S3 at endpoints of their own."""
+        if self._endpoint is None:  # nothing was read yet
+            self._endpoint = endpoint_of(self._at.bucket, self._options)
+        return PriceKey(self.url, self._endpoint, self._options.prices or "")
+
+    def _opened(self) -> S3Access:
+        access = S3Access(self._at.bucket, self._options)
+        self._endpoint = access.endpoint_url
+        return access
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""

@@ -26,7 +26,7 @@ from botocore.exceptions import ProfileNotFound
 from botocore.utils import check_dns_name
 
 from stoker.errors import ConfigError
-from stoker.store.aws_credentials import AwsCredentials, Keys
+from stoker.store.aws_credentials import AwsCredentials, Keys, botocore_session
 from stoker.store.http import Call, HttpReader, without_secrets
 from stoker.store.http_session import exchange, open_reader, open_session, translated
 from stoker.store.network import check_endpoint
@@ -36,7 +36,7 @@ from stoker.store.standing import Endpoint, Identity, parse_date
 if TYPE_CHECKING:
     from types_aiobotocore_s3.client import S3Client
 
-__all__ = ["S3Access"]
+__all__ = ["S3Access", "endpoint_of"]
 
 _OTHERWISE = ", or send none with S3Options(anonymous=True) or --anonymous"
 
@@ -57,13 +57,19 @@ class Target:
 
 
 class S3Access:
-    """Connections, credentials and the control-plane client of one store in one event loop."""
+    """Connections, credentials and the control-plane client of one store in one event loop.
+
+    Attributes:
+        endpoint_url: of the S3-compatible service; empty for AWS.
+        reader: performs reads.
+    """
 
     def __init__(self, bucket: str, options: S3Options) -> None:
         self._options = options
         self._credentials = AwsCredentials(profile=options.profile, keys=_keys(options), otherwise=_OTHERWISE)
         botocore = self._credentials.session
         self._target = _target(bucket, options, botocore, os.environ)
+        self.endpoint_url = self._target.endpoint_url or ""
         self._client_lock = asyncio.Lock()
         self._client: S3Client | None = None
         self._clients = AsyncExitStack()
@@ -181,6 +187,17 @@ def _keys(options: S3Options) -> Keys | None:
     if options.access_key_id is None or options.secret_access_key is None:
         return None
     return options.access_key_id, options.secret_access_key, options.session_token
+
+
+def endpoint_of(bucket: str, options: S3Options) -> str:
+    """Return the URL of the S3-compatible service that a bucket is in; empty for AWS.
+
+    Raises:
+        ConfigError: the configured endpoint is no URL, or the profile does not exist.
+    """
+    if options.endpoint_url is not None:
+        return options.endpoint_url
+    return _target(bucket, options, botocore_session(options.profile, _keys(options)), os.environ).endpoint_url or ""
 
 
 def _target(bucket: str, options: S3Options, session: AioSession, environment: Mapping[str, str]) -> Target:

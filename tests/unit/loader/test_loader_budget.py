@@ -16,6 +16,7 @@ from stoker.errors import BudgetError, BudgetExceededError, ConfigError
 from stoker.fetch.config import FetchConfig
 from stoker.schedule import Continuous, NextBatch
 from stoker.spending import SpendingWarning
+from stoker.store import S3Options
 from stoker_local import running_bucket
 from stoker_torch import Loader, LoaderConfig, StreamDataset
 from support.datasets import numbers
@@ -84,6 +85,23 @@ def test_a_budget_that_is_not_spent_changes_nothing() -> None:
         warnings.simplefilter("error")
         assert numbers(free) == numbers(bounded)
         assert bounded.stats().dollars == bounded.stats().get_requests <= 300
+
+
+def test_a_budget_follows_the_prices_of_the_endpoint_and_those_that_the_user_names(
+    bucket: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="no prices for a store named free, only for s3"):
+        loader(budget="1000 USD", options=S3Options(prices="free"))
+    free = PRICES.partition("[stores.s3]")[2].replace("GET = 1000", "GET = 0")
+    host = bucket["AWS_ENDPOINT_URL"].partition("://")[2]
+    for endpoints in ("", f'endpoints = ["{host}"]\n'):
+        (tmp_path / "prices.toml").write_text(f"{PRICES}\n[stores.free]\n{free}{endpoints}", "utf-8")
+        options = None if endpoints else S3Options(prices="free")
+        with loader(budget="1 USD", options=options) as bounded, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(numbers(bounded)) == SAMPLES
+            assert bounded.stats().dollars == bounded.plan.dollars == 0
+            assert bounded.stats().get_requests >= SAMPLES
 
 
 def test_at_80_percent_it_warns_once_and_at_100_it_ends_between_batches() -> None:

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import ConfigError
+from stoker.prices import PriceKey
+from stoker.store import open_store
 from stoker.store.aws_credentials import botocore_session
+from stoker.store.metered import price_key
 from stoker.store.options import S3Options
 from stoker.store.s3_access import Target, _target
 
@@ -66,6 +69,20 @@ def test_the_endpoint_comes_from_options_then_environment_then_profile() -> None
     assert resolve(work, **both).endpoint_url == "http://special"
     assert resolve(work, AWS_ENDPOINT_URL="http://general").endpoint_url == "http://general"
     assert resolve(work).endpoint_url == "http://profile:9000"
+
+
+def test_prices_are_found_by_the_endpoint_wherever_it_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key_of(options: S3Options) -> PriceKey:
+        return price_key(open_store("s3://bucket/train", options=options))
+
+    assert key_of(S3Options()) == PriceKey("s3://bucket/train")
+    assert key_of(S3Options(profile="work")) == PriceKey("s3://bucket/train", "http://profile:9000")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://0a.r2.cloudflarestorage.com")
+    assert key_of(S3Options(profile="work")).endpoint == "https://0a.r2.cloudflarestorage.com"
+    assert key_of(S3Options(endpoint_url="http://minio:9000")).endpoint == "http://minio:9000"
+    assert key_of(S3Options(prices="r2")).name == "r2"
+    with pytest.raises(ConfigError, match="'s3://' is no name of a store in the price file"):
+        S3Options(prices="s3://")
 
 
 def test_configured_endpoints_can_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
