@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from stoker.costs.usage import Traffic
 from stoker.errors import ConfigError
+from stoker.pack.record import record_writes
 from stoker.prices import Egress, Operation
 
 __all__ = ["packing_traffic", "training_traffic"]
+
+_MANIFESTS = 2
 
 
 def training_traffic(
@@ -45,5 +48,9 @@ def training_traffic(
 
 
 def packing_traffic(super_samples: int, size_bytes: int, *, egress: Egress = "same_region") -> Traffic:
-    """Return the writes that make a data set: its super-samples, a pack record, and the manifest with its copy."""
-    return Traffic(requests={Operation.PUT: super_samples + 3}, written_bytes=size_bytes, egress=egress)
+    """Return the writes that make a data set in one run: super-samples, pack records, the manifest and its copy.
+
+    Uploads that end at the same time share a record, so there may be fewer of these.
+    """
+    writes = super_samples + record_writes(super_samples) + _MANIFESTS
+    return Traffic(requests={Operation.PUT: writes}, written_bytes=size_bytes, egress=egress)

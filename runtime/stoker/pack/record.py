@@ -32,6 +32,8 @@ __all__ = [
     "is_record_key",
     "no_sources",
     "record_key",
+    "record_growth",
+    "record_writes",
     "run_id",
     "run_name",
     "run_prefix",
@@ -49,6 +51,24 @@ _RECORD_KEY = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
 _JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 _MAX_ROWS = 1 << 32
+_RECORD_EVERY_OBJECTS, _RECORD_EVERY_FRACTION = 8, 16
+
+
+def record_growth(objects: int) -> int:
+    """Return by how many super-samples a durable prefix of ``objects`` grows before the record is written again."""
+    return max(_RECORD_EVERY_OBJECTS, objects // _RECORD_EVERY_FRACTION)
+
+
+def record_writes(objects: int) -> int:
+    """Return how often, at most, a run of so many super-samples writes its record.
+
+    Once before its first object, as its prefix grows, when its source has ended, and when it is committed.
+    """
+    recorded, writes = 0, 3
+    while recorded + record_growth(recorded) < objects:  # the last one is still on its way when it would be due
+        recorded += record_growth(recorded)
+        writes += 1
+    return writes
 
 
 def no_sources() -> NDArray[np.uint8]:

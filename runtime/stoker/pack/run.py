@@ -8,14 +8,11 @@ from stoker.errors import PackError
 from stoker.manifest import Manifest, PackRun, Rows
 from stoker.pack.catalog import RunJournal
 from stoker.pack.cutter import Cutter
-from stoker.pack.record import PackRecord
+from stoker.pack.record import PackRecord, record_growth
 from stoker.schema import Schema
 from stoker.supersample import Packed
 
 __all__ = ["PackRunner", "RunConfig", "source_changed"]
-
-_RECORD_EVERY_OBJECTS = 8
-_RECORD_EVERY_FRACTION = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +73,7 @@ class PackRunner:
     def is_record_due(self, objects: int) -> bool:
         """Return whether the durable prefix has grown enough to be recorded."""
         recorded = 0 if self._journal.recorded is None else len(self._journal.recorded)
-        return objects - recorded >= max(_RECORD_EVERY_OBJECTS, recorded // _RECORD_EVERY_FRACTION)
+        return objects - recorded >= record_growth(recorded)
 
     async def save(self, packed: list[Packed], state: str, version: int = 0) -> None:
         """Record that the run has come this far."""
