@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+import stoker
 from stoker.costs.epochs import packing_traffic, training_traffic
 from stoker.costs.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
 from stoker.errors import ConfigError
 from stoker.prices import GB_BYTES, Operation, Prices
+from stoker.store import Buffer, ObjectInfo
+from stoker.store.memory import MemoryStore
 from stoker_torch import Loader
 from support.datasets import pack_numbers
 
@@ -90,7 +93,33 @@ def test_functions_pay_for_requests_memory_processors_and_init() -> None:
         "functions: INIT": near(1000, 1000 * 0.0000166667),
     }
     on_cloud_run = Calls(calls=10, seconds=1, memory_bytes=GB_BYTES, vcpus=2).parts(PRICES.function("cloud-run"))
-    assert lines(on_cloud_run)["functions: running"] == near(10, 10 * (0.0000025 + 2 * 0.000024))
+    assert lines(on_cloud_run)["functions: running"] == near(10, 10 * 0.0000025)
+    assert lines(on_cloud_run)["functions: processors"] == near(20, 20 * 0.000024)
+
+
+def test_each_call_is_rounded_up_with_its_init() -> None:
+    used = Calls(calls=1000, seconds=0.12, memory_bytes=GB_BYTES, vcpus=1, cold_starts=10, init_seconds=0.1)
+    found = lines(used.parts(PRICES.function("cloud-run")))
+    assert found["functions: running"] == near(200, 200 * 0.0000025)
+    assert found["functions: INIT"] == near(1, 0.0000025)  # 0.22 s are billed as 0.3
+    assert found["functions: processors"] == near(201, 201 * 0.000024)
+    assert lines(used.parts(LAMBDA))["functions: running"] == near(120, 120 * 0.0000166667)
+
+
+def test_what_a_month_uses_beyond_a_tier_is_cheaper() -> None:
+    used = Calls(calls=7e9, seconds=1, memory_bytes=GB_BYTES, cold_starts=1e9, init_seconds=1)
+    found = lines(used.parts(LAMBDA))
+    assert found["functions: running"] == near(7e9, 6e9 * 0.0000166667 + 1e9 * 0.000015)
+    assert found["functions: INIT"] == near(1e9, 1e9 * 0.000015)
+    in_two_months = Calls(calls=7e9, seconds=1, memory_bytes=GB_BYTES, months=2)
+    assert lines(in_two_months.parts(LAMBDA))["functions: running"] == near(7e9, 7e9 * 0.0000166667)
+
+
+def test_tmp_is_paid_beyond_what_is_free_and_is_refused_where_there_is_none() -> None:
+    used = Calls(calls=1000, seconds=2, memory_bytes=GB_BYTES, tmp_bytes=2.5 * GB_BYTES, cold_starts=10, init_seconds=1)
+    assert lines(used.parts(LAMBDA))["functions: /tmp"] == near(4020, 4020 * 0.0000000309)
+    with pytest.raises(ConfigError, match=r"Google Cloud Run, .*: there is no price of /tmp, files are in memory"):
+        used.parts(PRICES.function("cloud-run"))
 
 
 def test_a_call_costs_what_the_price_file_says_of_an_invocation() -> None:
@@ -180,4 +209,21 @@ def test_that_is_what_loaders_plan() -> None:
 
 
 def test_packing_writes_each_super_sample_and_little_more() -> None:
-    assert packing_traffic(100, 10_000) == Traffic(requests={Operation.PUT: 103}, written_bytes=10_000)
+    assert packing_traffic(100, 10_000) == Traffic(requests={Operation.PUT: 117}, written_bytes=10_000)
+
+
+@pytest.mark.parametrize("super_samples", [1, 7, 8, 100, 400])
+def test_packing_writes_what_is_reckoned(super_samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[str] = []
+    put = MemoryStore.put
+
+    async def counted_put(self: MemoryStore, key: str, data: Buffer, **conditions: Any) -> ObjectInfo:
+        writes.append(key)
+        return await put(self, key, data, **conditions)
+
+    monkeypatch.setattr(MemoryStore, "put", counted_put)
+    url = f"memory://writes-{super_samples}"
+    with stoker.Packer(url, schema={"x": stoker.Array("int64")}, super_sample_bytes=12) as packer:
+        packer.extend({"x": number} for number in range(super_samples))
+    assert sum(key.startswith("data/") for key in writes) == super_samples
+    assert packing_traffic(super_samples, 0).requests[Operation.PUT] == len(writes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stoker.cli.command import Command
@@ -14,7 +15,8 @@ from stoker.cli.output import json_text, printable, table
 from stoker.costs.epochs import packing_traffic, training_traffic
 from stoker.costs.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
 from stoker.errors import ConfigError
-from stoker.prices import Operation, Prices, StorePrices
+from stoker.prices import FunctionPrices, Operation, PriceKey, Prices, StorePrices
+from stoker.store.metered import price_key
 from stoker.versions import read_manifest
 
 __all__ = ["command"]
@@ -39,8 +41,9 @@ def _run(args: Namespace) -> int:
         raise ConfigError("there is nothing to reckon: give the URL of a data set, or figures (--gets, --machine, …)")
     bill = _Bill(prices, given)
     if args.url is not None or _OF_BUCKET & given.keys():
-        super_samples, size_bytes = (0, 0) if args.url is None else asyncio.run(_read(args))
-        store = prices.store(f"{given['store']}://" if "store" in given else args.url or "s3")
+        super_samples, size_bytes, key = (0, 0, PriceKey("s3")) if args.url is None else asyncio.run(_read(args))
+        name = given.get("store") or args.prices
+        store = prices.store(replace(key, name=name) if name else key)
         bill.add_bucket(store, super_samples, size_bytes)
     bill.add_machines()
     bill.add_functions()
@@ -48,10 +51,11 @@ def _run(args: Namespace) -> int:
     return 0
 
 
-async def _read(args: Namespace) -> tuple[int, int]:
+async def _read(args: Namespace) -> tuple[int, int, PriceKey]:
+    """Return how many super-samples a data set has, their bytes, and by what the prices of its store are found."""
     async with opened(args) as store:
         manifest = await read_manifest(store, args.at)
-    return len(manifest), manifest.size_bytes
+        return len(manifest), manifest.size_bytes, price_key(store)
 
 
 class _Bill:
@@ -126,11 +130,13 @@ class _Bill:
         if not {"calls", "warm_functions"} & given.keys():
             return
         prices = self._prices.function(given.get("function", "lambda"))
+        vcpus = self._vcpus(prices)
         calls = Calls(
             calls=number("calls"),
             seconds=number("call_seconds"),
             memory_bytes=number("function_memory", _FUNCTION_BYTES),
-            vcpus=number("function_vcpus"),
+            vcpus=vcpus,
+            tmp_bytes=number("function_tmp"),
             cold_starts=number("cold_starts"),
             init_seconds=number("init_seconds"),
         )
@@ -138,13 +144,21 @@ class _Bill:
             functions=number("warm_functions"),
             memory_bytes=number("warm_memory", _WARM_BYTES),
             hours=number("warm_hours"),
-            vcpus=number("function_vcpus"),
+            vcpus=vcpus,
             served_bytes=number("served"),
             serve_calls=number("serve_calls"),
             back_up_every_seconds=given.get("back_up_every"),
             back_up_seconds=number("back_up_seconds"),
         )
         self._add([*calls.parts(prices), *warm.parts(prices)], prices)
+
+    def _vcpus(self, prices: FunctionPrices) -> float:
+        """Return the processors of a function that are billed apart from its memory: one, unless told otherwise."""
+        if prices.dollars_per_vcpu_second:
+            return float(self._number("function_vcpus", 1))
+        if self._number("function_vcpus"):
+            raise ConfigError(f"function_vcpus means nothing to {prices.name}: processors come with the memory")
+        return 0.0
 
     def show(self, *, as_json: bool) -> None:
         """Print the lines and what they come to."""

@@ -17,6 +17,8 @@ from stoker.sizes import counted
 
 __all__ = ["Calls", "Machines", "Part", "Stored", "Traffic", "WarmTier", "total_dollars"]
 
+_HOURS_A_MONTH = 730.0
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -182,6 +184,8 @@ class Calls:
         vcpus: as configured, where they are billed apart.
         cold_starts: of the calls, how many start an instance.
         init_seconds: that a start takes; it is billed.
+        tmp_bytes: of ``/tmp``, as configured.
+        months: over which the calls are spread; prices fall with what is used in a month.
     """
 
     calls: float
@@ -190,22 +194,43 @@ class Calls:
     vcpus: float = 0.0
     cold_starts: float = 0.0
     init_seconds: float = 0.0
+    tmp_bytes: float = 0.0
+    months: float = 1.0
 
     def __post_init__(self) -> None:
         _check_figures(self)
 
     def parts(self, prices: FunctionPrices, name: str = "functions") -> list[Part]:
-        """Return the lines."""
-        memory_gb = self.memory_bytes / GB_BYTES
-        rate = memory_gb * prices.dollars_per_gb_second + self.vcpus * prices.dollars_per_vcpu_second
-        run, init = self.calls * self.seconds, self.cold_starts * self.init_seconds
+        """Return the lines. Each call is rounded up to what the platform bills by, its INIT with it.
+
+        Raises:
+            ConfigError: there is a ``/tmp`` where the platform has none.
+        """
+        memory_gb, billed_seconds = self.memory_bytes / GB_BYTES, prices.billed_seconds(self.seconds)
+        run = self.calls * billed_seconds
+        init = self.cold_starts * (prices.billed_seconds(self.seconds + self.init_seconds) - billed_seconds)
+        run_dollars, all_dollars = (self._memory_dollars(prices, each) for each in (run, run + init))
         lines = [
             Part(f"{name}: requests", self.calls, "requests", self.calls * prices.dollars_per_request),
-            Part(f"{name}: running", run * memory_gb, "GB-s", run * rate),
+            Part(f"{name}: running", run * memory_gb, "GB-s", run_dollars),
         ]
         if init:
-            lines.append(Part(f"{name}: INIT", init * memory_gb, "GB-s", init * rate))
+            lines.append(Part(f"{name}: INIT", init * memory_gb, "GB-s", all_dollars - run_dollars))
+        if prices.dollars_per_vcpu_second:
+            used = (run + init) * self.vcpus
+            lines.append(Part(f"{name}: processors", used, "vCPU-s", used * prices.dollars_per_vcpu_second))
+        if self.tmp_bytes:
+            lines.append(self._tmp_part(prices, run + init, name))
         return lines
+
+    def _memory_dollars(self, prices: FunctionPrices, seconds: float) -> float:
+        return self.months * prices.memory_dollars(seconds * self.memory_bytes / GB_BYTES / self.months)
+
+    def _tmp_part(self, prices: FunctionPrices, seconds: float, name: str) -> Part:
+        if prices.dollars_per_tmp_gb_second is None:
+            raise ConfigError(f"{prices.name}: there is no price of /tmp, files are in memory; count them in that")
+        used = seconds * max(0.0, self.tmp_bytes / GB_BYTES - prices.free_tmp_gb)
+        return Part(f"{name}: /tmp", used, "GB-s", used * prices.dollars_per_tmp_gb_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,5 +283,11 @@ class WarmTier:
         return lines
 
     def _calls(self, calls: float, seconds: float, prices: FunctionPrices, name: str) -> list[Part]:
-        used = Calls(calls=calls, seconds=seconds, memory_bytes=self.memory_bytes, vcpus=self.vcpus)
+        used = Calls(
+            calls=calls,
+            seconds=seconds,
+            memory_bytes=self.memory_bytes,
+            vcpus=self.vcpus,
+            months=max(1.0, self.hours / _HOURS_A_MONTH),
+        )
         return used.parts(prices, f"warm tier, {name}")

@@ -68,11 +68,12 @@ def test_a_data_set_is_known_by_its_manifest(capsys: pytest.CaptureFixture[str],
     found = bill(capsys, url, "--store", "s3", "--epochs", 10, "--nodes", 2, "--packing", "--egress", "other_region")
     assert found["data at rest"] == pytest.approx(size_bytes / 2**30 * 0.023)
     assert found["GET requests"] == pytest.approx((2 + 10 * 7) * 0.4e-6)
-    assert found["PUT requests"] == pytest.approx(9 * 5e-6)
+    assert found["PUT requests"] == pytest.approx(11 * 5e-6)
     assert found["egress, other region"] == pytest.approx(10 * 7 / 6 * size_bytes / 2**30 * 0.02)
     cached = bill(capsys, url, "--store", "s3", "--epochs", 11, "--hit-rate", 0.5)
     assert cached["GET requests"] == pytest.approx((1 + 6 + 10 * 3) * 0.4e-6)
     assert bill(capsys, url)["total"] == 0
+    assert bill(capsys, url, "--store", "r2", "--egress", "internet")["of"] == ["Cloudflare R2 Standard (auto)"]
     eight = ("--nodes", 2, "--machine", "p5.48xlarge", "--wait-hours", 0, "--accelerators", 4)
     assert bill(capsys, url, "--store", "s3", *eight)["GET requests"] == pytest.approx((8 + 11) * 0.4e-6)
     assert bill(capsys, url, "--store", "s3", *eight[:-2])["GET requests"] == pytest.approx((16 + 11) * 0.4e-6)
@@ -102,6 +103,20 @@ def test_disks_functions_and_a_warm_tier_are_lines_too(capsys: pytest.CaptureFix
     assert found["warm tier, serving: running"] == pytest.approx(1.5 * 0.0000133334)
     assert found["warm tier, backing up: running"] == pytest.approx(2 * 120 * 1.5 * 0.0000133334)
     assert found["of"] == ["Google standard persistent disk (us-central1)", "AWS Lambda, Arm (us-east-1)"]
+
+
+def test_cloud_run_has_one_processor_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--function", "cloud-run", "--calls", 1000, "--call-seconds", 4)
+    assert bill(capsys, *asked)["total"] == pytest.approx(0.1137, abs=1e-4)
+    assert bill(capsys, *asked, "--function-vcpus", 2)["functions: processors"] == pytest.approx(8000 * 0.000024)
+    refused = shown(capsys, "--calls", 10, "--function-vcpus", 2, code=2)
+    assert "function_vcpus means nothing to AWS Lambda, x86" in refused
+
+
+def test_tmp_of_functions_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--calls", 1000, "--call-seconds", 4, "--function-tmp", "10GiB")
+    assert bill(capsys, *asked)["functions: /tmp"] == pytest.approx(4000 * 9.5 * 0.0000000309)
+    assert "no price of /tmp" in shown(capsys, *asked, "--function", "cloud-run", code=2)
 
 
 def test_a_file_has_the_same_figures_and_flags_come_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -149,7 +164,7 @@ def test_a_wrong_file_is_refused_with_the_place(
         (["--machine", "abacus", "--compute-hours", "1"], "no prices for the machine abacus, only for g6.xlarge"),
         (["--machine", "g6.xlarge", "--compute-hours", "1", "--accelerators", "2"], "has 1 accelerator, not 2"),
         (["--machine", "g6.xlarge", "--compute-hours", "1", "--stall", "0.1", "--wait-hours", "1"], "say the same"),
-        (["--store", "floppy", "--gets", "1"], "no prices for floppy"),
+        (["--store", "floppy", "--gets", "1"], "no prices for a store named floppy, only for s3"),
         (["--function", "abacus", "--calls", "1"], "no prices for functions on abacus"),
         (["--store", "gs"], "store means nothing without URL or size or gets"),
         (["--egress", "internet", "--calls", "1"], "egress means nothing without URL or size or gets"),
