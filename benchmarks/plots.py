@@ -16,19 +16,20 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from benchmarks.cells import LIMITS, LOADERS, OURS, STEP_SECONDS, TITLES
+from benchmarks.cells import LIMITS, LOADERS, STEP_SECONDS, TITLES
 from benchmarks.results import Figure, Record, Results
 from benchmarks.workloads import RESULTS, WORKLOADS
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WIDTH_INCHES = 9.0  # at 100 dots an inch: 900 pixels
 BAR_INCHES = 0.27
-OURS_COLOUR, FULL_COLOUR, PEER_COLOUR = "#d1495b", "#e39a8b", "#8aa1b1"
+OURS_COLOUR, FULL_COLOUR, PEER_COLOUR, LIMIT_COLOUR = "#d1495b", "#e39a8b", "#8aa1b1", "#d0d0d0"
 LIMIT_COLOURS = {"sockets": "#1b4965", "aiohttp": "#2a9d8f", "gather": "#6a4c93", "decode": "#bc8034"}
 PROFILE_TITLES = {
     "none": "a bucket as fast as the machine",
     "cloud": "a bucket like a cloud's: 20 ms, 90 MB/s a connection, 600 MB/s in all",
 }
+KIND_TITLES = {"cold": "first epoch, cold", "steady": "later epochs"}
 PLOTS = {
     "throughput-none": "samples a second of every loader, unshaped bucket",
     "throughput-cloud": "samples a second of every loader, cloud-like bucket",
@@ -107,42 +108,47 @@ def rate(record: Record) -> float:
 
 
 def bars_of(results: Results, figure: Figure, workload: str, mode: str, profile: str, kind: str) -> Bars:
-    """Return a bar for every loader that was measured so."""
+    """Return a bar for every loader that was measured so, the longest first."""
     bars = []
     for loader in LOADERS:
         value = results.median(figure, workload=workload, mode=mode, profile=profile, kind=kind, loader=loader)
         if value is not None:
             bars.append((TITLES.get(loader, loader), value, colour(loader)))
-    return bars
+    return longest_first(bars)
 
 
-def rates_of(results: Results, workload: str, mode: str, profile: str) -> Bars:
-    """Return ours in steady state, and everybody's cold epoch."""
-    steady = bars_of(results, rate, workload, mode, profile, "steady")
-    ours = [(f"{label}, steady", value, drawn) for label, value, drawn in steady if drawn != PEER_COLOUR]
-    cold = bars_of(results, rate, workload, mode, profile, "cold")
-    return [*ours, *((f"{label}, cold", value, drawn) for label, value, drawn in cold)]
+def longest_first(bars: Bars) -> Bars:
+    return sorted(bars, key=lambda bar: -bar[1])
+
+
+def throughput_cases(results: Results, profile: str) -> list[tuple[str, Bars, dict[str, float]]]:
+    """Return title, bars and limits of each panel: cold epochs beside cold ones, later ones beside later ones."""
+    cases = []
+    for workload in WORKLOADS.values():
+        for mode in workload.modes:
+            where = {"workload": workload.name, "mode": mode, "profile": profile}
+            found = {each: results.median(rate, **where, loader=each) for each in LIMIT_COLOURS}
+            limits = {each: value for each, value in found.items() if value is not None}
+            for kind, epochs in KIND_TITLES.items():
+                bars = bars_of(results, rate, workload.name, mode, profile, kind)
+                if any(drawn != PEER_COLOUR for _, _, drawn in bars):
+                    decoded = ", decoded" if mode == "decoded" else ""
+                    cases.append((f"{workload.name}: {workload.title}{decoded}, {epochs}", bars, limits))
+    return cases
 
 
 def plot_throughput(results: Results, profile: str) -> None:
-    cases = [(workload.name, mode) for workload in WORKLOADS.values() for mode in workload.modes]
-    cases = [case for case in cases if rates_of(results, *case, profile)]
-    bars = [rates_of(results, *case, profile) for case in cases]
-    if not bars:
+    cases = throughput_cases(results, profile)
+    if not cases:
         return
     title = f"Samples a second from {PROFILE_TITLES[profile]}"
-    with panels(f"throughput-{profile}", title, bars) as all_axes:
-        for axes, (workload, mode), each in zip(all_axes, cases, bars, strict=True):
-            draw(axes, each, "{:,.0f}")
-            values = [value for _, value, _ in each]
-            for limit, line_colour in LIMIT_COLOURS.items():
-                where = {"workload": workload, "mode": mode, "profile": profile, "loader": limit}
-                value = results.median(rate, **where)
-                if value is not None:
-                    values.append(value)
-                    axes.axvline(value, color=line_colour, lw=1.6, ls="--", label=TITLES[limit])
-            log_scale(axes, values)
-            axes.set_title(f"{workload}: {WORKLOADS[workload].title}" + (", decoded" if mode == "decoded" else ""))
+    with panels(f"throughput-{profile}", title, [bars for _, bars, _ in cases]) as all_axes:
+        for axes, (panel_title, bars, limits) in zip(all_axes, cases, strict=True):
+            draw(axes, bars, "{:,.0f}")
+            for limit, value in limits.items():
+                axes.axvline(value, color=LIMIT_COLOURS[limit], lw=1.6, ls="--", label=TITLES[limit])
+            log_scale(axes, [*limits.values(), *(value for _, value, _ in bars)])
+            axes.set_title(panel_title)
 
 
 def plot_cpu(results: Results) -> None:
@@ -179,17 +185,18 @@ def plot_stall(results: Results) -> None:
 
 
 def plot_tail(results: Results) -> None:
-    bars = []
+    bars: Bars = []
     for loader in (*LOADERS, *LIMITS):
-        kind = "steady" if loader in OURS else "limit" if loader in LIMITS else "cold"
-        of = {"workload": "jpegs", "mode": "raw", "loader": loader, "kind": kind}
+        is_limit = loader in LIMITS
+        of = {"workload": "jpegs", "mode": "raw", "loader": loader, "kind": "limit" if is_limit else "cold"}
         value = results.ratio(rate, {**of, "profile": "cloud-tail"}, {**of, "profile": "cloud"})
         if value is not None:
-            bars.append((TITLES.get(loader, loader), value, colour(loader)))
+            bars.append((TITLES.get(loader, loader), value, LIMIT_COLOUR if is_limit else colour(loader)))
     if not bars:
         return
-    with panels("tail", "What is left of the rate when 5% of requests take 2 s longer (jpegs)", [bars]) as (axes,):
-        draw(axes, bars, "{:.2f}")
+    title = "What is left of a cold epoch's rate when 5% of requests take 2 s longer (jpegs)"
+    with panels("tail", title, [bars]) as (axes,):
+        draw(axes, longest_first(bars), "{:.2f}")
         axes.set_xlim(0, 1.1 * max(1.0, *(value for _, value, _ in bars)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from benchmarks import __main__ as program
-from benchmarks import report, targets
+from benchmarks import plots, report, targets
 from benchmarks.cells import LIMITS, LOADERS, Cell, Selection
 from benchmarks.child import Outcome, _Tree, run_child
 from benchmarks.compare import Comparison
@@ -209,6 +209,24 @@ def test_the_tables_say_why_a_figure_is_missing() -> None:
     table = report.speed_table(results, "images", "raw", "none")
     assert "| stoker | 1,000 |" in table
     assert "| LitData | no result within 150 s |" in table
+
+
+def test_plots_set_cold_epochs_beside_cold_ones_and_later_ones_beside_later_ones() -> None:
+    results = Results(
+        [
+            record("ours", "cold", 0.9),
+            record("ours", "steady", 0.9, 0.2, 0.2),
+            record("litdata", "cold", 1.9),
+            record("litdata", "steady", 1.9, 0.1, 0.1),
+            record("sockets", "limit", 0.05),
+        ]
+    )
+    cold, later = plots.throughput_cases(results, "none")
+    assert cold[0].endswith("first epoch, cold")
+    assert [label for label, _, _ in cold[1]] == ["stoker", "LitData"]
+    assert later[0].endswith("later epochs")
+    assert [label for label, _, _ in later[1]] == ["LitData", "stoker"]
+    assert cold[2] == later[2] == {"sockets": pytest.approx(SAMPLES / 0.05)}
 
 
 def test_a_document_keeps_what_is_around_its_tables(tmp_path: Path) -> None:
