@@ -160,7 +160,7 @@ def observed(url: str, configuration: Configuration) -> Observed:
         stats = loader.stats()
     assert stats.first_batch_seconds is not None
     return Observed(
-        first_batch_seconds=stats.first_batch_seconds,
+        first_batch_seconds=stats.construction_seconds + stats.first_batch_seconds,
         first_seconds=seconds[0],
         later_seconds=seconds[1],
         later_stall=waits[1] / seconds[1],

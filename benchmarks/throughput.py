@@ -123,7 +123,8 @@ def measured(profile: str, images: np.ndarray) -> dict[str, list[Figure]]:
                     deliver(loader, 1)
                 with stopwatch(found["Loader"], SAMPLES * EPOCHS):
                     deliver(loader, EPOCHS)
-                first_batch.append(loader.stats().first_batch_seconds or 0.0)
+                stats = loader.stats()
+                first_batch.append(stats.construction_seconds + (stats.first_batch_seconds or 0.0))
             with stopwatch(found["fetcher"], SAMPLES * EPOCHS):
                 asyncio.run(fetch(EPOCHS))
             with Loader(MEMORY_URL, batch_size=BATCH, epochs=EPOCHS + 1) as loader:

@@ -13,11 +13,14 @@ from typing import Any, NoReturn, Unpack
 
 import numpy as np
 
+from stoker.display import describe_manifest, html_table
 from stoker.errors import BudgetExceededError, ConfigError, StateError
 from stoker.feed import Batch, BatchSource
 from stoker.gather import gather_rows
 from stoker.manifest import Manifest
 from stoker.prices import Prices
+from stoker.schema import Column
+from stoker.sizes import format_bytes
 from stoker.spending import Allowance, parse_dollars
 from stoker.trace.chrome import ChromeTrace
 from stoker.trace.recorder import Recorder
@@ -60,7 +63,7 @@ class Loader:
     """
 
     def __init__(self, url: str | os.PathLike[str], **settings: Unpack[Settings]) -> None:
-        self._times = LoopTimes(time.perf_counter())
+        begun_seconds = time.perf_counter()
         self.config = LoaderConfig(**settings)
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
         self.url = os.fspath(url)
@@ -88,6 +91,7 @@ class Loader:
         self._is_fresh = True
         self._batches = self._samples = 0
         self._iteration: weakref.ref[Iteration] | None = None
+        self._times = LoopTimes(time.perf_counter() - begun_seconds)
         _log.info("%s, rank %d of %d: %s", self.url, self.rank, self.world_size, plan)
 
     # What is being read, and how.
@@ -102,9 +106,32 @@ class Loader:
         """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
         return replace(LoaderPlan.of(self._feed, self._prices, self.config.egress), shuffle=self.config.shuffle)
 
+    def _columns(self) -> dict[str, Column]:
+        return self._manifest.schema.chosen(self.config.columns)
+
     def __repr__(self) -> str:
         epoch, position = self._place
-        return f"<Loader {self.url} rank {self.rank} of {self.world_size}, epoch {epoch}, position {position}>"
+        return (
+            f"<Loader {self.url} rank {self.rank} of {self.world_size}: "
+            f"{describe_manifest(self._manifest, self._columns())}; {self._batches_of()}; "
+            f"epoch {epoch}, position {position}>"
+        )
+
+    def _batches_of(self) -> str:
+        return f"{len(self):,} batches of {self.config.batch_size:,} an epoch"
+
+    def _repr_html_(self) -> str:
+        epoch, position = self._place
+        manifest = self._manifest
+        rows = [
+            ("data set", f"version {manifest.version}: {describe_manifest(manifest, self._columns())}"),
+            ("rank", f"{self.rank} of {self.world_size}"),
+            ("batches", self._batches_of()),
+            ("order", f"shuffle {self.config.shuffle}, seed {self.config.seed}, window {self.config.window}"),
+            ("memory", format_bytes(self.config.memory_bytes())),
+            ("next", f"epoch {epoch}, position {position:,}"),
+        ]
+        return html_table(f"Loader {self.url}", rows)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

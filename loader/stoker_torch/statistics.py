@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stoker.cache.keeper import CacheStatistics
+from stoker.display import Rows, html_table, plain, text_table
 from stoker.feed import FeedStatistics
 from stoker.meter import Reading
 from stoker.prices import Operation, Prices
+from stoker.sizes import counted, format_bytes, format_dollars, format_seconds
 from stoker.trace.recorder import Recorder, Wait
 
 __all__ = ["LoaderStatistics"]
 
+_SHOWN_SECONDS = 0.001
+"""Phases in which the loop waited less are left out of the table."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderStatistics:
-    """Counts since the loader was made.
+    """Counts since the loader was made. Its text is a table, :meth:`to_dict` has everything as plain values.
 
     A loaded state with other lanes or of another version begins the counts of fetching anew. A forked child counts on
     from its parent's figures, but for retries and hedges, which begin at zero when it fetches; the parent knows nothing
@@ -32,7 +38,8 @@ class LoaderStatistics:
         waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker.trace.phases.Phase`).
         worst_waits: the ten batches that it waited longest for, the longest first, with what each waited for.
         loop_seconds: time between the beginning of the first iteration and the last batch yielded.
-        first_batch_seconds: from the construction of the loader to its first batch, None before it.
+        construction_seconds: that constructing the loader took: opening the store and reading the manifest.
+        first_batch_seconds: from the beginning of the first iteration to the first batch, None before it.
         look_ups: super-samples that a batch asked for when it first needed them.
         misses: of these, those that were not in memory yet.
         get_requests: sent, hedges and retries included.
@@ -54,6 +61,7 @@ class LoaderStatistics:
     waits: Mapping[str, float]
     worst_waits: tuple[Wait, ...]
     loop_seconds: float
+    construction_seconds: float
     first_batch_seconds: float | None
     look_ups: int
     misses: int
@@ -71,6 +79,62 @@ class LoaderStatistics:
         """The share of the loop's time that it waited, 0 to 1."""
         return self.wait_seconds / self.loop_seconds if self.loop_seconds else 0.0
 
+    @property
+    def samples_per_second(self) -> float:
+        """Samples yielded per second of the loop's time."""
+        return self.samples / self.loop_seconds if self.loop_seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every figure by its name, with ``stall`` and ``samples_per_second``: plain values, fit for JSON."""
+        rates = {"stall": self.stall, "samples_per_second": self.samples_per_second}
+        return {**plain(self), **rates}
+
+    def __repr__(self) -> str:
+        return (
+            f"<LoaderStatistics {self._size()}: waited {self._waited()}, {counted(self.get_requests, 'GET')}, "
+            f"{format_bytes(self.read_bytes)}, {format_dollars(self.dollars)}>"
+        )
+
+    def __str__(self) -> str:
+        return text_table(self._size(), self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._size(), self._rows())
+
+    def _size(self) -> str:
+        batches = f"{self.batches:,} {'batch' if self.batches == 1 else 'batches'}"
+        return f"{batches}, {counted(self.samples, 'sample')}"
+
+    def _waited(self) -> str:
+        return f"{format_seconds(self.wait_seconds)} of {format_seconds(self.loop_seconds)} (stall {self.stall:.1%})"
+
+    def _rows(self) -> Rows:
+        """Return what is most often wanted; of what did not happen, only what a reader looks for."""
+        phases = sorted(self.waits.items(), key=lambda each: -each[1])
+        rows = [("waited", self._waited())]
+        rows += [(f"  {phase}", format_seconds(seconds)) for phase, seconds in phases if seconds >= _SHOWN_SECONDS]
+        rows += [("longest wait", str(self.worst_waits[0]))] if self.worst_waits else []
+        first = "none yet" if self.first_batch_seconds is None else f"after {format_seconds(self.first_batch_seconds)}"
+        rows += [
+            ("rate", f"{self.samples_per_second:,.0f} samples/s"),
+            ("first batch", f"{first}, beside {format_seconds(self.construction_seconds)} of construction"),
+            ("GETs", f"{self.get_requests:,}"),
+            ("bytes read", format_bytes(self.read_bytes)),
+            ("retries", f"{self.retries:,}"),
+            ("hedges", f"{self.hedges:,}, of which {self.hedge_wins:,} were faster"),
+            ("dollars", format_dollars(self.dollars)),
+        ]
+        rows += [("there in time", f"{self.look_ups - self.misses:,} of {self.look_ups:,} super-samples")]
+        tiers = [name for name in self.tier_hits if name not in self.caches]
+        rows += [(f"from {name}", counted(self.tier_hits[name], "super-sample")) for name in tiers]
+        rows += [
+            (f"cache {name}", f"{each.hits:,} of {each.look_ups:,} hit, {format_bytes(each.used_bytes)} held")
+            for name, each in self.caches.items()
+        ]
+        for name, samples in (("bad samples", self.bad_samples), ("repeated samples", self.repeated_samples)):
+            rows += [(name, f"{samples:,}")] if samples else []
+        return rows
+
     def idle_dollars(self, dollars_per_hour: float) -> float:
         """Return what an accelerator at that price cost while the loop waited; ``stoker.prices`` has some."""
         return self.wait_seconds / 3600 * dollars_per_hour
@@ -81,7 +145,7 @@ class LoopTimes:
     """Times of the training loop, in seconds of ``time.perf_counter``.
 
     Attributes:
-        made: when the loader was constructed.
+        construction_seconds: that constructing the loader took.
         first_asked: when the first iteration was begun.
         first_yielded: when the first batch was yielded.
         last_yielded: when the latest was.
@@ -89,7 +153,7 @@ class LoopTimes:
         waited: spent on beginning iterations, and between asking for a batch and yielding it, in all.
     """
 
-    made: float
+    construction_seconds: float = 0.0
     first_asked: float | None = None
     first_yielded: float | None = None
     last_yielded: float | None = None
@@ -119,9 +183,10 @@ def statistics(
     recorder: Recorder,
 ) -> LoaderStatistics:
     """Return a snapshot made of what the parts have counted."""
-    loop_seconds = 0.0
-    if times.first_asked is not None and times.last_yielded is not None:
+    loop_seconds, first_batch_seconds = 0.0, None
+    if times.first_asked is not None and times.last_yielded is not None and times.first_yielded is not None:
         loop_seconds = times.last_yielded - times.first_asked
+        first_batch_seconds = times.first_yielded - times.first_asked
     return LoaderStatistics(
         batches=yielded[0],
         samples=yielded[1],
@@ -132,7 +197,8 @@ def statistics(
         waits=recorder.by_phase(),
         worst_waits=recorder.worst(),
         loop_seconds=loop_seconds,
-        first_batch_seconds=None if times.first_yielded is None else times.first_yielded - times.made,
+        construction_seconds=times.construction_seconds,
+        first_batch_seconds=first_batch_seconds,
         look_ups=feed.look_ups,
         misses=feed.misses,
         get_requests=reading.requests[Operation.GET],

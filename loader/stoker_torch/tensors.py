@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from stoker.display import describe_type, html_table
 from stoker.dtypes import DType
 from stoker.errors import ArgumentError
 from stoker.gather import Columns, RaggedValues
 from stoker.schema import Column
+from stoker.sizes import counted
 
 __all__ = ["RaggedColumn", "pinned", "stacked", "to_tensor", "to_tensors"]
 
@@ -113,7 +115,15 @@ class RaggedColumn:
         return RaggedColumn(self.column, self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs))
 
     def __repr__(self) -> str:
-        return f"<RaggedColumn of {len(self)} {self.column.kind} values, {self.values.numel()} elements>"
+        return f"<RaggedColumn {describe_type(self.column)}: {self._size()}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"RaggedColumn {describe_type(self.column)}", [("values", self._size())])
+
+    def _size(self) -> str:
+        lengths = self.lengths()
+        longest = f" of {int(lengths.min())} to {int(lengths.max())} elements" if len(self) else ""
+        return f"{counted(len(self), 'value')}{longest}, {self.values.numel():,} in all, on {self.values.device}"
 
 
 def _selection(index: Any) -> slice | NDArray[Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker.arguments import explain_arguments
+from stoker.display import describe_manifest, describe_type, html_table
 from stoker.errors import ArgumentError, ConfigError
 from stoker.fetch.config import FetchConfig, check_fetch
 from stoker.loop_thread import LoopThread
@@ -23,7 +24,7 @@ from stoker.prices import Operation, Prices
 from stoker.reading.sample_memory import SampleMemory
 from stoker.reading.samples import SampleReader
 from stoker.schema import Schema
-from stoker.sizes import parse_bytes
+from stoker.sizes import format_bytes, parse_bytes
 from stoker.store import StoreOptions, open_store
 from stoker.store.metered import MeteredStore, metered
 from stoker.store.per_loop import PerLoop
@@ -135,8 +136,18 @@ class Dataset:
         return self._schema
 
     def __repr__(self) -> str:
-        columns = ", ".join(self._schema)
-        return f"<Dataset {self._source.store.url} version {self._manifest.version}: {len(self)} samples of {columns}>"
+        size = describe_manifest(self._manifest, self._schema)
+        return f"<Dataset {self._source.store.url} version {self._manifest.version}: {size}>"
+
+    def _repr_html_(self) -> str:
+        manifest = self._manifest
+        rows = [
+            ("version", str(manifest.version)),
+            ("samples", f"{len(self):,}"),
+            ("super-samples", f"{len(manifest):,}, {format_bytes(manifest.size_bytes)}"),
+            *((f"column {name}", describe_type(column)) for name, column in self._schema.items()),
+        ]
+        return html_table(f"Dataset {self._source.store.url}", rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {**self._settings, "columns": tuple(self._schema), "version": self._manifest.version}

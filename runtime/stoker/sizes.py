@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from stoker.errors import ConfigError
 
-__all__ = ["MOST_BYTES", "counted", "format_bytes", "parse_bytes", "parse_rate"]
+__all__ = ["MOST_BYTES", "counted", "format_bytes", "format_dollars", "format_seconds", "parse_bytes", "parse_rate"]
 
 MOST_BYTES = 1 << 60
 """Of what a person may give as a size where nothing else bounds it: an exbibyte."""
@@ -92,3 +92,13 @@ def format_bytes(size_bytes: float) -> str:
 def counted(count: int, noun: str) -> str:
     """Return a number of things: ``1 sample``, ``1,500 samples``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_dollars(dollars: float) -> str:
+    """Return an amount in US dollars, to the cent from a dollar on and else to a millionth: ``$0.000016``."""
+    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in seconds, to the millisecond below ten of them: ``0.012 s``, ``71.3 s``."""
+    return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:,.1f} s"

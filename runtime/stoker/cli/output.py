@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.display import describe_type
 from stoker.maintenance import BadObject
 from stoker.schema import Array, Bytes, Column, Text
 from stoker.sizes import counted
@@ -60,10 +61,7 @@ def bad_object(bad: BadObject) -> str:
 
 def describe(column: Column) -> str:
     """Return what a column holds."""
-    if isinstance(column, Bytes):  # Text too
-        return column.kind
-    dims = ([] if column.is_fixed else ["any"]) + list(map(str, column.shape))
-    text = column.dtype.name + (f"[{', '.join(dims)}]" if dims else "")
+    text = describe_type(column)
     if isinstance(column, Array) and column.classes is not None:
         shown = ", ".join(map(printable, column.classes[:_SHOWN_CLASSES]))
         text += f", {len(column.classes)} classes: {shown}" + (", …" if len(column.classes) > _SHOWN_CLASSES else "")

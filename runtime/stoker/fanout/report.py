@@ -10,7 +10,7 @@ from typing import Any
 from stoker.errors import ConfigError
 from stoker.fanout.executor import Answer
 from stoker.prices import GB_BYTES, FunctionPrices, Operation, Prices
-from stoker.sizes import counted, format_bytes
+from stoker.sizes import counted, format_bytes, format_dollars
 
 __all__ = ["Report", "Tally"]
 
@@ -79,7 +79,7 @@ class Report:
         details = ", ".join(f"{what} {count:,}" for what, count in happened.items() if count)
         work = f"{counted(self.tasks, 'task')} in {counted(self.calls, 'call')}, in {self.seconds:.1f} s"
         written = f"{counted(self.samples, 'sample')} in {counted(self.objects, 'super-sample')}"
-        price = "" if self.dollars is None else f", {_price(self.dollars)} for functions"
+        price = "" if self.dollars is None else f", {format_dollars(self.dollars)} for functions"
         return (
             f"{work} ({details})" if details else work,
             *([f"{written}, {format_bytes(self.size_bytes)}"] if self.objects else []),
@@ -90,12 +90,8 @@ class Report:
     def _request_lines(self) -> tuple[str, ...]:
         if not self.requests:
             return ()
-        price = f", {_price(self.request_dollars)}" if self.request_dollars else ""
+        price = f", {format_dollars(self.request_dollars)}" if self.request_dollars else ""
         return (f"{counted(self.requests, 'request')} to stores{price}",)
-
-
-def _price(dollars: float) -> str:
-    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
 
 
 class Tally:

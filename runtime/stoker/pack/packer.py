@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 
 from stoker import versions
 from stoker.arguments import explain_arguments
+from stoker.display import describe_columns, html_table
 from stoker.errors import ConfigError, PackError
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
@@ -32,6 +33,7 @@ from stoker.pack.run import PackRunner, RunConfig
 from stoker.pack.uploads import PackProgress, Uploads
 from stoker.retry import RetryingStore
 from stoker.schema import Column, Schema
+from stoker.sizes import counted, format_bytes
 from stoker.store import open_store
 from stoker.store.options import StoreOptions
 from stoker.store.protocol import Store
@@ -159,6 +161,18 @@ class AsyncPacker:
         self.manifest = manifest
         return manifest
 
+    def describe(self) -> str:
+        """Return how far the pack has come."""
+        if self.manifest is not None:
+            return f"committed version {self.manifest.version} with {counted(self.manifest.samples, 'sample')}"
+        if self._at_work is None:
+            return "not open"
+        done = self._at_work.uploads.progress
+        return (
+            f"{counted(self._at_work.run.cutter.samples, 'sample')} written, {done.samples:,} of them stored in "
+            f"{counted(done.objects, 'super-sample')}, {format_bytes(done.size_bytes)}"
+        )
+
     @property
     def _opened(self) -> _AtWork:
         if self._at_work is None:
@@ -210,7 +224,7 @@ class Packer:
         source: str | None = None,
         options: StoreOptions | None = None,
     ) -> None:
-        config = PackConfig(
+        self._config = config = PackConfig(
             schema=schema if isinstance(schema, Schema) else Schema(schema),
             super_sample_bytes=super_sample_bytes,
             mode=mode,
@@ -237,6 +251,20 @@ class Packer:
                 self._thread.run(self._packer.__aexit__(kind, error, trace))
             finally:
                 self._close()
+
+    def __repr__(self) -> str:
+        columns = describe_columns(self._config.schema)
+        return f"<Packer {self._store.url} mode {self._config.mode!r} ({columns}): {self._packer.describe()}>"
+
+    def _repr_html_(self) -> str:
+        config = self._config
+        rows = [
+            ("mode", config.mode),
+            ("columns", describe_columns(config.schema)),
+            ("super-samples", f"at most {format_bytes(config.super_sample_bytes)}"),
+            ("state", self._packer.describe()),
+        ]
+        return html_table(f"Packer {self._store.url}", rows)
 
     @property
     def durable_samples(self) -> int:

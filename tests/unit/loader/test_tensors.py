@@ -111,7 +111,7 @@ def test_moving_a_column_moves_both_tensors() -> None:
 
 
 def test_the_repr_says_what_it_is_without_its_values() -> None:
-    assert repr(text()) == "<RaggedColumn of 4 text values, 6 elements>"
+    assert repr(text()) == "<RaggedColumn text: 4 values of 0 to 3 elements, 6 in all, on cpu>"
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
