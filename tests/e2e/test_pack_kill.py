@@ -24,8 +24,8 @@ from support.processes import ended, exit_code, running
 from support.stores import Place
 
 SAMPLES_EACH = 3  # of the super-samples that support.packing makes
-FEW, MANY = 30, 600
-KILLS = 12  # so few that they never get through the many
+FEW, MANY = 30, 300
+KILLS = 6  # so few that they never get through the many
 both_stores = pytest.mark.parametrize("place", ["folder", "local-bucket"], indirect=True)
 both_modes = pytest.mark.parametrize("mode", ["create", "append"])
 
