@@ -27,6 +27,7 @@ from stoker.store.options import StoreOptions
 from stoker.store.protocol import Readable
 from stoker.tier import Tier
 from stoker.trace.recorder import Sink
+from stoker_torch.context import asks_for_context
 
 __all__ = ["DATA_LOADER_HINTS", "LoaderConfig", "LoaderShuffle", "Settings", "SharedSettings"]
 
@@ -104,7 +105,9 @@ class LoaderConfig:
         epochs: how many the run has: nothing is fetched beyond, and a loop behind the last one is empty.
         decode: column → function of one value (``bytes``, ``str`` or a tensor), run in the pool. Results that are
             tensors or arrays of one shape are stacked, others make a list.
-        transform: function of one sample, a dictionary of values after ``decode``, run in the pool.
+        transform: function of one sample, a dictionary of values after ``decode``, run in the pool. It, and a function
+            of ``decode``, is also given a :class:`~stoker.SampleContext` (the epoch, the sample's number, and random
+            generators of its own) if it has a parameter ``context``.
         collate: function of the list of a batch's samples; default torch's ``default_collate``.
         batch_transform: function of a whole batch, run in the pool; the last thing done to it.
         workers: threads of the pool that runs those four; default the number of cores.
@@ -150,8 +153,8 @@ class LoaderConfig:
     limit: int | None = None
     version: int | None = None
     epochs: int | None = None
-    decode: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    transform: Callable[[dict[str, Any]], Any] | None = None
+    decode: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    transform: Callable[..., Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
     workers: int | None = None
@@ -212,6 +215,7 @@ class LoaderConfig:
         for name, function in functions.items():
             if not callable(function):
                 raise ConfigError(f"{name} is a function, not {function!r}")
+            asks_for_context(function, name, is_of_batch=name in ("collate", "batch_transform"))
         if not callable(getattr(self.schedule, "admit", None)):
             raise ConfigError(f"schedule is one of stoker.schedule, such as Continuous(), not {self.schedule!r}")
         check_fetch(self.fetch)
@@ -344,8 +348,8 @@ class SharedSettings(TypedDict, total=False):
     limit: int | None
     version: int | None
     epochs: int | None
-    decode: Mapping[str, Callable[[Any], Any]]
-    transform: Callable[[dict[str, Any]], Any] | None
+    decode: Mapping[str, Callable[..., Any]]
+    transform: Callable[..., Any] | None
     collate: Callable[[list[Any]], Any] | None
     batch_transform: Callable[[Any], Any] | None
     workers: int | None

@@ -15,9 +15,11 @@ import torch
 from stoker.errors import StokerError
 from stoker.feed import Batch, BatchSource
 from stoker.loop_thread import LoopThread
+from stoker.sample_context import SampleContext
 from stoker.trace.phases import Phase
 from stoker.trace.recorder import Recorder
 from stoker_torch.ahead import OneAhead
+from stoker_torch.context import ContextOf
 from stoker_torch.pool import PendingBatch, SamplePool
 from stoker_torch.tensors import pinned, to_tensors
 
@@ -143,7 +145,10 @@ class Iteration:
                 self._unplanned = 0
                 return
             self._unplanned -= 1
-            self._pending.append((batch, pool.submit(_columns(self._parts, batch), partial(feed.sample_name, batch))))
+            columns = _columns(self._parts, batch)
+            self._pending.append(
+                (batch, pool.submit(columns, partial(feed.sample_name, batch), _contexts_of(feed, batch)))
+            )
 
 
 def _gathered(parts: IterationParts) -> tuple[Batch, dict[str, Any]] | None:
@@ -156,3 +161,8 @@ def _columns(parts: IterationParts, batch: Batch) -> dict[str, Any]:
     if parts.with_ids:
         columns["__id__"] = torch.from_numpy(parts.feed.sample_ids(batch))
     return columns
+
+
+def _contexts_of(feed: BatchSource, batch: Batch) -> ContextOf:
+    ids, seed = feed.sample_ids(batch), feed.config.order.seed
+    return lambda place: SampleContext(seed=seed, epoch=batch.epoch, sample=int(ids[place]))

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
+from stoker_torch.context import ContextOf, asks_for_context, with_context
 from stoker_torch.crew import Crew
 from stoker_torch.tensors import pinned, stacked
 
@@ -46,8 +47,8 @@ class SampleWork:
         timeout_seconds: for which a batch is waited for; None: without a limit.
     """
 
-    decode: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    transform: Callable[[dict[str, Any]], Any] | None = None
+    decode: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    transform: Callable[..., Any] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
     pin_memory: bool = False
@@ -134,6 +135,10 @@ class SamplePool:
 
     def __init__(self, work: SampleWork, workers: int, max_bad_samples: int) -> None:
         self._work = work
+        by_value = [*work.decode.values(), *([] if work.transform is None else [work.transform])]
+        self._needs_context = any(map(asks_for_context, by_value))
+        self._decode = {name: with_context(function) for name, function in work.decode.items()}
+        self._transform = None if work.transform is None else with_context(work.transform)
         self._workers = workers
         self._allowed = max_bad_samples
         self.bad_samples = 0
@@ -151,12 +156,13 @@ class SamplePool:
         self._tasks: dict[int, _Task] = {}
         self._pending: weakref.WeakSet[PendingBatch] = weakref.WeakSet()
 
-    def submit(self, columns: Columns, name_of: NameOf) -> PendingBatch:
+    def submit(self, columns: Columns, name_of: NameOf, context_of: ContextOf) -> PendingBatch:
         """Begin to work on a batch.
 
         Args:
             columns: name → values, tensors or ragged columns of one length.
             name_of: names a sample of the batch, for errors.
+            context_of: returns a sample's context, for functions that ask for it.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -169,7 +175,7 @@ class SamplePool:
         batch = PendingBatch(
             len(parts),
             count,
-            partial(self._sample, columns, name_of),
+            partial(self._sample, columns, name_of, context_of),
             partial(self._finished, columns, name_of),
             self._result,
         )
@@ -207,18 +213,19 @@ class SamplePool:
         self._forget_threads()
         raise late
 
-    def _sample(self, columns: Columns, name_of: NameOf, place: int) -> Any:
+    def _sample(self, columns: Columns, name_of: NameOf, context_of: ContextOf, place: int) -> Any:
         """Return one sample, or what stands for a bad one."""
         work, tasks, thread = self._work, self._tasks, threading.get_ident()
         task = tasks[thread] = _Task(partial(name_of, place), "reading")
         try:
             needed = columns if work.transform is not None or work.collate is not None else work.decode
             sample: Any = {name: columns[name][place] for name in needed}
-            for name, function in work.decode.items():
+            context = context_of(place) if self._needs_context else None
+            for name, function in self._decode.items():
                 task.stage = f"decode of column {name!r}"
-                sample[name] = function(sample[name])
+                sample[name] = function(sample[name], context)
             task.stage = "transform"
-            return sample if work.transform is None else work.transform(sample)
+            return sample if self._transform is None else self._transform(sample, context)
         except Exception as error:  # noqa: BLE001 - a task boundary: the user's function failed on this sample
             return _Bad(task.failure(error))
         finally:

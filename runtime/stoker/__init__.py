@@ -5,6 +5,7 @@ The loader for PyTorch is the package ``stoker_torch``.
 
 from stoker.dataset import Dataset
 from stoker.pack.packer import Packer
+from stoker.sample_context import SampleContext
 from stoker.schema import Array, Bytes, Ragged, Schema, Text
 from stoker.store import GcsOptions, S3Options, ServedOptions, open_store
 from stoker.version import __version__
@@ -17,6 +18,7 @@ __all__ = [
     "Packer",
     "Ragged",
     "S3Options",
+    "SampleContext",
     "Schema",
     "ServedOptions",
     "Text",

@@ -15,7 +15,7 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Purpose", "permutation", "words"]
+__all__ = ["Purpose", "bit_generator", "permutation", "words"]
 
 
 class Purpose(enum.IntEnum):
@@ -25,6 +25,7 @@ class Purpose(enum.IntEnum):
     ROWS = 2
     BLOCK = 3
     FULL = 4
+    SAMPLE = 5
 
 
 def words(count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0) -> NDArray[np.uint64]:
@@ -38,9 +39,14 @@ def words(count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0
         index: which of the epoch's objects of this purpose.
         part: which part of that object.
     """
+    return bit_generator(seed=seed, purpose=purpose, epoch=epoch, index=index, part=part).random_raw(count)
+
+
+def bit_generator(*, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0) -> np.random.Philox:
+    """Return a generator that stands at the first word of a stream; arguments as for :func:`words`."""
     key = np.array([seed, purpose], np.uint64)
     counter = np.array([0, epoch, index, part], np.uint64)
-    return np.random.Philox(key=key, counter=counter).random_raw(count)
+    return np.random.Philox(key=key, counter=counter)
 
 
 def permutation(

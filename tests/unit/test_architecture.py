@@ -34,7 +34,7 @@ ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in (*_OF_S3, *_OF
 FLOORS = {
     "values": "errors version dtypes schema",
     "pure": """access_token arguments budget checksum costs display feistel fields gather images lane_share manifest
-        meter order partition philox prices ring schedule sizes spending steps supersample tensorfile
+        meter order partition philox prices ring sample_context schedule sizes spending steps supersample tensorfile
         text_file tier
         cache.fifo cache.future cache.keeper cache.lru cache.naming cache.next_use cache.policies cache.policy
         cache.replica_aware cache.spec cache.uniform

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
+from stoker.sample_context import SampleContext
 from stoker_torch.pool import SamplePool, SampleWork
 
 Pools = Callable[..., SamplePool]
@@ -42,6 +43,10 @@ def name_of(place: int) -> str:
     return f"sample {place}"
 
 
+def context_of(place: int) -> SampleContext:
+    return SampleContext(seed=0, epoch=0, sample=place)
+
+
 def columns(count: int, start: int = 0) -> dict[str, Any]:
     return {"x": torch.arange(start, start + count), "y": torch.arange(start, start + count) * 2}
 
@@ -54,7 +59,7 @@ def test_batches_and_their_samples_keep_their_order_whatever_each_takes(pools: P
         return int(value) + 1000
 
     pool = pools(SampleWork(decode={"x": slow}), workers=4)
-    pending = [pool.submit(columns(21, 100 * number), name_of) for number in range(5)]
+    pending = [pool.submit(columns(21, 100 * number), name_of, context_of) for number in range(5)]
     for number, batch in enumerate(pending):
         result = batch.result()
         assert result["x"].tolist() == list(range(100 * number + 1000, 100 * number + 1021))
@@ -71,7 +76,7 @@ def test_every_sample_is_worked_on_once(pools: Pools, workers: int, count: int) 
         return int(value)
 
     pool = pools(SampleWork(decode={"x": note}), workers)
-    assert pool.submit(columns(count), name_of).result()["x"].tolist() == list(range(count))
+    assert pool.submit(columns(count), name_of, context_of).result()["x"].tolist() == list(range(count))
     assert sorted(seen) == list(range(count))
 
 
@@ -91,24 +96,24 @@ def test_functions_run_in_the_pools_threads_and_batch_transform_last(pools: Pool
         collate=noting("collate", sum),
         batch_transform=noting("batch_transform", lambda total: -total),
     )
-    assert pools(work, workers=1).submit(columns(3), name_of).result() == -9
+    assert pools(work, workers=1).submit(columns(3), name_of, context_of).result() == -9
     assert [name for name, _ in ran] == ["decode", "transform"] * 3 + ["collate", "batch_transform"]
     assert {thread for _, thread in ran} == {"stoker-pool-0"}
 
 
 def test_a_batch_transform_alone_gets_the_columns(pools: Pools) -> None:
     pool = pools(SampleWork(batch_transform=lambda batch: batch["x"].sum()))
-    assert pool.submit(columns(5), name_of).result() == 10
+    assert pool.submit(columns(5), name_of, context_of).result() == 10
 
 
 def test_a_bad_sample_is_named_with_its_stage_and_cause(pools: Pools) -> None:
     decoding = pools(SampleWork(decode={"x": lambda value: 1 // int(value)}))
     with pytest.raises(SampleError, match=r"^sample 0: decode of column 'x' failed: ZeroDivisionError") as caught:
-        decoding.submit(columns(4), name_of).result()
+        decoding.submit(columns(4), name_of, context_of).result()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     transforming = pools(SampleWork(transform=lambda sample: sample["gone"] if sample["x"] == 2 else 0))
     with pytest.raises(SampleError, match=r"^sample 2: transform failed: KeyError: 'gone'"):
-        transforming.submit(columns(4), name_of).result()
+        transforming.submit(columns(4), name_of, context_of).result()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +127,7 @@ def test_a_bad_sample_is_named_with_its_stage_and_cause(pools: Pools) -> None:
 )
 def test_what_fails_on_a_whole_batch_is_typed_and_names_the_batch(pools: Pools, stage: str, work: SampleWork) -> None:
     with pytest.raises(SampleError, match=rf"^the batch that starts with sample 0: {stage} failed: ") as caught:
-        pools(work).submit(columns(4), name_of).result()
+        pools(work).submit(columns(4), name_of, context_of).result()
     assert caught.value.__cause__ is not None
 
 
@@ -136,7 +141,7 @@ def test_no_exception_of_a_function_hangs_the_loop(pools: Pools, error: type[Bas
     pool = pools(SampleWork(**functions))
     for _ in range(3):
         with pytest.raises(error, match="from the function"):
-            pool.submit(columns(10), name_of).result()
+            pool.submit(columns(10), name_of, context_of).result()
 
 
 def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools: Pools) -> None:
@@ -146,12 +151,12 @@ def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools:
         return int(value)
 
     pool = pools(SampleWork(decode={"x": odd}), max_bad_samples=3)
-    batch = pool.submit(columns(6), name_of).result()
+    batch = pool.submit(columns(6), name_of, context_of).result()
     assert batch["x"].tolist() == [1, 1, 3, 3, 5, 5]
     assert batch["y"].tolist() == [2, 2, 6, 6, 10, 10]
     assert pool.bad_samples == 3
     with pytest.raises(SampleError, match="sample 0") as caught:
-        pool.submit(columns(2), name_of).result()
+        pool.submit(columns(2), name_of, context_of).result()
     assert caught.value.__notes__ == ["max_bad_samples=3 is used up: 4 samples have failed"]
     assert pool.bad_samples == 4
 
@@ -159,19 +164,19 @@ def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools:
 def test_a_batch_without_a_good_sample_is_an_error_however_many_may_fail(pools: Pools) -> None:
     pool = pools(SampleWork(decode={"x": lambda value: 1 // 0}), max_bad_samples=100)
     with pytest.raises(SampleError, match="sample 0"):
-        pool.submit(columns(3), name_of).result()
+        pool.submit(columns(3), name_of, context_of).result()
 
 
 def test_an_exception_that_a_function_returns_is_a_value(pools: Pools) -> None:
     pool = pools(SampleWork(transform=lambda _: SampleError("a value"), collate=list))
-    assert [str(value) for value in pool.submit(columns(2), name_of).result()] == ["a value"] * 2
+    assert [str(value) for value in pool.submit(columns(2), name_of, context_of).result()] == ["a value"] * 2
 
 
 def test_threads_start_with_the_first_batch_and_end_with_close_and_start_again(pools: Pools) -> None:
     pool = pools(SampleWork(decode={"x": int}), workers=2)
     assert pool_threads() == []
     for _ in range(2):
-        pool.submit(columns(3), name_of).result()
+        pool.submit(columns(3), name_of, context_of).result()
         assert pool_threads() == ["stoker-pool-0", "stoker-pool-1"]
         pool.close()
         pool.close()
@@ -193,7 +198,7 @@ def blocking() -> tuple[Callable[[Any], Any], threading.Event, threading.Event]:
 def test_close_fails_what_is_under_way_and_queued_instead_of_letting_it_wait_forever(pools: Pools) -> None:
     stuck, entered, leave = blocking()
     pool = pools(SampleWork(decode={"x": stuck}), workers=1)
-    running, queued = (pool.submit(columns(1, start), name_of) for start in (5, 6))
+    running, queued = (pool.submit(columns(1, start), name_of, context_of) for start in (5, 6))
     entered.wait()
     closing = threading.Thread(target=pool.close)
     closing.start()
@@ -211,14 +216,14 @@ def test_close_leaves_a_function_that_does_not_return_behind_and_names_it(
     monkeypatch.setattr("stoker_torch.crew._CLOSE_SECONDS", 0.1)
     stuck, entered, leave = blocking()
     pool = pools(SampleWork(transform=stuck), workers=2)
-    pool.submit(columns(2, 5), name_of)
+    pool.submit(columns(2, 5), name_of, context_of)
     entered.wait()
     pool.close()
     (message,) = caplog.messages
     assert message.startswith("a thread of the loader is left behind: transform of sample ")
     assert re.search(r"has not returned for 0\.\d s( \(and 1 more\))?$", message)
     leave.set()
-    assert pool.submit(columns(2), name_of).result()["x"].tolist() == [0, 1]  # with new threads
+    assert pool.submit(columns(2), name_of, context_of).result()["x"].tolist() == [0, 1]  # with new threads
     pool.close()
 
 
@@ -237,13 +242,13 @@ def test_a_batch_that_is_late_names_the_sample_and_the_stage_and_the_next_gets_o
     stuck, _, leave = blocking()
     functions: dict[str, Any] = {stage: {"x": stuck} if stage == "decode" else stuck}
     pool = pools(SampleWork(**functions, timeout_seconds=0.1), workers=1)
-    pending = pool.submit(columns(3), name_of)
+    pending = pool.submit(columns(3), name_of, context_of)
     with pytest.raises(SampleTimeoutError, match=rf"timeout=0\.1 seconds: {what} has not returned for ") as caught:
         pending.result()
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, SampleError)
     leave.set()
-    pool.submit(columns(3), name_of).result()
+    pool.submit(columns(3), name_of, context_of).result()
 
 
 def test_a_timeout_that_a_function_raises_is_its_own(pools: Pools) -> None:
@@ -252,7 +257,7 @@ def test_a_timeout_that_a_function_raises_is_its_own(pools: Pools) -> None:
 
     pool = pools(SampleWork(transform=fail, timeout_seconds=60))
     with pytest.raises(SampleError, match="transform failed: TimeoutError: of a connection") as caught:
-        pool.submit(columns(3), name_of).result()
+        pool.submit(columns(3), name_of, context_of).result()
     assert not isinstance(caught.value, SampleTimeoutError)
 
 
@@ -267,18 +272,18 @@ def test_an_abandoned_batch_is_not_worked_on_any_further(pools: Pools) -> None:
         return int(value)
 
     pool = pools(SampleWork(decode={"x": stuck}), workers=1)
-    abandoned = pool.submit(columns(20), name_of)
+    abandoned = pool.submit(columns(20), name_of, context_of)
     entered.wait()
     abandoned.fail(StokerError("left"))
     leave.set()
-    pool.submit(columns(1, 100), name_of).result()
+    pool.submit(columns(1, 100), name_of, context_of).result()
     assert seen == [0, 100]
 
 
 def test_a_forgotten_pool_ends_its_threads_and_keeps_no_batch() -> None:
     pool = SamplePool(SampleWork(decode={"x": int}), 1, 0)
-    pending = pool.submit(columns(3), name_of)
-    pool.submit(columns(3), name_of).result()  # the one thread is through with the first
+    pending = pool.submit(columns(3), name_of, context_of)
+    pool.submit(columns(3), name_of, context_of).result()  # the one thread is through with the first
     watched = weakref.ref(pending)
     del pending
     gc.collect()
@@ -304,7 +309,7 @@ def test_a_forgotten_pool_ends_its_threads_and_keeps_no_batch() -> None:
 def test_decoded_values_of_one_type_and_shape_are_stacked(
     pools: Pools, result: Callable[[Any], Any], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
-    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of).result()
+    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of, context_of).result()
     assert batch["x"].dtype == dtype
     assert batch["x"].shape == shape
     assert batch["x"].reshape(3, -1)[:, 0].to(torch.int64).tolist() in ([0, 1, 2], [0, 1, 1])
@@ -322,6 +327,6 @@ def test_decoded_values_of_one_type_and_shape_are_stacked(
     ],
 )
 def test_other_decoded_values_make_a_list(pools: Pools, result: Callable[[Any], Any]) -> None:
-    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of).result()
+    batch = pools(SampleWork(decode={"x": result})).submit(columns(3), name_of, context_of).result()
     assert isinstance(batch["x"], list)
     assert len(batch["x"]) == 3
