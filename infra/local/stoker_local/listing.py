@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Page", "list_page"]
+__all__ = ["Page", "list_page", "successor"]
 
 _LAST = chr(sys.maxunicode)
 
@@ -43,11 +43,11 @@ def list_page(sorted_keys: Sequence[str], *, prefix: str, delimiter: str = "", s
             position += 1
         else:
             prefixes.append(key[: cut + len(delimiter)])
-            position = bisect_left(sorted_keys, _successor(prefixes[-1]), position)
+            position = bisect_left(sorted_keys, successor(prefixes[-1]), position)
     return Page(keys=tuple(keys), prefixes=tuple(prefixes), next_start=None)
 
 
-def _successor(prefix: str) -> str:
+def successor(prefix: str) -> str:
     """Return the least string greater than every string that starts with ``prefix``."""
     stem = prefix.rstrip(_LAST)
     if not stem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 from stoker_local.http1 import Body
@@ -20,12 +20,16 @@ class StoredObject:
         tag: the store's identity of the content: a quoted MD5 (S3) or a decimal generation (GCS).
         modified_at: POSIX seconds.
         headers: to be sent with the object (``Content-Type``, ``x-amz-meta-…``).
+        tags: S3's object tags.
+        part_bytes: sizes of the parts that it was uploaded in; empty if it was uploaded whole.
     """
 
     data: Body
     tag: str
     modified_at: float
     headers: dict[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    part_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from stoker_local.http1 import Body, Request, Response
-from stoker_local.objects import ObjectMap
+from stoker_local.objects import ObjectMap, StoredObject
 from stoker_local.s3.errors import S3Error
 
-__all__ = ["Bucket", "BucketSpec", "Call", "Upload", "element", "iso_time", "parse_xml", "xml_response"]
+__all__ = [
+    "OWNER",
+    "Bucket",
+    "BucketSpec",
+    "Call",
+    "Completion",
+    "CopySource",
+    "Upload",
+    "UploadedPart",
+    "element",
+    "iso_time",
+    "parse_xml",
+    "xml_response",
+]
+
+OWNER = "<Owner><ID>stoker</ID><DisplayName>stoker</DisplayName></Owner>"  # of every bucket and object
 
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -40,25 +56,62 @@ class BucketSpec:
             raise ValueError(f"{self.region!r} is not a region: up to 32 of a-z, 0-9 and '-'")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedPart:
+    """A part of an upload; ``tag`` is its quoted MD5."""
+
+    data: Body
+    tag: str
+    modified_at: float
+
+
 @dataclass(slots=True, kw_only=True)
 class Upload:
-    """A multipart upload in progress: its parts by number, each with its quoted MD5."""
+    """A multipart upload in progress: its parts by number."""
 
     key: str
+    initiated_at: float
     headers: dict[str, str]
-    parts: dict[int, tuple[str, Body]] = field(default_factory=dict)
+    tags: Mapping[str, str]
+    parts: dict[int, UploadedPart] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A multipart upload that was completed: S3 answers the same completion again with the same success.
+
+    Attributes:
+        parts: number and ETag, without quotes, of each part that the request named, in order.
+        tag: the ETag of the object that it made.
+    """
+
+    key: str
+    parts: tuple[tuple[int, str], ...]
+    tag: str
 
 
 @dataclass(slots=True, kw_only=True)
 class Bucket:
-    """A bucket's contents."""
+    """A bucket's contents; ``uploads`` and ``completions`` are by upload id."""
 
     spec: BucketSpec
     region: str
     created_at: float
     objects: ObjectMap = field(default_factory=ObjectMap)
     uploads: dict[str, Upload] = field(default_factory=dict)
+    completions: dict[str, Completion] = field(default_factory=dict)
     next_upload: int = 1
+
+    def stored_object(self, key: str) -> StoredObject:
+        """Return an object.
+
+        Raises:
+            S3Error: there is none under ``key``.
+        """
+        stored = self.objects.get(key)
+        if stored is None:
+            raise S3Error("NoSuchKey", "The specified key does not exist.", elements={"Key": key})
+        return stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +130,15 @@ class Call:
     key: str
     request: Request
     body: Body = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySource:
+    """The object that a copy reads: its place, and its state when the copy was asked for."""
+
+    bucket: str
+    key: str
+    stored: StoredObject
 
 
 def element(name: str, text: object) -> str:

@@ -1,34 +1,27 @@
-"""S3's operations on objects: read, write, delete, list."""
+"""S3's operations on objects: read, write, delete."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import re
 from email.utils import formatdate
-from urllib.parse import quote
 
 from stoker_local.http1 import Body, Request, Response
 from stoker_local.objects import StoredObject
 from stoker_local.ranges import UnsatisfiableRangeError, byte_range
+from stoker_local.s3.conditions import Outcome, check_delete_condition, check_write_conditions, failed, read_outcome
 from stoker_local.s3.errors import S3Error
-from stoker_local.s3.model import Bucket, Call, element, iso_time, parse_xml, xml_response
+from stoker_local.s3.listings import NULL_VERSION
+from stoker_local.s3.model import Bucket, Call, element, parse_xml, xml_response
 from stoker_local.s3.payload import decode_payload
+from stoker_local.s3.tagging import tags_of_header
 
-__all__ = [
-    "check_write_conditions",
-    "delete_object",
-    "delete_objects",
-    "etag_of",
-    "get_object",
-    "list_objects",
-    "object_headers",
-    "put_object",
-]
+__all__ = ["delete_object", "delete_objects", "etag_of", "get_object", "object_headers", "put_object"]
 
 _KEPT_HEADERS = ("cache-control", "content-disposition", "content-language", "content-type", "expires")
+_OVERRIDABLE = (*_KEPT_HEADERS, "content-encoding")
 _MAX_KEYS = 1000
+_PART_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 def etag_of(data: Body) -> str:
@@ -46,144 +39,113 @@ def object_headers(request: Request) -> dict[str, str]:
 
 
 def get_object(bucket: Bucket, call: Call, now: float) -> Response:
-    """GetObject and HeadObject: whole or one range, with conditions."""
-    stored = bucket.objects.get(call.key)
-    if stored is None:
-        raise S3Error("NoSuchKey", "The specified key does not exist.", elements={"Key": call.key})
-    asked = call.request.headers
+    """GetObject and HeadObject: whole, one range or one part, with conditions."""
+    stored = bucket.stored_object(call.key)
     headers = {
         **stored.headers,
         "ETag": stored.tag,
         "Last-Modified": formatdate(stored.modified_at, usegmt=True),
         "Accept-Ranges": "bytes",
     }
-    if "if-match" in asked and not _matches(asked["if-match"], stored.tag):
-        raise S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
-    if "if-none-match" in asked and _matches(asked["if-none-match"], stored.tag):
-        return Response(status=304, headers=headers)
-    size = len(stored.data)
-    span = _span(asked["range"], size) if "range" in asked else None
+    if stored.tags:
+        headers["x-amz-tagging-count"] = str(len(stored.tags))
+    match read_outcome(call.request.headers, stored):
+        case Outcome.FAILED:
+            raise failed("If-Match" if "if-match" in call.request.headers else "If-Unmodified-Since")
+        case Outcome.NOT_MODIFIED:
+            return Response(status=304, headers=headers)
+    span = _span(call, stored)
+    if call.request.query:
+        headers |= _query_headers(call, stored)
     if span is None:
         return Response(headers=headers, body=stored.data)
-    headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{size}"
+    headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{len(stored.data)}"
     return Response(status=206, headers=headers, body=memoryview(stored.data)[span[0] : span[1]])
 
 
-def _matches(condition: str, tag: str) -> bool:
-    wanted = [part.strip().removeprefix("W/") for part in condition.split(",")]
-    return "*" in wanted or tag in wanted or tag.strip('"') in wanted
-
-
-def _span(header: str, size_bytes: int) -> tuple[int, int] | None:
+def _span(call: Call, stored: StoredObject) -> tuple[int, int] | None:
+    """Return the half-open range that is asked for, by ``Range`` or ``partNumber``; None is the whole object."""
+    header, number = call.request.headers.get("range"), call.request.parameters.get("partNumber")
+    if number is not None:
+        if header is not None:
+            raise S3Error("InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+        return _part_span(number, stored)
+    size = len(stored.data)
     try:
-        return byte_range(header, size_bytes)
+        return None if header is None else byte_range(header, size)
     except UnsatisfiableRangeError as error:
         raise S3Error(
             "InvalidRange",
             "The requested range is not satisfiable",
-            elements={"RangeRequested": header, "ActualObjectSize": str(size_bytes)},
+            elements={"RangeRequested": header or "", "ActualObjectSize": str(size)},
             headers={"Content-Range": error.content_range},
         ) from error
 
 
-def check_write_conditions(bucket: Bucket, call: Call) -> None:
-    """Refuse a write whose ``If-None-Match: *`` or ``If-Match`` does not hold.
+def _part_span(number: str, stored: StoredObject) -> tuple[int, int] | None:
+    """Return the range of a part as it was uploaded; an object that was put whole is its own only part."""
+    sizes = stored.part_bytes or (len(stored.data),)
+    if not _PART_NUMBER.fullmatch(number) or int(number) < 1:
+        raise S3Error("InvalidArgument", "Part number must be an integer between 1 and 10000, inclusive")
+    if int(number) > len(sizes):
+        raise S3Error("InvalidPartNumber", "The requested partnumber is not satisfiable")
+    start = sum(sizes[: int(number) - 1])
+    return (start, start + sizes[int(number) - 1]) if stored.data else None
 
-    Raises:
-        S3Error: it does not.
-    """
-    asked, stored = call.request.headers, bucket.objects.get(call.key)
-    if (condition := asked.get("if-none-match")) is not None:
-        if condition != "*":
-            raise S3Error("NotImplemented", "Writes take no If-None-Match but '*'.")
-        if stored is not None:
-            raise S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
-    if (condition := asked.get("if-match")) is not None:
-        if stored is None:
-            raise S3Error("NoSuchKey", "The specified key does not exist.", elements={"Key": call.key})
-        if not _matches(condition, stored.tag):
-            raise S3Error("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+
+def _query_headers(call: Call, stored: StoredObject) -> dict[str, str]:
+    """Return the headers that parameters ask for: ``response-content-type=…`` and its like, and the number of parts."""
+    query = call.request.parameters
+    headers = {n: query[f"response-{n}"] for n in _OVERRIDABLE if f"response-{n}" in query}
+    if any(not value.isascii() or not value.isprintable() for value in headers.values()):  # it could end the header
+        raise S3Error("InvalidArgument", "A response header override holds characters that a header cannot hold.")
+    if headers and "authorization" not in call.request.headers and "X-Amz-Signature" not in query:
+        raise S3Error("InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests.")
+    if "partNumber" in query and stored.part_bytes:
+        headers["x-amz-mp-parts-count"] = str(len(stored.part_bytes))
+    return headers
 
 
 def put_object(bucket: Bucket, call: Call, now: float) -> Response:
     """PutObject: whole, atomic, visible at once."""
-    if "x-amz-copy-source" in call.request.headers:
-        raise S3Error("NotImplemented", "CopyObject is not implemented.")
     data = decode_payload(call.request, call.body)
+    tags = tags_of_header(call.request.headers.get("x-amz-tagging", ""))
     check_write_conditions(bucket, call)
     stored = StoredObject(
         data=memoryview(data).toreadonly(),
         tag=etag_of(data),
         modified_at=now,
         headers=object_headers(call.request),
+        tags=tags,
     )
     bucket.objects[call.key] = stored
     return Response(headers={"ETag": stored.tag})
 
 
 def delete_object(bucket: Bucket, call: Call, now: float) -> Response:
-    """DeleteObject: deleting what is not there succeeds."""
+    """DeleteObject: deleting what is not there succeeds, unless the request has a condition."""
+    check_delete_condition(bucket, call.key, call.request.headers.get("if-match"))
     bucket.objects.pop(call.key, None)
     return Response(status=204)
 
 
 def delete_objects(bucket: Bucket, call: Call, now: float) -> Response:
-    """DeleteObjects: up to 1,000 keys."""
+    """DeleteObjects: up to 1,000 keys, each with its own condition and outcome."""
     request = parse_xml(decode_payload(call.request, call.body))
-    keys = [node.findtext("Key") or "" for node in request.findall("Object")]
-    if not 0 < len(keys) <= _MAX_KEYS or not all(keys):
+    nodes = request.findall("Object")
+    if not 0 < len(nodes) <= _MAX_KEYS or not all(node.findtext("Key") for node in nodes):
         raise S3Error("MalformedXML", f"DeleteObjects takes 1 to {_MAX_KEYS} keys.")
-    for key in keys:
+    quiet, parts = request.findtext("Quiet") == "true", []
+    for node in nodes:
+        key, version = node.findtext("Key") or "", node.findtext("VersionId")
+        about = element("Key", key) + ("" if version is None else element("VersionId", version))
+        try:
+            if version not in (None, NULL_VERSION):
+                raise S3Error("NoSuchVersion", "The specified version does not exist.")
+            check_delete_condition(bucket, key, node.findtext("ETag"))
+        except S3Error as error:
+            parts.append(f"<Error>{about}{element('Code', error.code)}{element('Message', error.message)}</Error>")
+            continue
         bucket.objects.pop(key, None)
-    quiet = request.findtext("Quiet") == "true"
-    return xml_response(
-        "DeleteResult", "" if quiet else "".join(f"<Deleted>{element('Key', key)}</Deleted>" for key in keys)
-    )
-
-
-def list_objects(bucket: Bucket, call: Call, now: float) -> Response:
-    """ListObjectsV2: one page; its continuation token is the key where the next one starts."""
-    query = call.request.parameters
-    prefix, delimiter, token = query.get("prefix", ""), query.get("delimiter", ""), query.get("continuation-token")
-    start_after, limit = query.get("start-after", ""), _max_keys(query.get("max-keys", "1000"))
-    # The least string after `start_after` is itself and a NUL; an empty one is before every key.
-    start = _decode_token(token) if token is not None else start_after and start_after + "\0"
-    page = bucket.objects.page(prefix=prefix, delimiter=delimiter, start=start, limit=limit)
-    encoded = query.get("encoding-type") == "url"
-
-    def name(tag: str, text: str) -> str:
-        return element(tag, quote(text, safe="/-_.~") if encoded else text)
-
-    parts = [element("Name", bucket.spec.name), name("Prefix", prefix), element("MaxKeys", limit)]
-    parts += [element("EncodingType", "url")] if encoded else []
-    parts += [name("Delimiter", delimiter)] if delimiter else []
-    parts += [name("StartAfter", start_after)] if start_after else []
-    parts += [element("ContinuationToken", token)] if token is not None else []
-    parts.append(element("KeyCount", len(page.keys) + len(page.prefixes)))
-    parts.append(element("IsTruncated", "false" if page.next_start is None else "true"))
-    if page.next_start is not None:
-        parts.append(element("NextContinuationToken", _encode_token(page.next_start)))
-    for key in page.keys:
-        stored = bucket.objects[key]
-        about = element("LastModified", iso_time(stored.modified_at)) + element("ETag", stored.tag)
-        about += element("Size", len(stored.data)) + element("StorageClass", "STANDARD")
-        parts.append(f"<Contents>{name('Key', key)}{about}</Contents>")
-    parts += [f"<CommonPrefixes>{name('Prefix', common)}</CommonPrefixes>" for common in page.prefixes]
-    return xml_response("ListBucketResult", "".join(parts))
-
-
-def _max_keys(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
-        raise S3Error("InvalidArgument", "Provided max-keys not an integer or within integer range")
-    return min(int(text), _MAX_KEYS)
-
-
-def _encode_token(start: str) -> str:
-    return base64.urlsafe_b64encode(start.encode()).decode()
-
-
-def _decode_token(token: str) -> str:
-    try:
-        return base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError) as error:
-        raise S3Error("InvalidArgument", "The continuation token provided is incorrect") from error
+        parts += [] if quiet else [f"<Deleted>{about}</Deleted>"]
+    return xml_response("DeleteResult", "".join(parts))

@@ -56,9 +56,12 @@ def _verify_digests(digests: Mapping[str, str], body: Body) -> None:
             continue
         try:
             sent = base64.b64decode(digests[name], validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise S3Error("InvalidDigest", f"The {name} you specified is not valid.") from error
-        if sent != digest(body):
+        except (binascii.Error, ValueError):
+            sent = b""
+        expected = digest(body)
+        if len(sent) != len(expected):
+            raise S3Error("InvalidDigest", f"The {name} you specified is not valid.")
+        if sent != expected:
             raise S3Error("BadDigest", f"The {name} you specified did not match what we received.")
 
 
