@@ -30,6 +30,7 @@ class Disk:
     def __init__(self, rng: random.Random, path: Path, fails: float, spoils: float) -> None:
         self.rng, self.path, self.fails, self.spoils = rng, path, fails, spoils
         self.busy = 0
+        self.threads: set[asyncio.Future[Any]] = set()
 
     async def in_thread(self, work: Callable[[threading.Event], Any]) -> Any:
         """As the real one: whoever is cancelled waits for the end of the work."""
@@ -42,6 +43,14 @@ class Disk:
             await asyncio.wait([thread])
             thread.exception()
             raise
+
+    async def until_cancelled(self, work: Callable[[], Any], executor: object, left: object) -> Any:
+        """As the real one: whoever is cancelled leaves the thread to itself."""
+        thread = asyncio.ensure_future(self._work(lambda _: work(), threading.Event()))
+        self.threads.add(thread)
+        thread.add_done_callback(self.threads.discard)
+        thread.add_done_callback(lambda _: thread.exception())
+        return await asyncio.shield(thread)
 
     async def _work(self, work: Callable[[threading.Event], Any], cancelled: threading.Event) -> Any:
         self.busy += 1
@@ -103,6 +112,8 @@ async def fetch_many(tiers: list[KeepingTier], store: FaultyStore, rng: random.R
     assert ring.statistics().free == SLOTS
     for tier in tiers:
         await tier.close()
+    if disk.threads:
+        await asyncio.wait(disk.threads)
     assert (disk.busy, store.active) == (0, 0)
     return arrived
 
@@ -114,6 +125,7 @@ def test_whatever_happens_to_tiers_every_object_comes_and_is_right(
     rng = random.Random(seed)
     disk = Disk(rng, tmp_path, fails=rng.choice([0.0, 0.0, 0.01]), spoils=rng.choice([0.0, 0.1, 0.3]))
     monkeypatch.setattr(module, "in_thread", disk.in_thread)
+    monkeypatch.setattr(module, "in_thread_until_cancelled", disk.until_cancelled)
     monkeypatch.setattr(os, "write", disk.write)
     monkeypatch.setattr(os, "preadv", disk.preadv)
     weather = Weather(probability={"error": 0.05, "reset": 0.05, "corrupt": 0.03, "truncate": 0.02})

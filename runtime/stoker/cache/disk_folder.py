@@ -24,6 +24,7 @@ from pathlib import Path
 from stoker.cache.naming import is_name, size_of
 from stoker.checksum import crc32c
 from stoker.errors import ChecksumError
+from stoker.threads import WithdrawableMemory
 
 __all__ = ["BLOCK_BYTES", "DiskFolder", "FolderConfig"]
 
@@ -31,7 +32,8 @@ BLOCK_BYTES = 4096
 """What a file takes of a disk is counted in these."""
 _PREFIX = "stoker-tier-"
 _WRITING = ".writing"
-_PIECE_BYTES = 4 << 20  # between two looks at whether the reader was cancelled
+_PIECE_BYTES = 1 << 20  # read into a thread's own memory, which stays in the processor's cache, and copied from there
+_pieces = threading.local()
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -146,13 +148,12 @@ class DiskFolder:
         """Whether there may be others to read from."""
         return self._config.owners > 1 or self.own is None
 
-    def read(self, name: str, into: memoryview, cancelled: threading.Event, *, is_own: bool) -> bool:
-        """Fill memory of an object's size, and return whether that was done, and not cancelled.
+    def read(self, name: str, into: WithdrawableMemory, *, is_own: bool) -> bool:
+        """Fill memory of an object's size, and return whether that was done, and the memory not withdrawn.
 
         Args:
             name: of the object.
-            into: is written to until the call ends.
-            cancelled: looked at between pieces.
+            into: the memory.
             is_own: whether to read what this process has written, or else what others have.
 
         Raises:
@@ -165,7 +166,7 @@ class DiskFolder:
             if handle is None:
                 continue
             try:
-                return _read(handle, name, into, cancelled)
+                return _read(handle, name, into)
             except FileNotFoundError:
                 continue
             except ChecksumError as error:
@@ -344,7 +345,7 @@ def _unlink(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def _read(folder: int, name: str, into: memoryview, cancelled: threading.Event) -> bool:
+def _read(folder: int, name: str, into: WithdrawableMemory) -> bool:
     try:
         handle = os.open(name, _FILE, dir_fd=folder)
     except OSError as error:
@@ -355,17 +356,25 @@ def _read(folder: int, name: str, into: memoryview, cancelled: threading.Event) 
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_size != into.nbytes:
             raise ChecksumError(f"{name} is no file of {into.nbytes} bytes")
-        filled = 0
-        while filled < into.nbytes:
-            if cancelled.is_set():
-                return False
-            read = os.preadv(handle, [into[filled : filled + _PIECE_BYTES]], filled)
-            if not read:
-                raise ChecksumError(f"{name} has become shorter")
-            filled += read
+        return _filled(handle, name, into)
     finally:
         os.close(handle)
-    if crc32c(into) != int(name[:8], 16):
+
+
+def _filled(handle: int, name: str, into: WithdrawableMemory) -> bool:
+    if not hasattr(_pieces, "memory"):
+        _pieces.memory = memoryview(bytearray(_PIECE_BYTES))
+    filled = checksum = 0
+    while filled < into.nbytes:
+        piece: memoryview = _pieces.memory[: into.nbytes - filled]
+        read = os.preadv(handle, [piece], filled)
+        if not read:
+            raise ChecksumError(f"{name} has become shorter")
+        if not into.fill(filled, piece[:read]):
+            return False
+        checksum = crc32c(piece[:read], checksum)
+        filled += read
+    if checksum != int(name[:8], 16):
         raise ChecksumError(f"{name} is damaged")
     return True
 

@@ -9,6 +9,7 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,11 +17,11 @@ from stoker.cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig
 from stoker.cache.future import Future
 from stoker.cache.keeper import CacheStatistics, Keeper
 from stoker.cache.naming import name_of
-from stoker.errors import BudgetError, ChecksumError
+from stoker.errors import BudgetError, ChecksumError, StoreError
 from stoker.manifest import Manifest
 from stoker.ring import Ring
 from stoker.sizes import format_bytes
-from stoker.threads import in_thread
+from stoker.threads import WithdrawableMemory, in_thread, in_thread_until_cancelled
 from stoker.tier import ObjectRef
 
 __all__ = ["DiskTier"]
@@ -31,6 +32,10 @@ _BEHIND_LEAST, _BEHIND_MOST = 4, 1024
 """Objects that may wait to be written, however large they are."""
 _OPENING_TRIES, _OPENING_SECONDS = 100, 0.05
 """Of a folder that another process is just opening."""
+_READ_THREADS, _MOST_LEFT = 8, 2
+"""Threads that read, and those of them that may hang after their reads were cancelled while more are begun."""
+_ENDING_SECONDS = 1.0
+"""For threads that were left, when the tier is closed."""
 _OF_ONE_NAME = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 """What stands in the way of one object and not of others."""
 
@@ -56,7 +61,8 @@ class DiskTier:
     """A :class:`~stoker.cache.keeping.KeepingTier` in one owner's part of a folder, and a reader of the others' parts.
 
     Who stays is decided at once, on the event loop; files are read, written and removed in threads, in that order: a
-    file that is evicted while it is read goes when the reading has ended. Written files are not forced to the disk,
+    file that is evicted while it is read goes when the reading has ended. A read that is cancelled ends at once, also
+    where the disk hangs. Written files are not forced to the disk,
     since each is checked when it is read.
 
     Args:
@@ -99,6 +105,8 @@ class DiskTier:
         self._writer: asyncio.Task[None] | None = None
         self._reading: Counter[str] = Counter()
         self._read_ended = asyncio.Event()
+        self._threads = ThreadPoolExecutor(_READ_THREADS, "stoker-disk-tier")  # reads that hang hold up nothing else
+        self._left: set[threading.Event] = set()
 
     async def follow(self, manifest: Manifest, future: Future) -> None:
         """Keep what a stretch of the order needs; opens the folder if it is not open, and adopts what is there."""
@@ -147,9 +155,11 @@ class DiskTier:
         folder = self._folder
         if folder is None or not (is_own or folder.has_others):
             return False
+        if len(self._left) >= _MOST_LEFT:
+            raise StoreError(f"{len(self._left)} late reads of {self.name} have not ended yet")
         self._reading[name] += 1
         try:
-            found = await in_thread(lambda cancelled: folder.read(name, into, cancelled, is_own=is_own))
+            found = await self._read_file(folder, name, into, is_own=is_own)
         except OSError as error:
             self._failed_to_read(name, error, is_own=is_own)
             return False
@@ -162,6 +172,16 @@ class DiskTier:
             self._keeper.drop(name)
         self._keeper.hits += found
         return found
+
+    async def _read_file(self, folder: DiskFolder, name: str, into: memoryview, *, is_own: bool) -> bool:
+        """Have a thread read a file. When the call is cancelled, the thread goes on without the memory."""
+        memory = WithdrawableMemory(into)
+        try:
+            return await in_thread_until_cancelled(
+                lambda: folder.read(name, memory, is_own=is_own), self._threads, self._left
+            )
+        finally:
+            memory.withdraw()
 
     def _failed_to_read(self, name: str, error: OSError, *, is_own: bool) -> None:
         self._keeper.damaged += 1
@@ -242,8 +262,13 @@ class DiskTier:
         if self._pid == os.getpid():
             async with self._opening:
                 await self.flush()
+                await in_thread(lambda _: self._end_threads())
                 await self._close_folder()
                 self._begin()
+
+    def _end_threads(self) -> None:
+        have_ended = [ended.wait(_ENDING_SECONDS) for ended in list(self._left)]
+        self._threads.shutdown(wait=all(have_ended))
 
     async def _close_folder(self) -> None:
         folder, self._folder = self._folder, None
