@@ -48,6 +48,10 @@ class LoaderStatistics:
         hedges: requests that were sent a second time because they were late.
         hedge_wins: of these, those that were faster.
         tier_hits: super-samples that came from a nearer place than the bucket, by its name: ``"warm"``, and ``caches``.
+        tier_late: super-samples for which such a place was late, so that the bucket was asked as well or instead.
+        tier_states: of each such place's circuit breaker: ``"closed"`` where it is read, ``"open"`` where it is left
+            alone for 5 s since it was late or failed three times in a row, ``"half-open"`` or ``"probing"`` where one
+            read tries it.
         caches: look-ups, hits, evictions and what is held, by name: ``"memory"``, ``"disk:/mnt/nvme/stoker"``.
         dollars: what the store asks for the requests and bytes, from the price file.
     """
@@ -72,6 +76,8 @@ class LoaderStatistics:
     hedge_wins: int
     dollars: float
     tier_hits: Mapping[str, int] = field(default_factory=dict)
+    tier_late: Mapping[str, int] = field(default_factory=dict)
+    tier_states: Mapping[str, str] = field(default_factory=dict)
     caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
     @property
@@ -207,6 +213,8 @@ def statistics(
         hedges=feed.fetch.hedges,
         hedge_wins=feed.fetch.hedge_wins,
         tier_hits=feed.fetch.tier_hits,
+        tier_late=feed.fetch.tier_late,
+        tier_states=feed.fetch.tier_states,
         dollars=reading.dollars(prices),
         caches=feed.caches,
     )

@@ -40,7 +40,9 @@ class Tier(Protocol):
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill ``into``, which has exactly ``ref.size_bytes`` bytes, and return True; or False if it is not here.
 
-        When the call ends, however it ends (cancellation too), nothing writes to ``into`` any more.
+        When the call ends, however it ends (cancellation too), nothing writes to ``into`` any more. A read that is late
+        is cancelled, and must end at once: the store fills the same memory then. What cannot stop at once, such as a
+        thread, reads into memory of its own first.
 
         Raises:
             StoreError: the tier failed; the fetcher goes on to the next place.

@@ -38,7 +38,7 @@ FLOORS = {
         text_file tier
         cache.fifo cache.future cache.keeper cache.lru cache.naming cache.next_use cache.policies cache.policy
         cache.replica_aware cache.spec cache.uniform
-        fetch.aimd fetch.backoff fetch.config fetch.hedge fetch.statistics
+        fetch.aimd fetch.backoff fetch.breaker fetch.config fetch.hedge fetch.statistics
         pack.cutter pack.difference pack.digest pack.known pack.record
         reading.forecast reading.group_plan reading.group_steps reading.sample_memory
         shuffling.layout shuffling.memory shuffling.plan shuffling.task

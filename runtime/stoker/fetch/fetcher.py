@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 
 from stoker.checksum import crc32c
-from stoker.errors import BudgetError, ChecksumError, FetchError, ObjectChangedError, StokerError, StoreError
+from stoker.errors import BudgetError, ChecksumError, FetchError, ObjectChangedError, StokerError
 from stoker.fetch.config import FetchConfig
-from stoker.fetch.race import Found, Race
+from stoker.fetch.race import Found, TierChain
 from stoker.fetch.range_reader import Pursuit, RangePart, RangeReader
 from stoker.fetch.statistics import FetchStatistics, FetchTally
 from stoker.ring import Ring, RingStateError
@@ -50,8 +49,8 @@ class Fetcher:
             ring: into whose slots they are fetched; its free slots are for hedges, too.
             rng: for jitter.
             config: deadlines, retries, hedges and concurrency.
-            tiers: nearer places to ask for whole objects first, in turn.
-            warm: the last of them, across a network: when it is late with a whole object, the store is asked as well.
+            tiers: nearer places to ask for whole objects first, in turn; one that is late is not waited for.
+            warm: the last of them, across a network.
             small_hedge_bytes: hedges up to this size share memory of their own, ``config.hedge_burst`` times as much,
                 while there is room; every other one needs a free slot.
             checksum: of a whole object; a model of a bucket, which moves no bytes, brings its own.
@@ -59,20 +58,19 @@ class Fetcher:
         self.config = config or FetchConfig()
         self._store = store
         self._ring = ring
-        self._tiers = tuple(tiers) if warm is None else (*tiers, warm)
-        self._nearer = len(tiers)
         self._checksum = checksum
         self._tally = FetchTally()
         self._reader = RangeReader(
             store, ring=ring, rng=rng, config=self.config, tally=self._tally, small_hedge_bytes=small_hedge_bytes
         )
-        self._race = Race(self._read_warm, self._reader, self.config) if warm is not None else None
+        places = tuple(tiers) if warm is None else (*tiers, warm)
+        self._tiers = TierChain(places, self._reader, self.config, self._tally, self._verify_whole)
         self._sends_tags = True
 
     @property
     def stats(self) -> FetchStatistics:
         """A snapshot of everything counted so far."""
-        return self._reader.statistics()
+        return self._reader.statistics(self._tiers.states())
 
     async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
         """Return a READY slot whose first ``ref.size_bytes`` bytes are the object's, verified by checksum.
@@ -80,7 +78,8 @@ class Fetcher:
         The slot is acquired before the first await. ``urgent`` objects go before others and are read in parallel
         ranges. Cancelling waits until no transport writes to the slot and frees it, as every error does. Takes
         ``deadline_seconds`` at most and what its bytes take at ``least_bytes_per_second``, not counting the wait in
-        line before the first request, and before that ``attempt_seconds`` and as much for each tier.
+        line before the first request. A tier adds 0.1 s at most, or what the store takes if the tier's reads are known
+        to take longer; where the store then cannot, each tier may take ``attempt_seconds``.
 
         Raises:
             FetchError: not fetched by the deadline or the last attempt, or its checksum always differs.
@@ -119,13 +118,19 @@ class Fetcher:
                 ref, parts, into=into, verify=lambda data: self._verify_whole(ref, data), urgent=urgent
             )
 
-        if await self._read_places(self._tiers[: self._nearer], ref, into):
-            return
-        found = Found.NOWHERE if self._race is None else await self._race.read(ref, into, read_store)
-        if found is Found.NOWHERE:
-            await read_store(into)
-        for tier in self._tiers[: self._nearer] if found is Found.TIER else self._tiers:
-            tier.offer(ref, into)
+        match await self._tiers.read(ref, into, read_store):
+            case Found.TIER:
+                self._delivered(ref.size_bytes)
+            case Found.STORE:
+                self._tiers.offer(ref, into)
+            case Found.NOWHERE:
+                try:
+                    await read_store(into)
+                except StokerError:
+                    if not await self._tiers.read_patiently(ref, into):
+                        raise
+                    self._delivered(ref.size_bytes)
+                self._tiers.offer(ref, into)
 
     async def fetch_ranges(
         self,
@@ -211,31 +216,10 @@ class Fetcher:
 
         A place that lacks, spoils or fails costs time and nothing else.
         """
-        return await self._read_places(self._tiers, ref, into)
-
-    async def _read_warm(self, ref: ObjectRef, into: memoryview) -> bool:
-        return await self._read_places(self._tiers[self._nearer :], ref, into)
-
-    async def _read_places(self, tiers: Sequence[Tier], ref: ObjectRef, into: memoryview) -> bool:
-        for place, tier in enumerate(tiers):
-            try:
-                async with asyncio.timeout(self.config.attempt_limit_seconds(ref.size_bytes)):
-                    with strand(ref.key, Phase.TIER):
-                        found = await tier.read(ref, into)
-                    if not found:
-                        continue
-                with strand(ref.key, Phase.VERIFY):
-                    self._verify_whole(ref, into)
-            except (StoreError, TimeoutError) as error:
-                self._tally.tier_errors[tier.name] += 1
-                self._tally.checksum_failures += isinstance(error, ChecksumError)
-                continue
-            self._tally.tier_hits[tier.name] += 1
-            for nearer in tiers[:place]:
-                nearer.offer(ref, into)
-            self._delivered(ref.size_bytes)
-            return True
-        return False
+        if await self._tiers.read(ref, into) is Found.NOWHERE:
+            return False
+        self._delivered(ref.size_bytes)
+        return True
 
     def split(self, part: RangePart, *, urgent: bool) -> list[RangePart]:
         """Cut what is urgent into ranges of nearly equal size; nothing of an empty one needs to be read."""

@@ -1,23 +1,38 @@
-"""A nearer place that may be late: then the store is asked as well, and whoever is first delivers.
+"""Nearer places, none of which may hurt: the nearest that has an object in time delivers it, or else the store does.
 
-The rule and the budget are those of hedges: see :mod:`stoker.fetch.hedge`.
+A tier that is late is raced with the store while there is spare memory and budget for a hedge (see
+:mod:`stoker.fetch.hedge`); else its read is cancelled, and the store fills the same memory. A tier that is late or
+fails three times in a row is left alone for a while (see :mod:`stoker.fetch.breaker`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
-from stoker.errors import StokerError
+from stoker.errors import ChecksumError, StokerError, StoreError
+from stoker.fetch.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome
 from stoker.fetch.config import FetchConfig
 from stoker.fetch.hedge import TransferTimes
-from stoker.fetch.range_reader import LOOK_SECONDS, RangeReader
+from stoker.fetch.range_reader import LOOK_SECONDS, TIMER_SECONDS, RangeReader
+from stoker.fetch.statistics import FetchTally
 from stoker.task_group import task_group
-from stoker.tier import ObjectRef
+from stoker.tier import ObjectRef, Tier
+from stoker.trace.fetches import note_tier, strand
+from stoker.trace.phases import Phase
 
-__all__ = ["Found", "Race"]
+__all__ = ["LATE_SECONDS", "Found", "TierChain"]
+
+_log = logging.getLogger("stoker")
+
+LATE_SECONDS = 0.08
+"""A tier that has not delivered by then is late, unless its reads are known to take longer and the store's, too."""
+
+ReadStore = Callable[[memoryview], Awaitable[None]]
+Verify = Callable[[ObjectRef, memoryview], None]
 
 
 class Found(enum.Enum):
@@ -28,83 +43,229 @@ class Found(enum.Enum):
     STORE = enum.auto()
 
 
-class Race:
-    """Reads from a tier, and from the store as well when that is late. Lives on one event loop.
+class _Answer(enum.StrEnum):
+    """What came of a tier, as traces call it; one that was late was cancelled, or was beaten by the store in a race."""
+
+    DELIVERED = "delivered"
+    LACKING = "lacking"
+    FAILED = "failed"
+    LATE = "late"
+    BEATEN = "beaten"
+    NOT_ASKED = "not asked"
+
+
+_OUTCOMES = {
+    _Answer.DELIVERED: Outcome.DELIVERED,
+    _Answer.LACKING: Outcome.UNDECIDED,
+    _Answer.FAILED: Outcome.FAILED,
+    _Answer.LATE: Outcome.FAILED,
+    _Answer.BEATEN: Outcome.FAILED,
+}
+
+
+class _Member:
+    """A tier of a chain, and what is known of its health.
+
+    Attributes:
+        times: of its reads, each divided by the number that were under way, which share a device or a link.
+        under_way: reads now.
+        failure: what went wrong last.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.breaker = Breaker()
+        self.times = TransferTimes()
+        self.under_way = 0
+        self.failure = ""
+
+
+class TierChain:
+    """Reads objects from the nearest tier that has them. Lives on one event loop.
 
     Args:
-        tier: fills memory with an object, verified, and returns True; False if it cannot. Raises no StokerError.
-        reader: of the store; lends memory for what is read from there, as far as budget and ring allow.
-        config: when something is late.
+        tiers: the nearest first.
+        reader: of the store; lends memory for a race, as far as budget and ring allow.
+        config: when something is late, and how long a read may take.
+        tally: counts hits, errors and lateness.
+        verify: raises ChecksumError if bytes are not the object's.
     """
 
     def __init__(
-        self, tier: Callable[[ObjectRef, memoryview], Awaitable[bool]], reader: RangeReader, config: FetchConfig
+        self, tiers: Sequence[Tier], reader: RangeReader, config: FetchConfig, tally: FetchTally, verify: Verify
     ) -> None:
-        self._tier, self._reader, self._config = tier, reader, config
-        self._times = TransferTimes()
+        self._members = [_Member(tier) for tier in tiers]
+        self._reader, self._config, self._tally, self._verify = reader, config, tally, verify
 
-    async def read(self, ref: ObjectRef, into: memoryview, store: Callable[[memoryview], Awaitable[None]]) -> Found:
-        """Fill ``into`` with an object and say from where; NOWHERE if the tier said in time that it cannot.
+    def states(self) -> dict[str, str]:
+        """Return the state of each tier's breaker, by name of the tier."""
+        return {member.tier.name: str(member.breaker.state) for member in self._members}
 
-        When the call ends, however it ends, nothing writes to ``into`` any more.
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Tell all tiers of verified bytes that came from the store."""
+        self._offer(ref, data, len(self._members))
+
+    async def read(self, ref: ObjectRef, into: memoryview, store: ReadStore | None = None) -> Found:
+        """Fill ``into`` with an object, verified, and say from where; NOWHERE if the store is to be read into it now.
+
+        When the call ends, however it ends, nothing writes to ``into`` any more. The first tier that is late is the
+        last that is asked. Tiers nearer than the one that delivers are offered the object.
 
         Args:
             ref: the object.
             into: memory of its size.
-            store: fills other memory of this size from the store.
+            store: fills other memory of this size from the store, for a race; without it there is none.
 
         Raises:
-            StokerError: the tier was late and then could not, and neither could the store.
+            StokerError: a tier was late and then could not, and neither could the store.
         """
+        if self._members:
+            self._reader.earn()
+        for place, member in enumerate(self._members):
+            answer = await self._permitted(member, ref, into, store)
+            note_tier(member.tier.name, answer)
+            if answer is _Answer.DELIVERED:
+                self._tally.tier_hits[member.tier.name] += 1
+                self._offer(ref, into, place)
+                return Found.TIER
+            if answer is _Answer.BEATEN:
+                return Found.STORE
+            if answer is _Answer.LATE:
+                break
+        return Found.NOWHERE
+
+    async def read_patiently(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Fill ``into`` from any tier that can, whatever its breaker says: for when the store cannot.
+
+        A tier may take ``attempt_seconds``, and what the bytes take at ``least_bytes_per_second``.
+        """
+        for member in self._members:
+            if await self._read_tier(member, ref, into) is _Answer.DELIVERED:
+                self._tally.tier_hits[member.tier.name] += 1
+                return True
+        return False
+
+    def _offer(self, ref: ObjectRef, data: memoryview, nearer_than: int) -> None:
+        for member in self._members[:nearer_than]:
+            member.tier.offer(ref, data)
+
+    async def _permitted(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+        """Ask a tier, if its breaker permits."""
+        loop = asyncio.get_running_loop()
+        permit = member.breaker.permit(loop.time())
+        if permit is None:
+            return _Answer.NOT_ASKED
+        outcome = Outcome.UNDECIDED
+        member.under_way += 1
+        try:
+            answer = await self._ask(member, ref, into, store)
+            outcome = _OUTCOMES[answer]
+        except StokerError:
+            outcome = Outcome.FAILED
+            raise
+        finally:
+            member.under_way -= 1
+            before = member.breaker.state
+            member.breaker.report(permit, outcome, loop.time())
+            _log_change(member, before)
+        return answer
+
+    async def _ask(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+        """Read from a tier, and from the store beside it if that is late and there is memory."""
         with ExitStack() as lent:
             async with task_group() as group:
-                near = group.create_task(self._read_tier(ref, into))
-                data = await self._memory_when_late(near, ref.size_bytes, lent)
-                if data is None:
-                    return Found.TIER if near.result() else Found.NOWHERE
-                far = group.create_task(_failure_of(store(data)))
-                await asyncio.wait([near, far], return_when=asyncio.FIRST_COMPLETED)
-                if near.done() and not near.result():
-                    await asyncio.wait([far])
-                elif far.done() and far.result() is not None:
-                    await asyncio.wait([near])
-                near.cancel()
-                far.cancel()
-            if not near.cancelled() and near.result():
-                return Found.TIER
+                near = group.create_task(self._read_tier(member, ref, into))
+                if await self._is_in_time(member, near, ref.size_bytes):
+                    return near.result()
+                self._tally.tier_late[member.tier.name] += 1
+                data = self._reader.lend(ref.size_bytes, lent) if store is not None and self._config.hedge else None
+                if store is None or data is None:
+                    near.cancel()
+                else:
+                    far = group.create_task(_failure_of(store(data)))
+                    await _first_success(near, far)
+            if not near.cancelled() and near.result() is _Answer.DELIVERED:
+                return _Answer.DELIVERED
+            if data is None:
+                return _Answer.LATE
             if (error := far.result()) is not None:
                 raise error
             self._reader.won()
             into[:] = data
-            return Found.STORE
+            return _Answer.BEATEN
 
-    async def _memory_when_late(self, near: asyncio.Task[bool], size_bytes: int, lent: ExitStack) -> memoryview | None:
-        """Return memory for a second reading as soon as the first is late; None if that ended before."""
-        left_seconds = self._late_seconds(size_bytes)
-        while True:
-            await asyncio.wait([near], timeout=left_seconds)
+    async def _is_in_time(self, member: _Member, near: asyncio.Task[_Answer], size_bytes: int) -> bool:
+        """Wait until a read has ended or is late; return whether it has ended.
+
+        Short looks are counted, not the clock, so that time in which this process did not run is nobody's lateness.
+        """
+        waited_seconds = 0.0
+        while (left_seconds := self._late_seconds(member, size_bytes) - waited_seconds) >= TIMER_SECONDS:
+            look_seconds = min(LOOK_SECONDS, left_seconds)
+            await asyncio.wait([near], timeout=look_seconds)
             if near.done():
-                return None
-            if (data := self._reader.lend(size_bytes, lent)) is not None:
-                return data
-            left_seconds = LOOK_SECONDS
+                return True
+            waited_seconds += look_seconds
+        member.failure = f"it had not delivered after {waited_seconds:.2g} s"
+        return False
 
-    def _late_seconds(self, size_bytes: int) -> float | None:
-        config, expected_seconds = self._config, self._times.expected_seconds(size_bytes)
-        if not config.hedge:
-            return None
+    def _late_seconds(self, member: _Member, size_bytes: int) -> float:
+        """Return how long to wait for a tier: no longer than the store would take, if that is known."""
+        expected_seconds = member.times.expected_seconds(size_bytes)
         if expected_seconds is None:
-            return config.hedge_first_seconds
-        return max(config.hedge_least_seconds, config.hedge_after_factor * expected_seconds)
+            return LATE_SECONDS
+        patience_seconds = self._config.hedge_after_factor * expected_seconds * member.under_way
+        store_seconds = self._reader.expected_seconds(size_bytes)
+        if store_seconds is not None:
+            patience_seconds = min(patience_seconds, store_seconds)
+        return max(LATE_SECONDS, patience_seconds)
 
-    async def _read_tier(self, ref: ObjectRef, into: memoryview) -> bool:
+    async def _read_tier(self, member: _Member, ref: ObjectRef, into: memoryview) -> _Answer:
         loop = asyncio.get_running_loop()
-        begun_seconds = loop.time()
-        self._reader.earn()
-        found = await self._tier(ref, into)
-        if found:
-            self._times.observe(ref.size_bytes, loop.time() - begun_seconds)
-        return found
+        begun_seconds, beside = loop.time(), member.under_way
+        try:
+            async with asyncio.timeout(self._config.attempt_limit_seconds(ref.size_bytes)):
+                with strand(ref.key, Phase.TIER):
+                    found = await member.tier.read(ref, into)
+            if not found:
+                return _Answer.LACKING
+            with strand(ref.key, Phase.VERIFY):
+                self._verify(ref, into)
+        except (StoreError, TimeoutError) as error:
+            self._tally.tier_errors[member.tier.name] += 1
+            self._tally.checksum_failures += isinstance(error, ChecksumError)
+            member.failure = str(error) or type(error).__name__
+            return _Answer.FAILED
+        sharing = max(1, beside, member.under_way)
+        member.times.observe(ref.size_bytes, (loop.time() - begun_seconds) / sharing)
+        return _Answer.DELIVERED
+
+
+def _log_change(member: _Member, before: BreakerState) -> None:
+    """Say that a breaker has opened, or has closed again: once each, not at every probe."""
+    name, state = member.tier.name, member.breaker.state
+    if before is BreakerState.CLOSED and state is BreakerState.OPEN:
+        _log.warning(
+            "the tier %s was late or failed %d times in a row, and is left alone; one read tries it every %g s, the "
+            "bucket serves meanwhile: %s",
+            name,
+            FAILURES,
+            PAUSE_SECONDS,
+            member.failure,
+        )
+    elif before is BreakerState.PROBING and state is BreakerState.CLOSED:
+        _log.info("the tier %s delivers again", name)
+
+
+async def _first_success(near: asyncio.Task[_Answer], far: asyncio.Task[StokerError | None]) -> None:
+    """Wait until a tier or the store has delivered, or neither has, and cancel what still runs."""
+    await asyncio.wait([near, far], return_when=asyncio.FIRST_COMPLETED)
+    if near.done() and near.result() is not _Answer.DELIVERED:
+        await asyncio.wait([far])
+    elif far.done() and far.result() is not None:
+        await asyncio.wait([near])
+    near.cancel()
+    far.cancel()
 
 
 async def _failure_of(reading: Awaitable[None]) -> StokerError | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
@@ -151,14 +151,23 @@ class RangeReader:
         self._small_hedge_bytes = small_hedge_bytes
         self._small_used_bytes = 0
 
-    def statistics(self) -> FetchStatistics:
-        """Return what was counted, with what is expected and allowed now."""
+    def statistics(self, tier_states: Mapping[str, str]) -> FetchStatistics:
+        """Return what was counted, with what is expected and allowed now.
+
+        Args:
+            tier_states: of each tier's circuit breaker, by name of the tier.
+        """
         return self._tally.snapshot(
             fit=self._times.fit(),
             transfer_seconds=self._times.median_seconds(),
             concurrency=self._aimd.limit,
             in_flight=self._gate.in_flight,
+            tier_states=tier_states,
         )
+
+    def expected_seconds(self, size_bytes: int) -> float | None:
+        """Return what a transfer of so many bytes takes lately, None while too few were seen."""
+        return self._times.expected_seconds(size_bytes)
 
     async def read(self, pursuit: Pursuit, part: RangePart) -> None:
         """Fill a part of the pursuit's memory. When the call ends, however it ends, nothing writes there any more.

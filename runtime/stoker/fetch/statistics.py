@@ -30,6 +30,10 @@ class FetchStatistics:
         failed: fetches that ended in an error (cancelled ones are neither).
         tier_hits: objects delivered by a tier, by name of the tier.
         tier_errors: reads in which a tier failed or spoilt the bytes, by name of the tier.
+        tier_late: reads in which a tier was late, so that the store was asked as well or instead, by name of the tier.
+        tier_states: of each tier's circuit breaker, by name of the tier: ``"closed"`` where it is read, ``"open"``
+            where it is left alone since it was late or failed several times in a row, ``"half-open"`` or ``"probing"``
+            where one read tries it.
         first_byte_seconds: estimated wait for the first byte, lately.
         bytes_per_second: estimated rate of one transfer, lately; 0 if sizes are too alike to tell.
         transfer_seconds: median time of a whole transfer, lately.
@@ -51,6 +55,8 @@ class FetchStatistics:
     failed: int
     tier_hits: Mapping[str, int]
     tier_errors: Mapping[str, int]
+    tier_late: Mapping[str, int]
+    tier_states: Mapping[str, str]
     first_byte_seconds: float
     bytes_per_second: float
     transfer_seconds: float
@@ -75,9 +81,16 @@ class FetchTally:
     retries: Counter[str] = field(default_factory=Counter)
     tier_hits: Counter[str] = field(default_factory=Counter)
     tier_errors: Counter[str] = field(default_factory=Counter)
+    tier_late: Counter[str] = field(default_factory=Counter)
 
     def snapshot(
-        self, *, fit: tuple[float, float], transfer_seconds: float, concurrency: int, in_flight: int
+        self,
+        *,
+        fit: tuple[float, float],
+        transfer_seconds: float,
+        concurrency: int,
+        in_flight: int,
+        tier_states: Mapping[str, str],
     ) -> FetchStatistics:
         """Return what has been counted, with what the fetcher estimates and allows now."""
         first_byte_seconds, bytes_per_second = fit
@@ -96,6 +109,8 @@ class FetchTally:
             failed=self.failed,
             tier_hits=MappingProxyType(dict(self.tier_hits)),
             tier_errors=MappingProxyType(dict(self.tier_errors)),
+            tier_late=MappingProxyType(dict(self.tier_late)),
+            tier_states=MappingProxyType(dict(tier_states)),
             first_byte_seconds=first_byte_seconds,
             bytes_per_second=bytes_per_second,
             transfer_seconds=transfer_seconds,

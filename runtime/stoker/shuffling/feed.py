@@ -335,9 +335,11 @@ def _added_fetches(ended: FetchStatistics, now: FetchStatistics) -> FetchStatist
     """Return the counts of both, and the later one's estimates."""
     changes: dict[str, Any] = {}
     for each in fields(FetchStatistics):
+        if each.name in ("concurrency", "in_flight", "tier_states"):
+            continue
         first, second = getattr(ended, each.name), getattr(now, each.name)
         if isinstance(first, Mapping):
             changes[each.name] = Counter(first) + Counter(second)
-        elif isinstance(first, int) and each.name not in ("concurrency", "in_flight"):
+        elif isinstance(first, int):
             changes[each.name] = first + second
     return replace(now, **changes)

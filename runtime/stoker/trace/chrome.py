@@ -62,6 +62,8 @@ class ProcessTrace:
                 [f'["{phase}",{(begin - issued) * 1e3:.4f},{(end - begin) * 1e3:.4f}]' for phase, begin, end, _ in path]
             )
             args = f'"item":{fetch.item},"step":{fetch.step},"idle_ms":{fetch.idle_seconds * 1e3:.4f},"spans":[{spans}]'
+            if fetch.tiers:
+                args += f',"tiers":[{",".join(f"[{quoted(name)},{quoted(outcome)}]" for name, outcome in fetch.tiers)}]'
             events: list[str] = []
             row, begin, end = self._slot_row(fetch, events), issued + shift, fetch.ready_seconds + shift
             events.append(self._lasting(row, "fetch", quoted(fetch.object), begin, end, args))

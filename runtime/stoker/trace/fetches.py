@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stoker.trace.phases import Phase, Span, merged
 
-__all__ = ["FOLLOWED", "Fetch", "Request", "Strand", "spoilt", "strand"]
+__all__ = ["FOLLOWED", "Fetch", "Request", "Strand", "note_tier", "spoilt", "strand"]
 
 _MOST_STRANDS = 256
 """Kept of one fetch. A group of samples takes thousands; what those that ended first came to is summed up."""
@@ -57,6 +57,8 @@ class Fetch:
         strands: that have ended, in that order.
         past: what those that are not kept any more came to.
         requests: that were sent for it, the last ones of very many.
+        tiers: nearer places that it came to, by name, and what came of each: ``"delivered"``, ``"lacking"``,
+            ``"failed"``, ``"late"``, ``"beaten"`` by the store, or ``"not asked"`` since its circuit breaker is open.
     """
 
     item: int
@@ -68,6 +70,7 @@ class Fetch:
     strands: list[Strand] = field(default_factory=list)
     past: Sequence[Span] = ()
     requests: list[Request] = field(default_factory=list)
+    tiers: list[tuple[str, str]] = field(default_factory=list)
     _known_path: Sequence[Span] | None = None
 
     @property
@@ -256,3 +259,9 @@ def _summed(spans: Iterable[Span], most: int) -> list[Span]:
             for span, pair in longest
         )
     return whole
+
+
+def note_tier(name: str, outcome: str) -> None:
+    """Note what came of a nearer place, if anybody keeps a record."""
+    if (fetch := FOLLOWED.get()) is not None and len(fetch.tiers) < _MOST_STRANDS:
+        fetch.tiers.append((name, outcome))

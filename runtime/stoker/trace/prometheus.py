@@ -1,6 +1,6 @@
 """Waits and fetches as Prometheus metrics, for a scraper on this machine. Needs the extra ``telemetry``.
 
-Labels are phases and outcomes only: no keys, whose number has no bound, and no URLs.
+Labels are phases, outcomes and names of tiers only: no keys, whose number has no bound, and no URLs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class _Metrics:
     fetches: Histogram
     read_bytes: Counter
     requests: Counter
+    tiers: Counter
     ready: Gauge
 
 
@@ -76,6 +77,8 @@ class PrometheusSink:
         metrics.read_bytes.inc(counts.read_bytes)
         metrics.requests.labels(outcome="answered").inc(counts.answered)
         metrics.requests.labels(outcome="lost").inc(counts.lost)
+        for tier, outcome in fetch.tiers:
+            metrics.tiers.labels(tier=tier, outcome=outcome).inc()
         metrics.ready.inc()
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
@@ -117,6 +120,9 @@ def _made(registry: CollectorRegistry) -> _Metrics:
         fetches=Histogram("stoker_fetch_seconds", "Time to fetch an item.", buckets=_BUCKETS, registry=registry),
         read_bytes=Counter("stoker_read_bytes", "Bytes that requests brought.", registry=registry),
         requests=Counter("stoker_requests", requests, ["outcome"], registry=registry),
+        tiers=Counter(
+            "stoker_tier_reads", "Super-samples that tiers were to give.", ["tier", "outcome"], registry=registry
+        ),
         ready=Gauge("stoker_ready_items", "Items in the ring that are ready or in use.", registry=registry),
     )
     for phase in Phase:  # a count that is there at zero can be asked for its rate

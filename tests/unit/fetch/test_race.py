@@ -1,4 +1,4 @@
-"""A warm tier that may be late, beside a store, in virtual time."""
+"""Tiers that are late, frozen, silent, lying, failing and flapping, beside a store, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds
 
 QUICK = Weather(tail_sigma=0.0)
+BUCKET_SECONDS = 0.022
+"""What the store takes for the object, a little more than 0.0211 s."""
 
 
 class Warm:
@@ -149,12 +151,26 @@ def test_when_neither_can_the_stores_error_is_raised() -> None:
     run_virtual(main())
 
 
-def test_without_a_free_slot_the_late_tier_is_waited_for() -> None:
+def test_without_a_free_slot_a_late_tier_is_cancelled_and_the_store_fills_its_slot() -> None:
     async def main() -> None:
-        place = bench(Warm(after(3.0)), slots=1)
+        warm = Warm(after(3.0, body=BODY[::-1]))
+        place = bench(warm, slots=1)
         assert await place.fetch() == BODY
-        assert place.requests == 0
-        assert seconds() == pytest.approx(3.0)
+        assert seconds() < BUCKET_SECONDS + 0.1
+        assert (warm.under_way, place.requests, place.fetcher.stats.hedges) == (0, 1, 0)
+        assert dict(place.fetcher.stats.tier_late) == {"warm": 1}
+        assert warm.offered == [BODY]
+        assert place.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_without_hedges_a_late_tier_is_cancelled_too() -> None:
+    async def main() -> None:
+        place = bench(Warm(after(10.0)), config=FetchConfig(hedge=False))
+        assert await place.fetch() == BODY
+        assert seconds() < BUCKET_SECONDS + 0.1
+        assert (place.requests, place.fetcher.stats.hedges) == (1, 0)
 
     run_virtual(main())
 
@@ -164,21 +180,112 @@ def test_races_are_paid_from_the_budget_of_hedges() -> None:
         place = bench(Warm(after(2.0)), config=FetchConfig(hedge_fraction=0.1, hedge_burst=1))
         for _ in range(40):
             await place.fetch()
-        assert place.requests <= 1 + 0.1 * (40 + place.requests)
+        assert place.fetcher.stats.hedges <= 1 + 0.1 * (40 + place.requests)
 
     run_virtual(main())
 
 
-def test_without_hedges_nothing_races() -> None:
+def test_three_late_reads_in_a_row_open_the_breaker_and_one_probe_in_five_seconds_closes_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
-        place = bench(Warm(after(10.0)), config=FetchConfig(hedge=False))
-        assert await place.fetch() == BODY
-        assert place.requests == 0
+        warm = Warm(*[after(9.0)] * 5, after(0.01))
+        place = bench(warm, slots=1)
+        for reads, state in ((1, "closed"), (2, "closed"), (3, "open"), (3, "open"), (3, "open")):
+            await place.fetch()
+            assert (warm.reads, place.fetcher.stats.tier_states) == (reads, {"warm": state})
+        for reads in (4, 5):
+            await asyncio.sleep(5.0)
+            await place.fetch()
+            assert (warm.reads, place.fetcher.stats.tier_states) == (reads, {"warm": "open"})
+        await asyncio.sleep(5.0)
+        requests = place.requests
+        await place.fetch()
+        assert place.requests == requests
+        assert place.fetcher.stats.tier_states == {"warm": "closed"}
+
+    run_virtual(main())
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("the tier warm was late or failed 3 times in a row")
+
+
+def test_only_one_read_probes_a_tier_whose_breaker_is_half_open() -> None:
+    async def main() -> None:
+        warm = Warm(*[after(0.0, ConnectionLostError("gone"))] * 3, after(0.05))
+        place = bench(warm, slots=8)
+        for _ in range(3):
+            await place.fetch()
+        await asyncio.sleep(5.0)
+        slots = await asyncio.gather(*(place.fetcher.fetch(place.ref) for _ in range(8)))
+        assert warm.reads == 4
+        assert len(set(slots)) == 8
+        assert place.fetcher.stats.tier_states == {"warm": "closed"}
 
     run_virtual(main())
 
 
-@pytest.mark.parametrize("at", [0.005, 0.5, 1.005, 1.02, 1.5])
+def test_an_outage_of_the_store_asks_a_tier_whose_breaker_is_open() -> None:
+    async def main() -> None:
+        warm = Warm(*[after(0.0, ConnectionLostError("gone"))] * 3, after(2.0))
+        place = bench(warm, *[None] * 3, *["reset"] * 50, config=FetchConfig(attempts=2))
+        for _ in range(4):
+            assert await place.fetch() == BODY
+        assert place.leaves_nothing()
+
+    run_virtual(main())
+
+
+def frozen(into: memoryview) -> Awaitable[bool]:
+    return after(1e6)(into)
+
+
+SICK: dict[str, list[Callable[[memoryview], Awaitable[bool]]]] = {
+    "late": [after(0.5)],
+    "frozen": [frozen],
+    "silent": [after(20.0, False)],
+    "lying": [after(0.01, body=BODY[::-1])],
+    "lying late": [after(0.07, body=BODY[::-1])],
+    "failing": [after(0.0, ConnectionLostError("gone"))],
+    "failing late": [after(0.3, ConnectionLostError("gone"))],
+    "flapping": [after(0.01), frozen, after(0.01, False), frozen, after(0.3)] * 40,
+    "freezing": [*[after(0.005)] * 20, frozen],
+    "thawing": [*[frozen] * 20, after(0.005)],
+}
+
+
+@pytest.mark.parametrize("hedge", [True, False])
+@pytest.mark.parametrize("slots", [1, 6])
+@pytest.mark.parametrize("sickness", SICK)
+def test_no_fetch_waits_longer_than_for_the_store_and_a_tenth_of_a_second(
+    sickness: str, slots: int, hedge: bool
+) -> None:
+    async def main() -> None:
+        warm = Warm(*SICK[sickness])
+        place = bench(warm, slots=slots, config=FetchConfig(hedge=hedge))
+        waits: list[float] = []
+
+        async def fetch_some() -> None:
+            for _ in range(60):
+                begun = seconds()
+                slot = await place.fetcher.fetch(place.ref)
+                waits.append(seconds() - begun)
+                assert place.ring.view(slot, len(BODY)) == BODY
+                await asyncio.sleep(0.05)
+                assert place.ring.view(slot, len(BODY)) == BODY, "somebody wrote after the end"
+                place.ring.release(slot)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(max(1, slots // 2)):
+                group.create_task(fetch_some())
+        assert max(waits) <= BUCKET_SECONDS + 0.1
+        assert warm.under_way == 0
+        assert place.leaves_nothing()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("at", [0.005, 0.07, 0.085, 0.1, 0.9])
 def test_cancelling_ends_both_and_frees_the_slots(at: float) -> None:
     async def main() -> None:
         warm = Warm(after(9.0))

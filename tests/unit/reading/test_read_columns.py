@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from stoker.reading.super_samples import SuperSampleReading, column_parts
 from stoker.ring import Ring
 from stoker.schema import Schema
 from stoker.supersample import Head
-from stoker.tier import ObjectRef
+from stoker.tier import ObjectRef, Tier
 from stoker_torch import Loader
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects, value_at
@@ -65,11 +65,12 @@ class Bench:
         script: Callable[[int, str], str | None] | None = None,
         manifest: Manifest = MANIFEST,
         config: FetchConfig | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         self.store = FaultyStore(OBJECTS, weather=Weather(tail_sigma=0.0))
         self.store.script = script
         self.ring = Ring(4, MANIFEST.largest_bytes)
-        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0), config=config)
+        self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0), config=config, tiers=tiers)
         self.columns = {name: SCHEMA[name] for name in columns}
         self.reading = SuperSampleReading(
             ReadingParts(manifest=manifest, columns=self.columns, fetcher=self.fetcher, ring=self.ring)
@@ -255,8 +256,7 @@ def test_a_nearer_place_that_holds_the_object_saves_every_request() -> None:
         async def close(self) -> None: ...
 
     async def main() -> None:
-        bench = Bench("image")
-        bench.fetcher._tiers = (Near(),)
+        bench = Bench("image", tiers=[Near()])
         await bench.check(0)
         assert bench.store.sent_ranges == []
 
