@@ -47,6 +47,19 @@ def test_a_data_set_lives_on_every_store(place: Place) -> None:
     place.run(main)
 
 
+def test_a_data_set_is_overwritten_on_every_store(place: Place) -> None:
+    async def main(store: Store) -> None:
+        for count in (20, 5):
+            manifest = await pack(store, numbered(count), mode="overwrite", source=None)
+            assert await labels(store) == list(range(count))
+        assert manifest.version == 2
+        assert await verify(store, await versions.read_manifest(store, 1)) == []
+        assert len((await gc(store, delete=True, keep_versions=1)).objects) == 7
+        assert await verify(store, manifest) == []
+
+    place.run(main)
+
+
 def test_objects_that_are_there_are_recognised_and_not_written_again(place: Place) -> None:
     if Deviation.IGNORES_PRECONDITIONS in place.deviations:
         pytest.skip(f"{place.name} ignores preconditions")

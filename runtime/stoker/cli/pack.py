@@ -37,7 +37,11 @@ def _configure(parser: ArgumentParser) -> None:
         "url", type=writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL"
     )
     parser.add_argument("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
-    parser.add_argument("--append", action="store_true", help="add to the data set that is there")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--append", action="store_true", help="add to the data set that is there")
+    modes.add_argument(
+        "--overwrite", action="store_true", help="replace the data set that is there; its earlier versions stay"
+    )
     parser.add_argument(
         "--super-sample-bytes",
         type=super_sample_size,
@@ -100,7 +104,7 @@ async def _from_source_to_store(args: Namespace, source: Source, store: Store) -
 def _config(args: Namespace, source: Source) -> PackConfig:
     given = {name: getattr(args, name) for name in ("super_sample_bytes", "concurrency")}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    mode: Any = "append" if args.append else "create"
+    mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
     return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, **settings)
 
 

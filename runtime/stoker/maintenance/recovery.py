@@ -150,6 +150,7 @@ class _Survey:
         newest_version: the highest number that any version had, lost ones included.
         sources: ``base``, and the prefixes of the finished runs that it lacks.
         records: of all runs.
+        overwritten: runs of which the version that overwrote the data set has nothing any more.
         objects: every object that has the key of a super-sample.
     """
 
@@ -158,6 +159,7 @@ class _Survey:
     newest_version: int
     sources: tuple[Manifest, ...]
     records: tuple[PackRecord, ...]
+    overwritten: frozenset[str]
     objects: dict[Place, ObjectInfo]
 
 
@@ -166,14 +168,18 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
     base = await _newest_readable(reader, numbers)
     records = [logged.record for logged in await list_records(reader) if logged.record is not None]
     known = [*numbers, *(record.version for record in records)]
-    prefixes = [record.prefix for record in _finished(base, records) if record.prefix is not None]
+    overwritten = _overwritten(base, records)
+    source = None if base is not None and overwritten.issuperset(run.run for run in base.runs) else base
+    left = [record for record in records if record.run not in overwritten]
+    prefixes = [record.prefix for record in _finished(source, left) if record.prefix is not None]
     return _Survey(
         base=base,
         numbers=tuple(numbers),
         # The number of a lost version is not given again: someone may have pinned it.
         newest_version=max([0 if base is None else base.version, *known]),
-        sources=(*([] if base is None else [base]), *prefixes),
+        sources=(*([] if source is None else [source]), *prefixes),
         records=tuple(records),
+        overwritten=overwritten,
         objects=await list_super_samples(reader),
     )
 
@@ -200,6 +206,18 @@ async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[i
             if version is not None:
                 break
     return max(found, key=lambda manifest: manifest.version, default=None)
+
+
+def _overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozenset[str]:
+    """Return the runs that were in the data set before it was last overwritten; of ``base`` too, where it is older."""
+    committed = [record for record in records if record.is_committed]
+    last = max((record for record in committed if record.mode == "overwrite"), key=lambda r: r.version, default=None)
+    if last is None:
+        return frozenset()
+    earlier = frozenset(record.run for record in committed if record.version < last.version)
+    has = frozenset() if base is None else frozenset(run.run for run in base.runs)
+    is_older = base is not None and base.version < last.version and last.run not in has
+    return earlier | has if is_older else earlier - has
 
 
 def _packed_twice(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
@@ -239,7 +257,8 @@ async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set
     there twice.
     """
     waiting = {record.run for record in survey.records if record.mode == "deferred" and not record.is_committed}
-    found = {place for place in survey.objects if place not in owned and place[0] not in waiting}
+    theirs = waiting | survey.overwritten
+    found = {place for place in survey.objects if place not in owned and place[0] not in theirs}
     for version in survey.numbers:
         with suppress(NotFoundError, FormatError, ChecksumError):
             found.difference_update(place for place, _ in _places(await versions.read_manifest(reader, version)))

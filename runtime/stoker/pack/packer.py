@@ -13,6 +13,7 @@ An object is only ever written where there is none, and the manifest comes last:
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +38,8 @@ from stoker.sizes import counted, format_bytes
 from stoker.store import open_store
 from stoker.store.options import StoreOptions
 from stoker.store.protocol import Store
+
+_log = logging.getLogger("stoker")
 
 __all__ = ["AsyncPacker", "PackConfig", "PackProgress", "Packer"]
 
@@ -154,12 +157,29 @@ class AsyncPacker:
         await uploads.complete()
         if not uploads.packed:
             await self._store.delete(record_key(run.record.run))
-            raise PackError("nothing was packed, the source is empty; no data set was made")
+            raise PackError("nothing was packed, the source is empty; no version of a data set was made")
         packed = run.manifest(uploads.packed)
-        manifest = await versions.commit(self._store, lambda base: successor(plan, packed, base, self._store.url))
+        base: Manifest | None = None
+
+        def build(newest: Manifest | None) -> Manifest:
+            nonlocal base
+            base = newest
+            return successor(plan, packed, newest, self._store.url)
+
+        manifest = await versions.commit(self._store, build)
         await run.save(uploads.packed, "committed", manifest.version)
+        if run.record.mode == "overwrite" and base is not None and base is not manifest:
+            self._tell_of_earlier(base)
         self.manifest = manifest
         return manifest
+
+    def _tell_of_earlier(self, base: Manifest) -> None:
+        url = self._store.url
+        _log.warning(
+            "%s was overwritten; version %d, %s, stays for what reads it. Its space is freed with: "
+            "stoker gc --keep-versions 1 --delete %s",
+            url, base.version, format_bytes(base.size_bytes), url,
+        )  # fmt: skip
 
     def describe(self) -> str:
         """Return how far the pack has come."""
@@ -205,7 +225,8 @@ class Packer:
         url: a path, or a ``file://``, ``s3://``, ``gs://`` or ``memory://`` URL.
         schema: column name → column.
         super_sample_bytes: limit of a super-sample's data.
-        mode: ``create`` a data set where there is none, or ``append`` to one.
+        mode: ``create`` a data set where there is none, ``append`` to one, or ``overwrite`` what is there, if anything;
+            see :class:`PackConfig`.
         source: what names the samples; see :class:`PackConfig`.
         options: of the store, if it takes any.
 
@@ -220,7 +241,7 @@ class Packer:
         *,
         schema: Mapping[str, Column],
         super_sample_bytes: int = 8 << 20,
-        mode: Literal["create", "append"] = "create",
+        mode: Literal["create", "append", "overwrite"] = "create",
         source: str | None = None,
         options: StoreOptions | None = None,
     ) -> None:

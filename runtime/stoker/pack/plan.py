@@ -39,25 +39,27 @@ class PackConfig:
 
     Attributes:
         schema: the columns of every sample.
-        mode: ``create`` a data set where there is none, or ``append`` to one.
+        mode: ``create`` a data set where there is none, ``append`` to one, or ``overwrite`` what is there, if anything:
+            the version that is committed has the new samples alone, of whatever schema. Earlier versions stay as they
+            are, so that what reads them goes on, until ``stoker gc --keep-versions`` takes them.
         super_sample_bytes: limit of a super-sample's data, at most 32 MiB; a header of a few hundred bytes is added.
         source: what names the samples, such as a fingerprint of the files they come from. A pack that did not finish
             is resumed by the next one of the same source, schema and size. By default, what creates a data set is named
-            by the URL, and what appends to one has no name: it is never resumed, and two of them never meet.
+            by the URL, and what appends or overwrites has no name: it is never resumed, and two of them never meet.
         concurrency: uploads at once. Memory is this many super-samples, and the one under construction.
         retry: of every request.
     """
 
     schema: Schema
-    mode: Literal["create", "append"] = "create"
+    mode: Literal["create", "append", "overwrite"] = "create"
     super_sample_bytes: int = 8 << 20
     source: str | None = None
     concurrency: int = 8
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
-        if self.mode not in ("create", "append"):
-            raise ConfigError(f"mode must be 'create' or 'append', not {self.mode!r}")
+        if self.mode not in ("create", "append", "overwrite"):
+            raise ConfigError(f"mode must be 'create', 'append' or 'overwrite', not {self.mode!r}")
         if not _is_integer(self.super_sample_bytes) or not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
             raise ConfigError(
                 f"super_sample_bytes must be an integer from 1 to {MAX_SUPER_SAMPLE_BYTES} (32 MiB), "
@@ -103,12 +105,13 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
     if config.mode == "append":
         check_can_append(store, config.schema, base)
     identity = _identity(store, config, base if config.mode == "append" else None)
-    logged = await list_records(store, run_prefix(identity) if config.mode == "append" else "")
+    creates = config.mode == "create" or base is None
+    logged = await list_records(store, "" if creates else run_prefix(identity))
     mine = [item for item in logged if item.record is not None and item.record.identity == identity]
     for item in mine:
         if item.record is not None and not item.record.is_committed:
             return await _resumed(store, item.record, item.tag, base)
-    if config.mode == "create":
+    if creates:
         check_can_create(store, base, [item.record for item in logged if item.record is not None])
     run = run_id(identity, 0 if base is None else base.version)
     tag = next((item.tag for item in logged if item.key == record_key(run)), None)
@@ -134,7 +137,8 @@ def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str)
 
     Raises:
         DatasetExistsError: the run was to create the data set, and another process was first.
-        PackError: another process committed the same run, or the data set was deleted.
+        PackError: another process committed the same run, or the data set was deleted, or overwritten with other
+            columns.
     """
     record = plan.record
     if base is not None and any(run.run == record.run for run in base.runs):
@@ -142,6 +146,8 @@ def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str)
             return base
         kind = DatasetExistsError if record.mode == "create" else PackError
         raise kind(f"another process packed the same source to {url} at the same time; nothing was committed twice")
+    if record.mode == "overwrite":
+        return packed if base is None else replace(packed, version=base.version + 1)
     if record.mode == "create":
         if base is not None:
             raise DatasetExistsError(
@@ -151,6 +157,8 @@ def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str)
         return packed
     if base is None or base.dataset != plan.dataset:
         raise PackError(f"the data set at {url} was deleted while samples were packed to append to it")
+    if base.schema != packed.schema:
+        raise PackError(f"the data set at {url} was overwritten with other columns while samples were packed to append")
     return base.extended(packed.rows, *packed.runs)
 
 
@@ -159,7 +167,7 @@ def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str
     if config.source is not None:
         source = ["source", config.source]
     else:
-        source = ["url", store.url] if base is None else ["nameless", secrets.token_hex(16)]
+        source = ["url", store.url] if config.mode == "create" else ["nameless", secrets.token_hex(16)]
     dataset = None if base is None else base.dataset
     what = [FORMAT, config.mode, dataset, config.schema.to_json(), config.super_sample_bytes, source]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
@@ -212,7 +220,8 @@ def check_can_create(store: Readable, base: Manifest | None, records: list[PackR
 def _exists(store: Readable, base: Manifest) -> DatasetExistsError:
     return DatasetExistsError(
         f"there is a data set at {store.url} already (version {base.version}, {base.samples} samples); "
-        "add to it with mode='append' (stoker pack --append), or use another URL"
+        "add to it with mode='append' (stoker pack --append), replace it with mode='overwrite' (stoker pack "
+        "--overwrite), or use another URL"
     )
 
 

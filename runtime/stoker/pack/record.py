@@ -42,8 +42,9 @@ __all__ = [
 SOURCE_BYTES = 16
 """Of the hash that names a raw object: two of 10**9 are the same with a probability of 10**-21."""
 STATES = ("packing", "complete", "committed")
-MODES = ("create", "append", "deferred")
-"""``deferred``: the run is committed by another than its packer, as those that functions pack are."""
+MODES = ("create", "append", "overwrite", "deferred")
+"""``overwrite``: the version that it is committed with has nothing else.
+``deferred``: the run is committed by another than its packer, as those that functions pack are."""
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _IDENTITY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -112,7 +113,7 @@ class PackRecord:
         run: its id, 16 hexadecimal digits.
         identity: SHA-256 of what is packed, 64 hexadecimal digits.
         source: what the user, or the source itself, calls what is packed; for messages.
-        mode: ``create``, ``append`` or ``deferred``.
+        mode: ``create``, ``append``, ``overwrite`` or ``deferred``.
         state: ``packing``; ``complete``: the source has ended and all of it is durable; or ``committed``.
         version: of the manifest that has the run, 0 until it is committed.
         prefix: its durable super-samples, from number 0, as a manifest of their own; None before the first.
