@@ -34,6 +34,8 @@ _OPENING_TRIES, _OPENING_SECONDS = 100, 0.05
 """Of a folder that another process is just opening."""
 _READ_THREADS, _MOST_LEFT = 8, 2
 """Threads that read, and those of them that may hang after their reads were cancelled while more are begun."""
+_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 30.0, 600.0
+"""For which nothing is written once a disk has failed; twice as long each time, until something is written."""
 _ENDING_SECONDS = 1.0
 """For threads that were left, when the tier is closed."""
 _OF_ONE_NAME = frozenset({errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
@@ -91,7 +93,8 @@ class DiskTier:
         self._largest_bytes = largest_bytes
         self._behind_most = min(max(_BEHIND_LEAST, behind_bytes // largest_bytes), _BEHIND_MOST)
         self._pid = os.getpid()
-        self._has_warned = self._has_failed = False
+        self._has_warned = False
+        self._resume_seconds, self._pause_seconds = float("-inf"), _LEAST_PAUSE_SECONDS
         self._begin()
 
     def _begin(self) -> None:
@@ -142,7 +145,8 @@ class DiskTier:
 
     @property
     def _takes_in(self) -> bool:
-        return self._folder is not None and self._folder.own is not None and not self._has_failed
+        has_part = self._folder is not None and self._folder.own is not None
+        return has_part and asyncio.get_running_loop().time() >= self._resume_seconds
 
     async def read(self, ref: ObjectRef, into: memoryview) -> bool:
         """Fill memory from what waits to be written, from the own part, or from another owner's."""
@@ -188,7 +192,7 @@ class DiskTier:
         if is_own:
             self._keeper.drop(name)
         if not isinstance(error, ChecksumError):
-            self._stop(error)
+            self._pause(error)
 
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Copy an object into the line of those that wait to be written, if that is worth it and there is room."""
@@ -235,17 +239,22 @@ class DiskTier:
             return
         try:
             if await in_thread(lambda _: folder.write(writing.name, data, writing.instead_of)):
+                self._pause_seconds = _LEAST_PAUSE_SECONDS
                 return
             self._warn("takes nothing in for now", "its disk is nearly full")
         except OSError as error:
             if error.errno not in _OF_ONE_NAME:
-                self._stop(error)
+                self._pause(error)
         self._keeper.declined += 1
         self._keeper.drop(writing.name)
 
-    def _stop(self, error: OSError) -> None:
-        self._has_failed = True
-        self._warn("takes nothing in any more", error)
+    def _pause(self, error: OSError) -> None:
+        """Take nothing in for a while, twice as long as before if nothing could be written in between."""
+        now_seconds = asyncio.get_running_loop().time()
+        if now_seconds >= self._resume_seconds:
+            _log.warning("the cache %s takes nothing in for %g s: %s", self.name, self._pause_seconds, error)
+            self._resume_seconds = now_seconds + self._pause_seconds
+            self._pause_seconds = min(2 * self._pause_seconds, _MOST_PAUSE_SECONDS)
 
     def _warn(self, what: str, why: object) -> None:
         if not self._has_warned:

@@ -18,6 +18,7 @@ import pytest
 from stoker.cache import disk_folder
 from stoker.cache.disk_tier import DiskTier
 from stoker.cache.naming import name_of
+from stoker.clock import run_virtual
 from stoker.errors import StoreError
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, offer
 
@@ -246,7 +247,7 @@ def failing(number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
-def test_a_disk_that_fails_ends_admission_with_one_warning(
+def test_a_disk_that_fails_takes_nothing_in_for_a_pause_with_one_warning_and_then_is_tried_again(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
@@ -255,14 +256,39 @@ def test_a_disk_that_fails_ends_admission_with_one_warning(
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", failing(number))
             await offer(tier, 2, 3)
+        await asyncio.sleep(29.0)
         await offer(tier, 4)
         assert await present(tier) == {1}
         assert [each.name for each in files(tmp_path)] == [name_of(MANIFEST.ref(1))]
+        await asyncio.sleep(1.1)
+        await offer(tier, 2, 4)
+        assert await present(tier) == {1, 2, 4}
         await tier.close()
 
-    running(check)
+    run_virtual(check())
     assert len(caplog.records) == 1
     assert os.strerror(number) in caplog.text
+    assert "takes nothing in for 30 s" in caplog.text
+
+
+def test_while_a_disk_stays_full_the_pauses_grow_to_ten_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        tier = await opened(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", failing(errno.ENOSPC))
+            for _ in range(3600):
+                await offer(tier, 1)
+                await asyncio.sleep(1.0)
+        await asyncio.sleep(600.0)
+        await offer(tier, 1)
+        assert await present(tier) == {1}
+        await tier.close()
+
+    run_virtual(check())
+    pauses = [float(str(record.getMessage()).partition(" in for ")[2].partition(" s")[0]) for record in caplog.records]
+    assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, *[600.0] * 5]
 
 
 def test_a_disk_that_cannot_read_is_a_miss_with_one_warning(
