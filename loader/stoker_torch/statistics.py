@@ -11,7 +11,7 @@ from stoker.display import Rows, html_table, plain, text_table
 from stoker.feed import FeedStatistics
 from stoker.meter import Reading
 from stoker.prices import Operation, Prices
-from stoker.sizes import counted, format_bytes, format_dollars, format_seconds
+from stoker.sizes import counted, format_bytes, format_dollars
 from stoker.trace.recorder import Recorder, Wait
 
 __all__ = ["LoaderStatistics"]
@@ -112,18 +112,18 @@ class LoaderStatistics:
         return f"{batches}, {counted(self.samples, 'sample')}"
 
     def _waited(self) -> str:
-        return f"{format_seconds(self.wait_seconds)} of {format_seconds(self.loop_seconds)} (stall {self.stall:.1%})"
+        return f"{_shown(self.wait_seconds)} of {_shown(self.loop_seconds)} (stall {self.stall:.1%})"
 
     def _rows(self) -> Rows:
         """Return what is most often wanted; of what did not happen, only what a reader looks for."""
         phases = sorted(self.waits.items(), key=lambda each: -each[1])
         rows = [("waited", self._waited())]
-        rows += [(f"  {phase}", format_seconds(seconds)) for phase, seconds in phases if seconds >= _SHOWN_SECONDS]
+        rows += [(f"  {phase}", _shown(seconds)) for phase, seconds in phases if seconds >= _SHOWN_SECONDS]
         rows += [("longest wait", str(self.worst_waits[0]))] if self.worst_waits else []
-        first = "none yet" if self.first_batch_seconds is None else f"after {format_seconds(self.first_batch_seconds)}"
+        first = "none yet" if self.first_batch_seconds is None else f"after {_shown(self.first_batch_seconds)}"
         rows += [
             ("rate", f"{self.samples_per_second:,.0f} samples/s"),
-            ("first batch", f"{first}, beside {format_seconds(self.construction_seconds)} of construction"),
+            ("first batch", f"{first}, beside {_shown(self.construction_seconds)} of construction"),
             ("GETs", f"{self.get_requests:,}"),
             ("bytes read", format_bytes(self.read_bytes)),
             ("retries", f"{self.retries:,}"),
@@ -144,6 +144,10 @@ class LoaderStatistics:
     def idle_dollars(self, dollars_per_hour: float) -> float:
         """Return what an accelerator at that price cost while the loop waited; ``stoker.prices`` has some."""
         return self.wait_seconds / 3600 * dollars_per_hour
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:,.1f} s"
 
 
 @dataclass(slots=True)

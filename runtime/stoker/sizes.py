@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from stoker.errors import ConfigError
 
-__all__ = ["MOST_BYTES", "counted", "format_bytes", "format_dollars", "format_seconds", "parse_bytes", "parse_rate"]
+__all__ = ["MOST_BYTES", "counted", "format_bytes", "format_dollars", "parse_bytes", "parse_rate"]
 
 MOST_BYTES = 1 << 60
 """Of what a person may give as a size where nothing else bounds it: an exbibyte."""
@@ -97,8 +97,3 @@ def counted(count: int, noun: str) -> str:
 def format_dollars(dollars: float) -> str:
     """Return an amount in US dollars, to the cent from a dollar on and else to a millionth: ``$0.000016``."""
     return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time in seconds, to the millisecond below ten of them: ``0.012 s``, ``71.3 s``."""
-    return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:,.1f} s"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stoker import versions
-from stoker.errors import DatasetExistsError
-from stoker.maintenance import gc, rebuild_manifest, verify
+from stoker.errors import DatasetExistsError, NotFoundError
+from stoker.maintenance import gc, plan_removal, rebuild_manifest, remove, verify
 from stoker.manifest import POINTER_KEY, version_key
 from stoker.store.protocol import Store
 from support.packing import labels, numbered, pack, stored
@@ -58,6 +58,23 @@ def test_a_data_set_is_overwritten_on_every_store(place: Place) -> None:
         assert await verify(store, manifest) == []
 
     place.run(main)
+
+
+def test_a_data_set_is_removed_from_every_store(place: Place) -> None:
+    async def main(store: Store) -> None:
+        await pack(store, numbered(20))
+        await store.put("data/mine", b"mine")
+        await remove(store, await plan_removal(store))
+        assert list(await stored(store)) == ["data/mine"]
+        with pytest.raises(NotFoundError, match="no data set"):
+            await plan_removal(store)
+
+    async def missing(store: Store) -> None:
+        with pytest.raises(NotFoundError):
+            await plan_removal(store)
+
+    place.run(main)
+    place.run_missing(missing)
 
 
 def test_objects_that_are_there_are_recognised_and_not_written_again(place: Place) -> None:

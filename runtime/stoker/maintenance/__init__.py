@@ -1,7 +1,19 @@
-"""Looking after a data set: verify it, rebuild a lost manifest, collect garbage."""
+"""Looking after a data set: verify it, rebuild a lost manifest, collect garbage, remove it."""
 
 from stoker.maintenance.garbage import GarbageReport, Unfinished, gc
 from stoker.maintenance.inspection import BadObject, verify
 from stoker.maintenance.recovery import RebuildReport, rebuild_manifest
+from stoker.maintenance.removal import Removal, plan_removal, remove
 
-__all__ = ["BadObject", "GarbageReport", "RebuildReport", "Unfinished", "gc", "rebuild_manifest", "verify"]
+__all__ = [
+    "BadObject",
+    "GarbageReport",
+    "RebuildReport",
+    "Removal",
+    "Unfinished",
+    "gc",
+    "plan_removal",
+    "rebuild_manifest",
+    "remove",
+    "verify",
+]
