@@ -89,9 +89,9 @@ def format_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.{digits}f} {_BINARY[power]}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number of things: ``1 sample``, ``1,500 samples``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number of things: ``1 sample``, ``1,500 samples``, ``2 classes`` where ``plural`` says so."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 
 def format_dollars(dollars: float) -> str:

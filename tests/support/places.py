@@ -38,11 +38,11 @@ def with_store(url: str, work: Callable[[Store], Any]) -> Any:
     return asyncio.run(run())
 
 
-def with_source(url: str, work: Callable[[Source], Any], kind: str | None = None) -> Any:
+def with_source(url: str, work: Callable[[Source], Any], kind: str | None = None, **options: Any) -> Any:
     """Return what ``work`` does with the source at a URL."""
 
     async def run() -> Any:
-        source = await open_source(url, kind)
+        source = await open_source(url, kind, **options)
         try:
             return await work(source)
         finally:
@@ -51,7 +51,7 @@ def with_source(url: str, work: Callable[[Source], Any], kind: str | None = None
     return asyncio.run(run())
 
 
-def read_all(url: str, kind: str | None = None, start: int = 0) -> list[tuple[str, dict[str, Any]]]:
+def read_all(url: str, kind: str | None = None, start: int = 0, **options: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the samples of a source, each checked against its schema."""
 
     async def read(source: Source) -> list[tuple[str, dict[str, Any]]]:
@@ -61,17 +61,17 @@ def read_all(url: str, kind: str | None = None, start: int = 0) -> list[tuple[st
             source.schema.encode(sample, where)
         return found
 
-    samples: list[tuple[str, dict[str, Any]]] = with_source(url, read, kind)
+    samples: list[tuple[str, dict[str, Any]]] = with_source(url, read, kind, **options)
     return samples
 
 
-def look(url: str, kind: str | None = None) -> Source:
+def look(url: str, kind: str | None = None, **options: Any) -> Source:
     """Return a source, closed again, to look at its attributes."""
 
     async def same(source: Source) -> Source:
         return source
 
-    source: Source = with_source(url, same, kind)
+    source: Source = with_source(url, same, kind, **options)
     return source
 
 

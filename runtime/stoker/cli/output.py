@@ -13,8 +13,9 @@ from stoker.display import describe_type
 from stoker.maintenance import BadObject
 from stoker.schema import Array, Bytes, Column, Text
 from stoker.sizes import counted
+from stoker.sources.protocol import Sample, Source
 
-__all__ = ["bad_object", "counted", "describe", "json_text", "preview", "printable", "table"]
+__all__ = ["bad_object", "counted", "describe", "json_text", "preview", "printable", "sample_lines", "table"]
 
 _TEXT_CHARACTERS = 60
 _SHOWN_BYTES = 16
@@ -64,7 +65,8 @@ def describe(column: Column) -> str:
     text = describe_type(column)
     if isinstance(column, Array) and column.classes is not None:
         shown = ", ".join(map(printable, column.classes[:_SHOWN_CLASSES]))
-        text += f", {len(column.classes)} classes: {shown}" + (", …" if len(column.classes) > _SHOWN_CLASSES else "")
+        count = counted(len(column.classes), "class", "classes")
+        text += f", {count}: {shown}" + (", …" if len(column.classes) > _SHOWN_CLASSES else "")
     return text
 
 
@@ -84,6 +86,15 @@ def preview(column: Column, value: Any) -> str:
     if array.ndim:
         return f"{kind}: {' '.join(str(item) for item in array.ravel())}"
     return f"{array}{_class_name(column, int(array)) if array.dtype.kind in 'iu' else ''}"
+
+
+def sample_lines(source: Source, number: int, found: Sample | None) -> list[str]:
+    """Return a sample of a source as lines, so that one sees what is packed; none if there is no such sample."""
+    if found is None:
+        return []
+    where, sample = found
+    rows = [(name, preview(source.schema[name], value)) for name, value in sample.items()]
+    return [f"sample {number} ({where}):", *table(rows).splitlines()]
 
 
 def _class_name(column: Column, number: int) -> str:

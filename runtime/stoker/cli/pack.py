@@ -10,8 +10,8 @@ from typing import Any
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, positive, store_options, super_sample_size, writable
-from stoker.cli.output import counted, printable
-from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on
+from stoker.cli.output import counted, printable, sample_lines
+from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on, say_notes
 from stoker.errors import ConfigError
 from stoker.manifest import Manifest
 from stoker.pack.packer import AsyncPacker, PackConfig, PackProgress
@@ -37,6 +37,14 @@ def _configure(parser: ArgumentParser) -> None:
         "url", type=writable, metavar="DST", help="where the data set is to be: a path, or an s3:// or gs:// URL"
     )
     parser.add_argument("--kind", choices=KINDS, help="what SRC is (default: its names tell)")
+    parser.add_argument(
+        "--strict", action="store_true", help="a tar without an end marker, which may be cut off, is an error"
+    )
+    parser.add_argument(
+        "--follow-links",
+        action="store_true",
+        help="pack what symbolic links in a local SRC lead to outside of it (default: such links are an error)",
+    )
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--append", action="store_true", help="add to the data set that is there")
     modes.add_argument(
@@ -66,7 +74,7 @@ def _run(args: Namespace) -> int:
 async def _pack(args: Namespace) -> None:
     _say(args, f"opening {args.source}")
     options = store_options(args, args.source, prefix="source_") or store_options(args, args.source)
-    source = await open_source(args.source, args.kind, options)
+    source = await open_source(args.source, args.kind, options, strict=args.strict, follow_links=args.follow_links)
     try:
         store = open_store(args.url, options=store_options(args, args.url))
         try:
@@ -79,7 +87,9 @@ async def _pack(args: Namespace) -> None:
 
 async def _from_source_to_store(args: Namespace, source: Source, store: Store) -> None:
     started_seconds = asyncio.get_running_loop().time()
-    _say(args, f"packing {args.source} as {source.kind}", *source.notes)
+    notes = source.notes
+    _say(args, f"packing {args.source} as {source.kind}")
+    say_notes(notes, quiet=args.quiet)
     total = Amount(count=source.samples, size_bytes=source.size_bytes)
     progress = Progress("packing", "samples", total, sys.stderr, quiet=args.quiet)
     last = PackProgress()
@@ -89,15 +99,20 @@ async def _from_source_to_store(args: Namespace, source: Source, store: Store) -
         last = done
         progress.update(_amount(done))
 
-    async with AsyncPacker(store, _config(args, source), on_progress=show) as packer, progress:
-        durable = packer.durable_samples
-        if durable:
+    async with AsyncPacker(store, _config(args, source), on_progress=show) as packer:
+        if durable := packer.durable_samples:
             packer.skip(durable)
-            progress.start(_amount(last))
         async with aclosing(source.read(durable)) as samples:
-            async for where, sample in samples:
-                await packer.write(sample, where)
-        manifest = await packer.commit()
+            found = await anext(samples, None)
+            _say(args, *sample_lines(source, durable, found))
+            async with progress:
+                progress.start(_amount(last))
+                while found is not None:
+                    where, sample = found
+                    await packer.write(sample, where)
+                    found = await anext(samples, None)
+                manifest = await packer.commit()
+    say_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
     _say(args, _summary(store.url, manifest, last, durable, asyncio.get_running_loop().time() - started_seconds))
 
 
@@ -114,7 +129,7 @@ def _amount(done: PackProgress) -> Amount:
 
 def _summary(url: str, manifest: Manifest, done: PackProgress, durable: int, seconds: float) -> str:
     fresh = done.samples - durable
-    rest = f" ({durable:,} samples were there already)" if durable else ""
+    rest = f" (there already: {counted(durable, 'sample')})" if durable else ""
     what = f"{counted(done.samples, 'sample')} into {counted(done.objects, 'super-sample')}"
     return (
         f"packed {what}, {format_bytes(done.size_bytes)}, in {seconds:.1f} s "

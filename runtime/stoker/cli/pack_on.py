@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import aclosing
 
 from stoker.cli.flags import size
 from stoker.cli.functions import (
@@ -14,16 +16,17 @@ from stoker.cli.functions import (
     reached,
     url_for_functions,
 )
-from stoker.cli.output import counted, printable
+from stoker.cli.output import counted, printable, sample_lines
 from stoker.errors import ConfigError, FunctionError
 from stoker.fanout import Driver, FanoutConfig
 from stoker.fanout.job import JobConfig, plan_job
 from stoker.progress import Amount, Progress
 from stoker.sources.protocol import Source
+from stoker.sources.webdataset import WebDataset
 from stoker.store import Store
 from stoker.store.location import Location, parse_url
 
-__all__ = ["add_fanout_options", "check_fanout_options", "pack_on"]
+__all__ = ["add_fanout_options", "check_fanout_options", "pack_on", "say_notes"]
 
 
 def add_fanout_options(parser: ArgumentParser) -> None:
@@ -56,12 +59,13 @@ async def pack_on(args: Namespace, source: Source, store: Store) -> None:
     """
     src, dst = parse_url(args.source), parse_url(args.url)
     executor = chosen_executor(args, {**_ways(args, src, dst), **_touched(dst, source)})
+    if isinstance(source, WebDataset):
+        await source.check_ends()
     job = await plan_job(source, store, _job_config(args, dst))
-    _say(
-        args,
-        f"packing {args.source} as {source.kind} on {executor.name}: {counted(len(job.tasks), 'part')}",
-        *source.notes,
-    )
+    _say(args, f"packing {args.source} as {source.kind} on {executor.name}: {counted(len(job.tasks), 'part')}")
+    say_notes(source.notes, quiet=args.quiet)
+    async with aclosing(source.read()) as found:
+        _say(args, *sample_lines(source, 0, await anext(found, None)))
     total = Amount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
     progress = Progress("packing", "parts", total, sys.stderr, quiet=args.quiet)
     async with executor:
@@ -77,6 +81,13 @@ async def pack_on(args: Namespace, source: Source, store: Store) -> None:
             _say(args, f"{args.url}: version {version} has {counted(samples, 'sample')}")
         case _:
             raise FunctionError("commit", "TypeError", "it tells no version; deploy the functions of this stoker")
+
+
+def say_notes(notes: Sequence[str], *, quiet: bool) -> None:
+    """Print what is to be known of a source; with ``quiet`` only the warnings."""
+    for note in notes:
+        if not quiet or note.startswith("warning:"):
+            print(printable(note), file=sys.stderr)
 
 
 def _ways(args: Namespace, src: Location, dst: Location) -> dict[str, str]:

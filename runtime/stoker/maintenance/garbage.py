@@ -17,6 +17,7 @@ from stoker.pack.log import Logged, list_records
 from stoker.pack.part import provisional_dataset
 from stoker.pack.record import PackRecord
 from stoker.retry import RetryingStore
+from stoker.sizes import counted
 from stoker.store.protocol import ObjectInfo, Store
 
 __all__ = ["GarbageReport", "Unfinished", "gc"]
@@ -158,8 +159,8 @@ async def _check_none_waits(store: RetryingStore, newest: Manifest | None, given
             waiting.append(record.run)
     if waiting:
         raise PackError(
-            f"{len(waiting)} runs that are called abandoned have come to their end, and the next commit to {store.url} "
-            f"adds them: {', '.join(waiting[:_SHOWN_RUNS])}; nothing was deleted"
+            f"the next commit to {store.url} adds {counted(len(waiting), 'run')} called abandoned, since all of it is "
+            f"there: {', '.join(waiting[:_SHOWN_RUNS])}; nothing was deleted"
         )
 
 

@@ -113,7 +113,7 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
     orphans = sorted(await _orphans(reader, survey, {*claimed, *twice}))
     adopted: dict[Place, _Orphan] = {}
     refused: list[BadObject] = []
-    if adopt and any(len(record.sources) for record in survey.records):
+    if adopt and survey.may_have_replaced:
         reason = "belongs to no run; functions add to this data set, so its samples may be there already"
         refused = [BadObject(object_key(*place), f"{object_key(*place)} {reason}") for place in orphans]
     elif adopt:
@@ -161,6 +161,11 @@ class _Survey:
     records: tuple[PackRecord, ...]
     overwritten: frozenset[str]
     objects: dict[Place, ObjectInfo]
+
+    @property
+    def may_have_replaced(self) -> bool:
+        """Whether functions took in raw objects, or a compaction rewrote some: orphans may be there twice then."""
+        return any(len(record.sources) for record in self.records)
 
 
 async def _survey(reader: RetryingReader[Readable]) -> _Survey:
@@ -359,7 +364,7 @@ def _repeats(adopted: Mapping[Place, _Orphan]) -> Iterable[BadObject]:
 
 def _unrecorded(survey: _Survey, orphans: Iterable[Place]) -> Iterable[BadObject]:
     """Yield the runs that may belong to the data set: the manifest and their records are lost, so nothing tells."""
-    if survey.base is not None:
+    if survey.base is not None or survey.may_have_replaced:
         return
     recorded = {record.run for record in survey.records}
     for run, places in groupby(orphans, key=itemgetter(0)):

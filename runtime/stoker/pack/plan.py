@@ -17,6 +17,7 @@ from stoker.pack.log import list_records
 from stoker.pack.record import PackRecord, record_key, run_id, run_prefix
 from stoker.retry import RetryingReader, RetryPolicy
 from stoker.schema import Schema
+from stoker.sizes import counted
 from stoker.store.protocol import Readable
 from stoker.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 
@@ -207,10 +208,10 @@ def check_can_create(store: Readable, base: Manifest | None, records: list[PackR
         )
     for record in records:
         _log.warning(
-            "%s has %d super-samples of an unfinished pack of another source, or of another size or schema (%.80s); "
+            "%s has %s of an unfinished pack of another source, or of another size or schema (%.80s); "
             "resume it, or give it up with: stoker gc --abandoned %s --delete %s",
             store.url,
-            len(record),
+            counted(len(record), "super-sample"),
             record.source,
             record.run,
             store.url,
@@ -219,7 +220,7 @@ def check_can_create(store: Readable, base: Manifest | None, records: list[PackR
 
 def _exists(store: Readable, base: Manifest) -> DatasetExistsError:
     return DatasetExistsError(
-        f"there is a data set at {store.url} already (version {base.version}, {base.samples} samples); "
+        f"there is a data set at {store.url} already (version {base.version}, {counted(base.samples, 'sample')}); "
         "add to it with mode='append' (stoker pack --append), replace it with mode='overwrite' (stoker pack "
         "--overwrite), or use another URL"
     )
@@ -230,8 +231,8 @@ async def _resumed(store: Readable, record: PackRecord, tag: str, base: Manifest
     is_in_manifest = base is not None and any(run.run == record.run for run in base.runs)
     if is_in_manifest and record.state == "packing":
         raise PackError(
-            f"the {len(record)} super-samples of an unfinished pack of this source were adopted into the data set at "
-            f"{store.url} by rebuild-manifest; pack what is missing under another name with source="
+            f"an unfinished pack of this source ({counted(len(record), 'super-sample')}) was adopted into the data "
+            f"set at {store.url} by rebuild-manifest; pack what is missing under another name with source="
         )
     if base is not None and record.mode == "create" and not is_in_manifest:
         raise _exists(store, base)

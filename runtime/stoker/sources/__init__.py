@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from stoker.errors import ConfigError
 from stoker.manifest import POINTER_KEY
+from stoker.sizes import counted
 from stoker.sources.arrays import open_npy
+from stoker.sources.containers import find_containers, named_like, remedy_for
 from stoker.sources.folders import is_image, open_files, open_image_folder
 from stoker.sources.listing import ARCHIVES, Listing, list_source
 from stoker.sources.protocol import Sample, Source
@@ -21,7 +24,12 @@ _BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
 
 
 async def open_source(
-    url: str | os.PathLike[str], kind: str | None = None, options: StoreOptions | None = None
+    url: str | os.PathLike[str],
+    kind: str | None = None,
+    options: StoreOptions | None = None,
+    *,
+    strict: bool = False,
+    follow_links: bool = False,
 ) -> Source:
     """List what is at a path or store URL and return it as samples; the caller closes it.
 
@@ -29,23 +37,26 @@ async def open_source(
         url: a folder, an ``.npy``, ``.npz`` or ``.tar`` file, or several tars as ``train-{000..009}.tar``.
         kind: one of ``KINDS``; by default what :func:`detect_kind` says.
         options: how to reach the store.
+        strict: raise where a tar has no end marker, so that it may be cut off, instead of noting it.
+        follow_links: take in what links in a local folder lead to outside of it.
 
     Raises:
-        ConfigError: the kind is unknown, cannot be told, or not that of what is there.
+        ConfigError: the kind is unknown, cannot be told, or not that of what is there; or links lead out of the folder.
         PackError: there is nothing to pack, or it is damaged.
         StoreError: the store cannot be read.
     """
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"there is no kind of source {kind!r}; use one of {', '.join(KINDS)}")
-    listing = await list_source(url, options)
+    listing = await list_source(url, options, follow_links=follow_links)
     try:
-        return await _opened(listing, kind or detect_kind(listing))
+        return await _opened(listing, kind, strict=strict)
     except BaseException:
         await listing.store.close()
         raise
 
 
-async def _opened(listing: Listing, kind: str) -> Source:
+async def _opened(listing: Listing, said: str | None, *, strict: bool) -> Source:
+    kind = said or detect_kind(listing)
     if kind in ("npy", "npz"):
         if len(listing.objects) != 1 or listing.is_folder:
             raise ConfigError(
@@ -54,10 +65,14 @@ async def _opened(listing: Listing, kind: str) -> Source:
             )
         return await (open_npy if kind == "npy" else open_npz)(listing)
     if kind == "webdataset":
-        return await open_webdataset(listing)
+        return await open_webdataset(listing, strict=strict)
     if not listing.is_folder:
         raise ConfigError(f"--kind {kind} is for a folder, not for {listing.url}; give the folder it is in")
-    return (open_files if kind == "files" else open_image_folder)(listing)
+    if kind == "image-folder":
+        return open_image_folder(listing, is_said=said is not None)
+    if said is None:
+        _check_no_containers(listing, await find_containers(listing.store, listing.objects))
+    return open_files(listing)
 
 
 def detect_kind(listing: Listing) -> str:
@@ -65,7 +80,7 @@ def detect_kind(listing: Listing) -> str:
 
     A file's suffix says it. A folder is ``webdataset`` if it has nothing but ``.tar`` files; ``image-folder`` if it has
     sub-folders with nothing but images in them (files beside the sub-folders do not matter); ``files`` if it has
-    neither tars, arrays nor images in sub-folders.
+    neither images in sub-folders nor files whose names are those of tables, arrays or archives.
 
     Raises:
         ConfigError: none of this is so, or the folder is a data set.
@@ -86,9 +101,16 @@ def detect_kind(listing: Listing) -> str:
         raise _unclear(listing, what, "--kind image-folder to leave the others out")
     if tars := sum(key.lower().endswith(".tar") for key in keys):
         raise _unclear(listing, f"{tars} of {len(keys)} files are tars", "--kind webdataset to leave the others out")
-    if arrays := [key for key in keys if key.lower().endswith(ARCHIVES)]:
-        raise _unclear(listing, f"it holds arrays ({arrays[0]})", "pack them one by one, with --append from the second")
+    _check_no_containers(listing, {key: container for key in keys if (container := named_like(key))})
     return "files"
+
+
+def _check_no_containers(listing: Listing, found: Mapping[str, str]) -> None:
+    """Raise ConfigError if some files are containers of samples, by key."""
+    if found:
+        first, kind = next(iter(found.items()))
+        what = f"it holds {counted(len(found), 'file')} with many samples each (first: {first}, {kind})"
+        raise _unclear(listing, what, remedy_for(kind))
 
 
 def _unclear(listing: Listing, what: str, remedy: str) -> ConfigError:

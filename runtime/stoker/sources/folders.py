@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
-from stoker.errors import PackError
+from stoker.errors import ConfigError, PackError
 from stoker.schema import Array, Bytes, Schema, Text
+from stoker.sizes import counted
 from stoker.sources.listing import Listing, fingerprint_of
 from stoker.sources.protocol import Sample
 from stoker.sources.reading import in_order, read
@@ -27,6 +28,12 @@ __all__ = [
 IMAGE_SUFFIXES = (
     ".avif", ".bmp", ".gif", ".heic", ".jp2", ".jpeg", ".jpg", ".jxl", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
+
+
+_SPLITS = frozenset(
+    ["dev", "eval", "holdout", "test", "testing", "train", "training", "trainval", "val", "valid", "validation"]
+)
+_SHOWN_FOLDERS = 5
 
 
 def is_image(key: str) -> bool:
@@ -57,6 +64,7 @@ class FolderSource:
         samples: how many files there are.
         size_bytes: of all files.
         notes: which files were left out.
+        follows_links: whether links out of a local folder are followed.
     """
 
     def __init__(self, kind: str, schema: Schema, listing: Listing, kept: Sequence[ObjectInfo]) -> None:
@@ -70,6 +78,7 @@ class FolderSource:
         self.fingerprint = fingerprint_of(kind, schema, kept)
         self.size_bytes = sum(item.size_bytes for item in kept)
         self.notes = _left_out(listing, kept)
+        self.follows_links = listing.follows_links
         self._listing = listing
         column = schema.get("label")
         classes = column.classes if isinstance(column, Array) and column.classes else ()
@@ -96,8 +105,8 @@ class FolderSource:
         name = _class_of(key)
         if name not in self._labels:
             raise PackError(
-                f"{self._listing.url}/{key} is of class {name!r}, which is none of the data set's {len(self._labels)} "
-                "classes; pack a data set with all classes, or move it away"
+                f"{self._listing.url}/{key} is of class {name!r}, which is none of the data set's "
+                f"{counted(len(self._labels), 'class', 'classes')}; pack a data set with all classes, or move it away"
             )
         return {"image": data, "label": self._labels[name], "path": key}
 
@@ -121,13 +130,18 @@ def images_schema(classes: Iterable[str]) -> Schema:
     return Schema({"image": Bytes(), "label": Array("int64", classes=tuple(classes)), "path": Text()})
 
 
-def open_image_folder(listing: Listing) -> FolderSource:
+def open_image_folder(listing: Listing, *, is_said: bool = False) -> FolderSource:
     """Return every image below a sub-folder as a sample with ``image`` (its bytes), ``label`` and ``path``.
 
     The label is the number of the top sub-folder among their sorted names, which stand in the schema.
 
+    Args:
+        listing: what the folder has.
+        is_said: whether the user has said that it is a folder of images; else its names tell.
+
     Raises:
         PackError: there is no image in a sub-folder.
+        ConfigError: the class folders seem to lie below other folders, such as ``train`` and ``val``.
     """
     kept = [item for item in listing.objects if belongs("image-folder", item.key)]
     if not kept:
@@ -135,7 +149,25 @@ def open_image_folder(listing: Listing) -> FolderSource:
             f"{listing.url} has no image in a sub-folder; put the images of each class into a folder of its own, "
             "or pack them as they are with --kind files"
         )
+    _check_classes_on_top(listing, [item.key for item in kept], is_said=is_said)
     return FolderSource("image-folder", images_schema(sorted({_class_of(item.key) for item in kept})), listing, kept)
+
+
+def _check_classes_on_top(listing: Listing, keys: Sequence[str], *, is_said: bool) -> None:
+    """Raise ConfigError if top sub-folders are splits with class folders below them, or none has an image itself."""
+    direct = {_class_of(key) for key in keys if key.count("/") == 1}
+    above = {key.rsplit("/", 2)[0]: key for key in keys if key.count("/") > 1}  # folders of folders with images
+    splits = [folder for folder in above if _class_of(folder).lower() in _SPLITS and _class_of(folder) not in direct]
+    if not splits and (direct or is_said):
+        return
+    wrong = sorted(splits or above)
+    shown = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_SHOWN_FOLDERS])
+    more = f" and {len(wrong) - _SHOWN_FOLDERS:,} more" if len(wrong) > _SHOWN_FOLDERS else ""
+    other = "" if splits else f", or say --kind image-folder if {_class_of(wrong[0])} is a class"
+    raise ConfigError(
+        f"{listing.url}: its classes seem to be sub-folders of its sub-folders ({above[wrong[0]]}), so labels would be "
+        f"wrong; pack {shown}{more} one by one, each as a data set of its own{other}"
+    )
 
 
 def _class_of(key: str) -> str:

@@ -9,13 +9,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 
 from stoker.errors import ConfigError, NotFoundError, PackError
 from stoker.retry import RetryingStore
 from stoker.schema import Schema
+from stoker.sources.containers import named_like, remedy_for
+from stoker.sources.links import check_links, without_links_out
 from stoker.store import open_store
 from stoker.store.location import Location, parse_url
 from stoker.store.options import StoreOptions
@@ -38,12 +39,14 @@ class Listing:
         store: where the keys are relative to; it tries again. Whoever asked for the listing closes it.
         objects: in ascending UTF-8 order of key; those of a brace pattern in the pattern's order.
         is_folder: whether the URL stands for all that is below it.
+        follows_links: whether links out of a local folder are followed.
     """
 
     url: str
     store: RetryingStore
     objects: tuple[ObjectInfo, ...]
     is_folder: bool
+    follows_links: bool = False
 
 
 def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
@@ -54,18 +57,24 @@ def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> 
     return digest.hexdigest()
 
 
-async def list_source(url: str | os.PathLike[str], options: StoreOptions | None) -> Listing:
+async def list_source(
+    url: str | os.PathLike[str], options: StoreOptions | None, *, follow_links: bool = False
+) -> Listing:
     """List what a URL stands for.
 
     A URL that ends in ``.npy``, ``.npz`` or ``.tar`` is one object, or several with braces (``{000..009}``,
     ``{a,b}``); any other, and a local folder of any name, stands for all below it. Hidden objects (a part of the key
-    starts with a dot), the empty objects that stand for folders, and, in a local folder, links to what is not below it
-    are left out.
+    starts with a dot) and the empty objects that stand for folders are left out.
+
+    Args:
+        url: of the source.
+        options: of its store.
+        follow_links: take in what links in a local folder lead to outside of it.
 
     Raises:
-        ConfigError: the URL is malformed.
+        ConfigError: the URL is malformed; or a local folder has links to what is not below it.
         NotFoundError: an object that it names does not exist.
-        PackError: there is nothing.
+        PackError: there is nothing; or links lead to nothing.
         StoreError: the store cannot be read.
     """
     location = parse_url(url)
@@ -74,7 +83,7 @@ async def list_source(url: str | os.PathLike[str], options: StoreOptions | None)
     store = RetryingStore(open_store(root, options=options))
     try:
         if is_folder:
-            objects = await _below(store, location)
+            objects = await _below(store, location, follow_links=follow_links)
         elif len(names) == 1:
             objects = [await store.head(names[0])]
         else:
@@ -82,7 +91,7 @@ async def list_source(url: str | os.PathLike[str], options: StoreOptions | None)
     except BaseException:
         await store.close()
         raise
-    return Listing(location.url, store, tuple(objects), is_folder)
+    return Listing(location.url, store, tuple(objects), is_folder, follow_links)
 
 
 async def listed_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
@@ -96,7 +105,7 @@ async def listed_between(store: RetryingStore, after: str, until: str) -> list[O
             found.append(item)
     location = parse_url(store.url)
     if location.scheme == "file":
-        return await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
+        return await asyncio.to_thread(without_links_out, Path(location.bucket), found)
     return found
 
 
@@ -107,6 +116,8 @@ def _is_folder(location: Location) -> bool:
         return not is_archive or not location.prefix
     path = Path(location.bucket)
     if path.is_file() and not is_archive:
+        if container := named_like(path.name):
+            raise ConfigError(f"{location.url} ({container}) cannot be packed as it is; {remedy_for(container)}")
         raise ConfigError(f"{location.url} is a file of no known kind; give a folder, or one of {', '.join(ARCHIVES)}")
     return not is_archive or path.is_dir()
 
@@ -128,11 +139,18 @@ def _root_and_names(location: Location) -> tuple[str, list[str]]:
     return root or "/", names
 
 
-async def _below(store: RetryingStore, location: Location) -> list[ObjectInfo]:
-    found = [item async for item in store.list() if is_wanted(item)]
+async def _below(store: RetryingStore, location: Location, *, follow_links: bool) -> list[ObjectInfo]:
     if location.scheme == "file":
-        found = await asyncio.to_thread(_without_links_out, Path(location.bucket), found)
+        await asyncio.to_thread(check_links, Path(location.bucket), follow=follow_links)
+    found = [item async for item in store.list() if is_wanted(item)]
+    if location.scheme == "file" and not follow_links:  # a link may have come since
+        found = await asyncio.to_thread(without_links_out, Path(location.bucket), found)
     if not found:
+        if container := named_like(location.prefix.rstrip("/")):
+            raise PackError(
+                f"there is no folder {location.url}, and a file ({container}) cannot be packed as it is; "
+                f"{remedy_for(container)}"
+            )
         raise PackError(f"{location.url} holds no files to pack (hidden ones do not count); check the URL")
     return found
 
@@ -155,20 +173,6 @@ def _common_prefix(names: list[str]) -> str:
 def is_wanted(item: ObjectInfo) -> bool:
     """Return whether an object is raw material: neither hidden nor an empty one that stands for a folder."""
     return not item.key.endswith("/") and not any(part.startswith(".") for part in item.key.split("/"))
-
-
-def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
-    """Leave out what links lead to outside of ``root``."""
-    real_root = root.resolve()
-
-    @cache
-    def is_inside(folder: Path) -> bool:
-        return folder.resolve().is_relative_to(real_root)
-
-    def is_kept(path: Path) -> bool:
-        return path.resolve().is_relative_to(real_root) if path.is_symlink() else is_inside(path.parent)
-
-    return [item for item in found if is_kept(root / item.key)]
 
 
 def _expanded(pattern: str) -> Iterator[str]:

@@ -74,7 +74,9 @@ def split(source: Source, part: Part, part_bytes: int) -> Iterator[Part]:
     after = ""
     sizes = attrgetter("size_bytes")
     for group in grouped(source.objects, sizes, most_bytes=part_bytes, most_items=MAX_PART_OBJECTS):
-        if len(group) > _MAX_NAMED_OBJECTS and isinstance(source, FolderSource):
+        # Whoever opens a slice lists it again, and follows no links out of the folder.
+        can_be_slice = isinstance(source, FolderSource) and not source.follows_links
+        if can_be_slice and len(group) > _MAX_NAMED_OBJECTS:
             fingerprint = fingerprint_of(source.kind, source.schema, group)
             keys = KeySlice(after=after, until=group[-1].key, objects=len(group), fingerprint=fingerprint)
             yield replace(base, keys=keys)

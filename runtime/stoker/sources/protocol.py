@@ -54,7 +54,7 @@ class Source(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of how the source was understood, such as files that were left out."""
+        """What the user should know of the source, such as files that were left out; more once it was read."""
         ...
 
     def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:

@@ -7,16 +7,16 @@ for long names, and bounds what a header can make it allocate.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from stoker.errors import PackError
 from stoker.sources.reading import ByteStream
 
-__all__ = ["Member", "members"]
+__all__ = ["BLOCK_BYTES", "Member", "members"]
 
 _MAX_EXTENDED_BYTES = 1 << 20
-_BLOCK = tarfile.BLOCKSIZE
+BLOCK_BYTES = tarfile.BLOCKSIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,15 @@ class Member:
         return await self.stream.read(self.size_bytes)
 
 
-async def members(stream: ByteStream, where: str) -> AsyncGenerator[Member, None]:
+async def members(
+    stream: ByteStream, where: str, *, on_no_end: Callable[[], object] = lambda: None
+) -> AsyncGenerator[Member, None]:
     """Yield the regular files of a tar in its order; folders, links and devices are passed over.
+
+    Args:
+        stream: the tar's bytes.
+        where: what to call the tar in an error.
+        on_no_end: called where the bytes end at a member's border without the block of zeros that ends a tar.
 
     Raises:
         PackError: the tar is damaged, cut off, compressed, or has a sparse file.
@@ -51,7 +58,7 @@ async def members(stream: ByteStream, where: str) -> AsyncGenerator[Member, None
             return
         has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
         size_bytes = _size(overrides, header, where) if has_content or _is_extension(header) else 0
-        end = stream.position + size_bytes + -size_bytes % _BLOCK
+        end = stream.position + size_bytes + -size_bytes % BLOCK_BYTES
         if size_bytes > stream.remaining:  # the padding behind the last member may be missing
             raise PackError(f"{where} is cut off: {header.name!r} is to have {size_bytes} bytes; make the tar again")
         if _is_extension(header):
@@ -63,14 +70,15 @@ async def members(stream: ByteStream, where: str) -> AsyncGenerator[Member, None
                 yield Member(overrides.get("path", header.name), size_bytes, stream)
             overrides = {}
         await stream.skip(min(end - stream.position, stream.remaining))
+    on_no_end()
 
 
 async def _header(stream: ByteStream, where: str) -> tarfile.TarInfo | None:
     """Return the next header, None at the end of the archive."""
-    if stream.remaining < _BLOCK:
+    if stream.remaining < BLOCK_BYTES:
         raise PackError(f"{where} is cut off in a header; make the tar again")
     try:
-        block = await stream.read(_BLOCK)
+        block = await stream.read(BLOCK_BYTES)
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape") if any(block) else None
     except (tarfile.HeaderError, ValueError) as error:
         raise PackError(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
+from stoker.bounded import for_each
 from stoker.errors import PackError, SchemaError
 from stoker.schema import Array, Bytes, Column, Schema, Text
+from stoker.sizes import counted
 from stoker.sources.listing import Listing, fingerprint_of
 from stoker.sources.protocol import Sample
-from stoker.sources.reading import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream
-from stoker.sources.tar import Member, members
+from stoker.sources.reading import MAX_READS, PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, read
+from stoker.sources.tar import BLOCK_BYTES, Member, members
 from stoker.store.protocol import ObjectInfo
 from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
@@ -37,18 +40,29 @@ class WebDataset:
         fingerprint: of kind, schema and tars.
         samples: None, since only reading the tars tells.
         size_bytes: of all tars.
-        notes: which files of the folder were left out.
     """
 
     kind = "webdataset"
     samples = None
 
-    def __init__(self, listing: Listing, tars: tuple[ObjectInfo, ...], schema: Schema) -> None:
-        self._listing, self.objects, self.schema = listing, tars, schema
+    def __init__(self, listing: Listing, tars: tuple[ObjectInfo, ...], schema: Schema, *, strict: bool) -> None:
+        self._listing, self.objects, self.schema, self._strict = listing, tars, schema, strict
+        self._without_end: set[str] = set()
         self.fingerprint = fingerprint_of(self.kind, schema, tars)
         self.size_bytes = sum(item.size_bytes for item in tars)
-        left_out = len(listing.objects) - len(tars)
-        self.notes = (f"{left_out} of {len(listing.objects)} files were left out: not .tar",) if left_out else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which files of the folder were left out, and which tars, as far as they were read, have no end marker."""
+        notes = []
+        if left_out := len(self._listing.objects) - len(self.objects):
+            notes.append(f"{left_out} of {len(self._listing.objects)} files were left out: not .tar")
+        if self._without_end:
+            where = (
+                f"{len(self._without_end):,} of {counted(len(self.objects), 'tar')} (first: {min(self._without_end)})"
+            )
+            notes.append(f"warning: no end marker in {where}: if they were cut off, samples are missing")
+        return tuple(notes)
 
     @property
     def root(self) -> str:
@@ -59,7 +73,8 @@ class WebDataset:
         """Yield the samples from number ``start`` on; a tar has no index, so those before are read as well."""
         number = 0
         for tar in self.objects:
-            async with aclosing(_samples(self._listing, tar)) as samples:
+            on_no_end = partial(self._note_no_end, tar.key)
+            async with aclosing(_samples(self._listing, tar, on_no_end=on_no_end)) as samples:
                 async for where, sample in samples:
                     if sample.keys() != self.schema.keys():
                         raise PackError(
@@ -70,13 +85,37 @@ class WebDataset:
                         yield where, sample
                     number += 1
 
+    async def check_ends(self) -> None:
+        """Note which tars do not end with zeros, from their last bytes, without reading the tars.
+
+        Raises:
+            PackError: one does not, and the source is strict.
+        """
+
+        async def check(tar: ObjectInfo) -> None:
+            if any(await read(self._listing.store, tar, max(0, tar.size_bytes - BLOCK_BYTES))):
+                self._note_no_end(tar.key)
+
+        await for_each(self.objects, check, concurrency=MAX_READS)
+
+    def _note_no_end(self, key: str) -> None:
+        if self._strict:
+            raise PackError(
+                f"{self.root}/{key} has no end marker, so it may be cut off; make it again, or pack without --strict"
+            )
+        self._without_end.add(key)
+
     async def close(self) -> None:
         """Close the store."""
         await self._listing.store.close()
 
 
-async def open_webdataset(listing: Listing) -> WebDataset:
+async def open_webdataset(listing: Listing, *, strict: bool = False) -> WebDataset:
     """Return the samples of the tars that are listed, having read the first sample.
+
+    Args:
+        listing: has the tars.
+        strict: raise where a tar is found to have no end marker, instead of noting it.
 
     Raises:
         PackError: there is no tar or no sample, or the first tar is damaged.
@@ -85,9 +124,9 @@ async def open_webdataset(listing: Listing) -> WebDataset:
     if not tars:
         raise PackError(f"{listing.url} holds no .tar files; check the URL, or say another --kind")
     for tar in tars:
-        async with aclosing(_samples(listing, tar, PEEK_SPAN_BYTES)) as samples:
+        async with aclosing(_samples(listing, tar, span_bytes=PEEK_SPAN_BYTES)) as samples:
             async for where, sample in samples:
-                return WebDataset(listing, tars, _schema(where, sample))
+                return WebDataset(listing, tars, _schema(where, sample), strict=strict)
     raise PackError(f"{listing.url} holds no samples: no file in it has a name with an extension")
 
 
@@ -100,14 +139,18 @@ def _schema(where: str, sample: dict[str, Any]) -> Schema:
 
 
 async def _samples(
-    listing: Listing, tar: ObjectInfo, span_bytes: int = STREAM_SPAN_BYTES
+    listing: Listing,
+    tar: ObjectInfo,
+    *,
+    span_bytes: int = STREAM_SPAN_BYTES,
+    on_no_end: Callable[[], object] = lambda: None,
 ) -> AsyncGenerator[Sample, None]:
     """Yield the samples of one tar."""
     where, key = f"{listing.store.url}/{tar.key}", ""
     sample: dict[str, Any] = {}
     stream = ByteStream(listing.store, tar, span_bytes=span_bytes)
     try:
-        async with aclosing(members(stream, where)) as found:
+        async with aclosing(members(stream, where, on_no_end=on_no_end)) as found:
             async for member in found:
                 match = _NAME.fullmatch(member.name)
                 if match is None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.errors import NotFoundError, ObjectChangedError, PackError, SchemaError, StoreError
+from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError, SchemaError, StoreError
 from stoker.pack.part import Part
 from stoker.retry import RetryingStore
 from stoker.schema import Array, Bytes, Schema
@@ -79,13 +79,15 @@ def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.sources.parts._MAX_NAMED_OBJECTS", 50)
 
 
-def parts_of(url: str, part_bytes: int, kind: str | None = None, **changes: Any) -> list[Part]:
+def parts_of(
+    url: str, part_bytes: int, kind: str | None = None, *, follow_links: bool = False, **changes: Any
+) -> list[Part]:
     """Return the parts of a source as they arrive at a function: through JSON."""
 
     async def work(source: Source) -> list[Part]:
         return [Part.from_json(part.to_json()) for part in split(source, replace(COMMON, **changes), part_bytes)]
 
-    found: list[Part] = with_source(url, work, kind)
+    found: list[Part] = with_source(url, work, kind, follow_links=follow_links)
     return found
 
 
@@ -225,10 +227,23 @@ def test_links_out_of_a_local_folder_are_no_more_followed_than_when_it_was_cut(t
     folder, secret = tmp_path / "in", tmp_path / "secret"
     put_all(str(folder), {f"{n:05d}": b"" for n in range(110)})
     put_all(str(secret), {"key": b"of the house"})
+    (part,) = parts_of(str(folder), 1 << 30)
     (folder / "00060x").symlink_to(secret / "key")
     (folder / "00070x").symlink_to(secret)
-    (part,) = parts_of(str(folder), 1 << 30)
     assert [sample for sample in samples_of(part) if sample["data"]] == []
+
+
+def test_objects_that_links_lead_to_are_named_one_by_one_and_read(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "in", tmp_path / "outside"
+    put_all(str(outside), {f"{n:05d}": b"%d" % n for n in range(110)})
+    folder.mkdir()
+    for path in outside.iterdir():
+        (folder / path.name).symlink_to(path)
+    with pytest.raises(ConfigError, match="110 links"):
+        parts_of(str(folder), 1 << 30)
+    (part,) = parts_of(str(folder), 1 << 30, follow_links=True)
+    assert len(part.objects) == 110
+    assert [sample["data"] for sample in samples_of(part)] == [b"%d" % n for n in range(110)]
 
 
 def test_an_object_that_was_replaced_or_deleted_since_is_an_error_of_the_store(folder: str) -> None:

@@ -94,6 +94,8 @@ def test_the_kind_of_a_folder_is_told_by_its_names(keys: list[str], kind: str) -
         (["a/1.jpg", "a/notes.txt"], "--kind image-folder"),
         (["0.tar", "index.json"], "--kind webdataset"),
         (["0.npy", "1.npy"], "--append"),
+        (["a.wav", "b.wav", "labels.csv"], r"stoker\.Packer"),
+        (["train.tar.gz"], "unpack"),
         (["manifest.safetensors", "data/1.safetensors"], "the store's own tools"),
     ],
 )
@@ -102,7 +104,33 @@ def test_an_unclear_folder_is_an_error_that_says_what_to_say(keys: list[str], re
     put_all(url, dict.fromkeys(keys, b"x"))
     with pytest.raises(ConfigError, match=f"--kind files.*{remedy}"):
         look(url)
-    assert look(url, "files").samples == 2
+    assert look(url, "files").samples == len(keys)
+
+
+SPLIT = {"train/cat/1.jpg": b"1", "train/dog/2.jpg": b"2", "val/cat/3.jpg": b"3"}
+
+
+@pytest.mark.parametrize("kind", [None, "image-folder"])
+def test_splits_above_the_class_folders_are_an_error_that_names_them(url: str, kind: str | None) -> None:
+    put_all(url, SPLIT)
+    with pytest.raises(ConfigError, match=r"pack .+/train, .+/val one by one"):
+        look(url, kind)
+    column = look(f"{url}/train").schema["label"]
+    assert isinstance(column, Array)
+    assert column.classes == ("cat", "dog")
+
+
+def test_folders_above_all_class_folders_are_an_error_unless_they_are_said_to_be_the_classes(url: str) -> None:
+    put_all(url, {"pets/cat/1.jpg": b"1", "pets/dog/2.jpg": b"2"})
+    with pytest.raises(ConfigError, match=r"pack .+/pets one by one.*--kind image-folder if pets is a class"):
+        look(url)
+    assert look(url, "image-folder").samples == 2
+
+
+def test_class_folders_far_below_are_named_by_the_folder_they_are_in(url: str) -> None:
+    put_all(url, {f"data/{key}": content for key, content in SPLIT.items()})
+    with pytest.raises(ConfigError, match=r"pack .+/data/train, .+/data/val one by one"):
+        look(url)
 
 
 def test_the_fingerprint_changes_with_content_names_and_kind_and_with_nothing_else() -> None:
@@ -140,16 +168,61 @@ def test_a_file_that_changes_after_it_was_listed_is_an_error() -> None:
     with_source("memory://changing", check)
 
 
-def test_links_are_followed_inside_the_folder_only(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    put_all(str(folder), {"real/x": b"x"})
-    put_all(str(tmp_path / "out"), {"secret": b"s"})
-    (folder / "inside").symlink_to(folder / "real" / "x")
-    (folder / "outside").symlink_to(tmp_path / "out" / "secret")
-    (folder / "outside-folder").symlink_to(tmp_path / "out")
-    (folder / "broken").symlink_to(tmp_path / "nothing")
-    (folder / "loop").symlink_to(folder)
-    assert [where for where, _ in read_all(str(folder))] == ["inside", "real/x"]
+def test_links_inside_the_folder_are_followed_and_loops_end(tmp_path: Path) -> None:
+    put_all(str(tmp_path), {"real/x": b"x"})
+    (tmp_path / "inside").symlink_to(tmp_path / "real" / "x")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / ".hidden").symlink_to("/nowhere")
+    assert [where for where, _ in read_all(str(tmp_path))] == ["inside", "real/x"]
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """A folder of links to files elsewhere, as hubs cache snapshots of a repository."""
+    put_all(str(tmp_path / "blobs"), {"aa": b"a", "folder/bb": b"b", "folder/cc": b"c"})
+    folder = tmp_path / "snapshot"
+    put_all(str(folder), {"own": b"own"})
+    (folder / "sub").mkdir()
+    (folder / "sub" / "a").symlink_to("../../blobs/aa")
+    (folder / "sub" / "more").symlink_to(tmp_path / "blobs" / "folder")
+    return folder
+
+
+def test_links_out_of_the_folder_are_counted_in_an_error(snapshot: Path) -> None:
+    with pytest.raises(ConfigError, match=r"2 links out of it \(first: sub/a -> \.\./\.\./blobs/aa\).*--follow-links"):
+        look(str(snapshot))
+    assert [(where, sample["data"]) for where, sample in read_all(str(snapshot), follow_links=True)] == [
+        ("own", b"own"),
+        ("sub/a", b"a"),
+        ("sub/more/bb", b"b"),
+        ("sub/more/cc", b"c"),
+    ]
+
+
+@pytest.mark.parametrize("follow_links", [False, True])
+def test_links_to_nothing_are_an_error(snapshot: Path, follow_links: bool) -> None:
+    (snapshot / "sub" / "more").unlink()
+    (snapshot / "sub" / "a").unlink()
+    (snapshot / "broken").symlink_to("nothing")
+    (snapshot / "itself").symlink_to("itself")
+    with pytest.raises(PackError, match=r"2 links to what does not exist.*broken -> nothing"):
+        look(str(snapshot), follow_links=follow_links)
+
+
+def test_links_in_folders_outside_count_too_and_loops_there_end(snapshot: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "blobs" / "folder"
+    (outside / "back").symlink_to(snapshot)
+    (outside / "itself").symlink_to(outside)
+    assert len(read_all(str(snapshot), follow_links=True)) == 4
+    (outside / "broken").symlink_to("nothing")
+    with pytest.raises(PackError, match="sub/more/broken -> nothing"):
+        look(str(snapshot), follow_links=True)
+
+
+def test_a_link_to_what_contains_the_folder_is_never_followed(snapshot: Path, tmp_path: Path) -> None:
+    (snapshot / "up").symlink_to(tmp_path)
+    with pytest.raises(PackError, match=f"{snapshot}/up is a link to {tmp_path}, which contains"):
+        look(str(snapshot), follow_links=True)
 
 
 def test_a_folder_that_is_a_link_itself_is_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import webdataset
 
 from stoker.errors import ConfigError, NotFoundError, PackError, StokerError
 from stoker.schema import Array, Bytes, Text
-from support.places import look, put_all, read_all, tar_of
+from stoker.sources import Source
+from stoker.sources.webdataset import WebDataset
+from support.places import look, put_all, read_all, tar_of, with_source
 
 MEMBERS = [
     ("a/0001.jpg", b"JPEG"),
@@ -182,6 +185,46 @@ def test_a_hostile_or_unfit_tar_is_an_error_that_names_it(name: str) -> None:
 def test_a_tar_without_padding_or_end_is_read() -> None:
     put_all("memory://unpadded", {"x.tar": tar_of([("a.txt", b"abc")])[: 512 + 3]})
     assert samples_of("memory://unpadded/x.tar") == [{"key": "a", "txt": "abc"}]
+
+
+CUT = {  # three samples; where a tar ends, and what is missing there
+    "a.tar": tar_of([("1.txt", b"a"), ("2.txt", b"b")]),
+    "b.tar": tar_of([("3.txt", bytes(1000))])[: 512 + 1024],
+    "c.tar": tar_of([("4.txt", b"d"), ("5.txt", b"e")])[:1024],
+}
+
+
+def test_tars_that_end_at_a_members_border_without_an_end_marker_are_counted(folder: str) -> None:
+    async def read(source: Source) -> int:
+        assert list(source.notes) == []
+        async with aclosing(source.read()) as samples:
+            count = len([sample async for sample in samples])
+        (note,) = source.notes
+        assert note.startswith("warning: no end marker in 2 of 3 tars (first: b.tar)")
+        return count
+
+    put_all(folder, CUT)
+    assert with_source(folder, read) == 4
+
+
+def test_a_tar_without_an_end_marker_is_an_error_where_it_may_not_be(folder: str) -> None:
+    put_all(folder, CUT)
+    with pytest.raises(PackError, match=r"/b\.tar has no end marker.*without --strict"):
+        read_all(folder, strict=True)
+    assert len(read_all(f"{folder}/a.tar", strict=True)) == 2
+
+
+def test_the_last_bytes_tell_which_tars_have_no_end_marker(folder: str) -> None:
+    async def check(source: Source) -> tuple[str, ...]:
+        assert isinstance(source, WebDataset)
+        await source.check_ends()
+        return source.notes
+
+    put_all(folder, {name: CUT[name] for name in ("a.tar", "c.tar")})
+    (note,) = with_source(folder, check)
+    assert "no end marker in 1 of 2 tars (first: c.tar)" in note
+    with pytest.raises(PackError, match=r"/c\.tar has no end marker"):
+        with_source(folder, check, strict=True)
 
 
 def with_checksums(data: bytearray) -> bytes:
