@@ -28,9 +28,12 @@ __all__ = [
     "MissingExtraError",
     "NotFoundError",
     "ObjectChangedError",
+    "ObjectDamagedError",
+    "ObjectTruncatedError",
     "PackError",
     "PermissionDeniedError",
     "PreconditionFailedError",
+    "RangeBeyondEndError",
     "RankMismatchError",
     "SampleError",
     "SampleTimeoutError",
@@ -42,6 +45,7 @@ __all__ = [
     "ThrottledError",
     "TransientError",
     "TruncatedError",
+    "UnexpectedAnswerError",
     "WireError",
     "WrongRegionError",
 ]
@@ -177,8 +181,16 @@ class ObjectChangedError(StoreError):
     """An object is not the one the manifest pinned: its size, checksum or ETag/generation differs."""
 
 
+class ObjectTruncatedError(ObjectChangedError):
+    """An object is shorter than the manifest says; a second request has confirmed it, and no other will help."""
+
+
 class FetchError(StoreError):
     """A super-sample could not be fetched after every allowed attempt; names it, the attempts and the last cause."""
+
+
+class ObjectDamagedError(ObjectChangedError, FetchError):
+    """The bytes of an object are not those that were packed: each reading of them has another checksum than it."""
 
 
 class TransientError(StoreError):
@@ -198,7 +210,11 @@ class ThrottledError(TransientError):
 
 
 class ServerError(TransientError):
-    """The store failed inside (500, 502, 504)."""
+    """The store failed inside (500 and what is like it)."""
+
+
+class UnexpectedAnswerError(ServerError):
+    """An answer is not one to what was asked: another range, another format. A proxy on the way may have given it."""
 
 
 class ConnectionLostError(TransientError, ConnectionError):
@@ -207,6 +223,10 @@ class ConnectionLostError(TransientError, ConnectionError):
 
 class TruncatedError(TransientError):
     """The body ended before the bytes that were promised."""
+
+
+class RangeBeyondEndError(TruncatedError):
+    """The store says that the object ends before the range that was asked for does."""
 
 
 class DeadlineError(TransientError, TimeoutError):

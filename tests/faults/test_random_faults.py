@@ -35,7 +35,7 @@ INJECTED = {
 RETRIED = {
     "ThrottledError", "ServerError", "ConnectionLostError", "TruncatedError", "ChecksumError", "DeadlineError",
 }  # fmt: skip
-RAISED = {"FetchError", "NotFoundError", "ObjectChangedError", "ExpiredCredentialsError"}
+RAISED = {"FetchError", "NotFoundError", "ObjectChangedError", "ObjectDamagedError", "ExpiredCredentialsError"}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -20,6 +20,7 @@ from stoker.errors import (
     ConnectionLostError,
     NotFoundError,
     ObjectChangedError,
+    RangeBeyondEndError,
     ServerError,
     ThrottledError,
     TruncatedError,
@@ -203,12 +204,16 @@ class FaultyStore:
             raise ThrottledError(f"{key}: slow down")
         if fault == "error":
             raise ServerError(f"{key}: internal error")
+        if fault == "short":
+            raise RangeBeyondEndError(f"{key} has 1 bytes")
         if fault == "dns":
             raise ConnectionLostError(f"{key}: cannot connect to host bucket: temporary failure in name resolution")
 
     async def _send(self, number: int, fault: str | None, wanted: tuple[str, int, int], into: memoryview) -> ObjectInfo:
         key, start, end = wanted
         data = self.objects[key]
+        if end > len(data):
+            raise RangeBeyondEndError(f"{self.url}/{key} has {len(data)} bytes; [{start}, {end}) goes beyond its end")
         size = end - start
         half = size // 2
         into[:half] = data[start : start + half]
@@ -217,7 +222,7 @@ class FaultyStore:
             raise ConnectionLostError(f"{key}: connection reset by peer")
         if fault == "stall":
             await asyncio.sleep(1e6)
-        if fault == "truncate" or end > len(data):
+        if fault == "truncate":
             raise TruncatedError(f"{key}: {half} of {size} bytes")
         into[half:] = data[start + half : end]
         await self._carry(size - half, slowly=fault == "drip")

@@ -8,6 +8,7 @@ gets its time anew.
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
 
 __all__ = ["Deadline"]
@@ -35,7 +36,12 @@ class Deadline:
 
     def forbids(self, wait_seconds: float) -> bool:
         """Return whether nothing may be begun any more after such a wait."""
-        return self._timer is not None and asyncio.get_running_loop().time() + wait_seconds >= self._begin_seconds
+        return wait_seconds >= self.left_seconds
+
+    @property
+    def left_seconds(self) -> float:
+        """How long things may begin yet; no limit until it counts."""
+        return math.inf if self._timer is None else self._begin_seconds - asyncio.get_running_loop().time()
 
     @property
     def expired(self) -> bool:

@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 
 from stoker.checksum import crc32c
-from stoker.errors import BudgetError, ChecksumError, FetchError, ObjectChangedError, StokerError
+from stoker.errors import (
+    BucketNotFoundError,
+    BudgetError,
+    ChecksumError,
+    FetchError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectDamagedError,
+    ObjectTruncatedError,
+    StokerError,
+)
 from stoker.fetch.config import FetchConfig
 from stoker.fetch.race import Found, TierChain
 from stoker.fetch.range_reader import Pursuit, RangePart, RangeReader
@@ -82,8 +92,9 @@ class Fetcher:
         to take longer; where the store then cannot, each tier may take ``attempt_seconds``.
 
         Raises:
-            FetchError: not fetched by the deadline or the last attempt, or its checksum always differs.
-            ObjectChangedError: the object is another than the one pinned.
+            FetchError: not fetched by the deadline or the last attempt.
+            ObjectChangedError: the object is another than the one pinned, shorter, or its checksum always differs.
+            NotFoundError: it does not exist.
             StoreError: what the store raised, if trying again cannot help.
             BudgetError: the object is larger than a slot.
             RingStateError: no slot was free; admission is the caller's part.
@@ -107,8 +118,9 @@ class Fetcher:
         When the call ends, however it ends, no transport writes to the memory. The rest is as for :meth:`fetch`.
 
         Raises:
-            FetchError: not fetched by the deadline or the last attempt, or its checksum always differs.
-            ObjectChangedError: the object is another than the one pinned.
+            FetchError: not fetched by the deadline or the last attempt.
+            ObjectChangedError: the object is another than the one pinned, shorter, or its checksum always differs.
+            NotFoundError: it does not exist.
             StoreError: what the store raised, if trying again cannot help.
         """
 
@@ -147,8 +159,9 @@ class Fetcher:
         call ends, however it ends, no transport writes to the memory.
 
         Raises:
-            FetchError: not fetched by the deadline or the last attempt, or the checksum always differs.
-            ObjectChangedError: the object is another than the one pinned.
+            FetchError: not fetched by the deadline or the last attempt.
+            ObjectChangedError: the object is another than the one pinned, shorter, or the checksum always differs.
+            NotFoundError: it does not exist.
             StoreError: what the store raised, if trying again cannot help.
         """
         pursuit = Pursuit(
@@ -167,8 +180,11 @@ class Fetcher:
             if not pursuit.deadline.expired:
                 raise
             raise self._reader.gave_up(pursuit, "its deadline passed") from (pursuit.last_error or error)
-        except StokerError:
+        except StokerError as error:
             self._tally.failed += 1
+            if isinstance(error, NotFoundError | ObjectChangedError) and not isinstance(error, BucketNotFoundError):
+                # Not chained: what led to it says less than it does.
+                raise type(error)(f"{error}. {self._remedy}") from None
             raise
         self._delivered(pursuit.size_bytes)
 
@@ -177,31 +193,41 @@ class Fetcher:
     ) -> None:
         """Read until the checksum is right. A tag that differs is let pass if size and checksum do not."""
         changed: ObjectChangedError | None = None
+        sent_tag = pursuit.tag
         for reading in count(1):
             try:
                 await self._read_all(pursuit, parts)
                 with strand(pursuit.ref.key, Phase.VERIFY):
                     verify(pursuit.into)
                 break
-            except ObjectChangedError as error:
-                if pursuit.tag is None:
+            except ObjectChangedError as error:  # another reading confirms it, without a tag if that is what differs
+                if changed is not None:
                     raise
-                pursuit.tag = None
                 changed = error
+                if not isinstance(error, ObjectTruncatedError):
+                    pursuit.tag = None
             except FetchError as error:
                 raise (changed or error) from error.__cause__  # a changed object may have become shorter, too
             except ChecksumError as error:
                 self._tally.checksum_failures += 1
                 self._reader.failed(pursuit, error)
-                if changed is not None:
-                    raise changed from error
                 if reading >= self.config.checksum_attempts:
-                    raise self._reader.gave_up(pursuit, "its checksum always differs") from error
+                    raise ObjectDamagedError(
+                        f"{pursuit.name} is not what was packed, its checksum always differs: {error}"
+                    ) from None
                 with strand(pursuit.ref.key, Phase.RETRY):
                     spoilt(pursuit.ref.key)
                     await self._reader.back_off(pursuit, reading, error)
-        if changed is not None:
+        if pursuit.tag != sent_tag:
             self._accept_copies(pursuit)
+
+    @property
+    def _remedy(self) -> str:
+        url = self._store.url
+        return (
+            f"'stoker verify {url}' lists all objects that are not as they were packed: restore them from a copy, or "
+            f"leave them out with 'stoker rebuild-manifest {url} --verify'"
+        )
 
     async def _read_all(self, pursuit: Pursuit, parts: Sequence[RangePart]) -> None:
         if len(parts) == 1:

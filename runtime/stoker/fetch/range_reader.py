@@ -7,6 +7,7 @@ a request is one call of the store. Whether the bytes are right is for the calle
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -17,12 +18,14 @@ from stoker.errors import (
     DeadlineError,
     FetchError,
     ObjectChangedError,
+    ObjectTruncatedError,
+    RangeBeyondEndError,
     StoreError,
     ThrottledError,
     TransientError,
 )
 from stoker.fetch.aimd import Aimd
-from stoker.fetch.backoff import backoff_seconds
+from stoker.fetch.backoff import LONG_SECONDS, backoff_seconds
 from stoker.fetch.config import FetchConfig
 from stoker.fetch.deadline import Deadline
 from stoker.fetch.gate import Gate
@@ -36,6 +39,8 @@ from stoker.trace.fetches import Request, Strand, strand
 from stoker.trace.phases import Phase
 
 __all__ = ["Pursuit", "RangePart", "RangeReader"]
+
+_log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.02
 """How often a request that is late looks whether it may be hedged: about a first byte's time."""
@@ -174,6 +179,7 @@ class RangeReader:
 
         Raises:
             FetchError: every attempt failed, or the next one would miss the deadline.
+            ObjectTruncatedError: the store says that the object ends before the part does.
             StoreError: what the store raised, if trying again cannot help.
         """
         with strand(pursuit.ref.key, Phase.QUEUE) as told:
@@ -188,6 +194,10 @@ class RangeReader:
                 error = await self._attempt(pursuit, part, into, told)
                 if error is None:
                     return
+                if isinstance(error, RangeBeyondEndError):
+                    raise ObjectTruncatedError(
+                        f"{error}, where the manifest says {pursuit.ref.size_bytes} bytes"
+                    ) from None
                 if not isinstance(error, TransientError):
                     raise error
                 if attempt >= self._config.attempts:
@@ -206,9 +216,12 @@ class RangeReader:
             cap_seconds=self._config.backoff_cap_seconds,
             rng=self._rng,
             retry_after_seconds=error.retry_after_seconds,
+            left_seconds=pursuit.deadline.left_seconds,
         )
         if pursuit.deadline.forbids(wait_seconds):
             raise self.gave_up(pursuit, "its deadline would pass before the next try") from error
+        if wait_seconds > LONG_SECONDS:
+            _log.warning("%s is tried again in %.0f s: %s", pursuit.name, wait_seconds, error)
         self._tally.retries[type(error).__name__] += 1
         await asyncio.sleep(wait_seconds)
 
@@ -375,7 +388,8 @@ class RangeReader:
                 "slow link lower least_bytes_per_second"
             ) from error
         if info.size_bytes != ref.size_bytes:
-            raise ObjectChangedError(
+            kind = ObjectTruncatedError if info.size_bytes < ref.size_bytes else ObjectChangedError
+            raise kind(
                 f"{pursuit.name} has {info.size_bytes} bytes where the manifest says {ref.size_bytes}: it was "
                 "overwritten since it was packed"
             )

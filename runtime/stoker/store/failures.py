@@ -15,11 +15,11 @@ from stoker.errors import (
     ObjectChangedError,
     PermissionDeniedError,
     PreconditionFailedError,
+    RangeBeyondEndError,
     ServerError,
     StoreError,
     ThrottledError,
     TransientError,
-    TruncatedError,
 )
 from stoker.store.location import printable
 from stoker.store.standing import parse_date
@@ -41,7 +41,7 @@ _BY_STATUS: dict[int, Rule] = {
     408: (DeadlineError, "the store waited too long for the request; try again"),
     409: _LOST,
     412: _CHANGED,
-    416: (TruncatedError, "the range begins beyond the object's end"),
+    416: (RangeBeyondEndError, "the range begins beyond the object's end"),
     429: _THROTTLED,
     501: _UNSUPPORTED,
     503: _THROTTLED,

@@ -15,10 +15,10 @@ from stoker.errors import (
     BucketNotFoundError,
     NotFoundError,
     PermissionDeniedError,
-    ServerError,
     StokerError,
     StoreError,
     ThrottledError,
+    UnexpectedAnswerError,
 )
 from stoker.manifest import POINTER_KEY
 from stoker.prices import PriceKey
@@ -133,7 +133,7 @@ class GcsStore:
             if not (following := _said(page, "nextPageToken", str, self.url, "")):
                 return
             if following == parameters.get("pageToken"):  # this would go on for ever
-                raise ServerError(f"{self.url}: {_NONSENSE}")
+                raise UnexpectedAnswerError(f"{self.url}: {_NONSENSE}")
             parameters["pageToken"] = following
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
@@ -233,7 +233,7 @@ class GcsStore:
                     return await work(access, access.headers(token))
                 except aiohttp.ClientResponseError as error:
                     if error.status < 300:  # of another type than the library reads
-                        raise ServerError(f"{address}: {_NONSENSE}") from None
+                        raise UnexpectedAnswerError(f"{address}: {_NONSENSE}") from None
                     said = error.message.replace(token, "***") if token else error.message
                     failure = _failure(address, error.status, said, error.headers or {}, writing=writing)
                     # Not chained: the client's error holds the request, and so the token.
@@ -241,7 +241,7 @@ class GcsStore:
                 except (StokerError, aiohttp.ClientError, OSError):
                     raise
                 except _NO_SENSE:
-                    raise ServerError(f"{address}: {_NONSENSE}") from None
+                    raise UnexpectedAnswerError(f"{address}: {_NONSENSE}") from None
 
         return await with_renewal(access, once)
 
@@ -279,7 +279,7 @@ class GcsStore:
 def _object_info(key: str, metadata: object, address: str) -> ObjectInfo:
     size, generation = (_said(metadata, name, str, address) for name in ("size", "generation"))
     if not re.fullmatch(r"[0-9]{1,18}", size) or not re.fullmatch(r"[0-9]{1,20}", generation):
-        raise ServerError(f"{address}: {_NONSENSE}")
+        raise UnexpectedAnswerError(f"{address}: {_NONSENSE}")
     return ObjectInfo(key=key, size_bytes=int(size), tag=generation)
 
 
@@ -287,7 +287,7 @@ def _said(document: object, name: str, kind: type[_T], address: str, default: _T
     """Return a field of an answer, which must be there, unless there is a default, and be of its kind."""
     value = document.get(name, default) if isinstance(document, dict) else None
     if not isinstance(value, kind):
-        raise ServerError(f"{address}: {_NONSENSE}")
+        raise UnexpectedAnswerError(f"{address}: {_NONSENSE}")
     return value
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stoker.errors import ConfigError, StoreError, TruncatedError
+from stoker.errors import ConfigError, RangeBeyondEndError, StoreError, TruncatedError, UnexpectedAnswerError
 
 __all__ = [
     "MAX_ERROR_BYTES",
@@ -113,7 +113,8 @@ class HttpReader(Protocol):
 
         Raises:
             TruncatedError: fewer bytes came than that, or more.
-            StoreError: the answer did not come or is not HTTP; or the store sent another range, or ignored it.
+            UnexpectedAnswerError: the store sent another range, or ignored it.
+            StoreError: the answer did not come or is not HTTP.
         """
         ...
 
@@ -149,22 +150,28 @@ def object_bytes_of_range(call: Call, status: int, headers: Mapping[str, str], d
     """Return the whole object's size, having checked that the answer is about the range that was asked for.
 
     Raises:
-        TruncatedError: the object ends before the range does.
-        StoreError: the answer is about another range, or about none.
+        RangeBeyondEndError: the object ends before the range does.
+        TruncatedError: the answer ends before the range does, and not the object.
+        UnexpectedAnswerError: the answer is about another range, or about none.
     """
     start, end, address = destination.start, destination.end, call.address
     if status == 200:
         # A server may ignore the range; that is no harm where the range is the whole object.
         if start == 0 and _content_length(headers) == end:
             return end
-        raise StoreError(f"{address}: the store ignored the range [{start}, {end}); stoker needs ranged reads")
+        raise UnexpectedAnswerError(
+            f"{address}: the store ignored the range [{start}, {end}); stoker needs ranged reads"
+        )
     match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", ""))
     if match is None or int(match[1]) != start or int(match[2]) >= end:
         got = "another or none" if match is None else match[0]
-        raise StoreError(f"{address}: asked for [{start}, {end}) and got Content-Range {got}")
+        raise UnexpectedAnswerError(f"{address}: asked for [{start}, {end}) and got Content-Range {got}")
+    size_bytes = int(match[3])
+    if size_bytes < end:
+        raise RangeBeyondEndError(f"{address} has {size_bytes} bytes; range [{start}, {end}) goes beyond its end")
     if int(match[2]) + 1 < end:
-        raise TruncatedError(f"{address} has {match[3]} bytes; range [{start}, {end}) goes beyond its end")
-    return int(match[3])
+        raise TruncatedError(f"{address}: asked for [{start}, {end}) and got Content-Range {match[0]}")
+    return size_bytes
 
 
 def _content_length(headers: Mapping[str, str]) -> int | None:

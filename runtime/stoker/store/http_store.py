@@ -19,8 +19,8 @@ from stoker.errors import (
     NotFoundError,
     ObjectChangedError,
     PermissionDeniedError,
-    ServerError,
     StoreError,
+    UnexpectedAnswerError,
 )
 from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.store.failures import Failure, Rule, error_of
@@ -173,7 +173,7 @@ class HttpStore:
         try:
             return Manifest.from_bytes(data)
         except (FormatError, ChecksumError) as error:
-            raise ServerError(
+            raise UnexpectedAnswerError(
                 f"{self._at.object_url(key)} is no manifest: {error}; is this a stoker function?"
             ) from None
 
@@ -181,7 +181,9 @@ class HttpStore:
         # Where Google's bucket answers itself, its ETag is another one and the generation has a header of its own.
         tag = reply.headers.get("x-goog-generation") or reply.headers.get("ETag", "").strip('"')
         if not tag:
-            raise StoreError(f"{self._at.object_url(key)}: the answer has no ETag; is this a stoker function?")
+            raise UnexpectedAnswerError(
+                f"{self._at.object_url(key)}: the answer has no ETag; is this a stoker function?"
+            )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=tag)
 
     def _read_only(self, key: str) -> PermissionDeniedError:

@@ -26,6 +26,7 @@ from stoker.errors import (
     ObjectChangedError,
     PermissionDeniedError,
     PreconditionFailedError,
+    RangeBeyondEndError,
     ServerError,
     StoreError,
     TruncatedError,
@@ -109,7 +110,7 @@ class LocalStore:
                 if tag not in (None, info.tag):
                     raise ObjectChangedError(f"{self._at.object_url(key)} changed: its tag is no longer {tag}")
                 if end > info.size_bytes:
-                    raise TruncatedError(
+                    raise RangeBeyondEndError(
                         f"{self._at.object_url(key)} has {info.size_bytes} bytes; "
                         f"range [{start}, {end}) goes beyond its end"
                     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import ConfigError, ObjectChangedError, StoreError, TruncatedError
+from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
 from stoker.store.network import check_endpoint, is_this_machine
 from stoker.store.protocol import ObjectInfo
 
@@ -211,13 +211,13 @@ def check_empty_range(location: Location, info: ObjectInfo, start: int, tag: str
 
     Raises:
         ObjectChangedError: the object has not the ``tag``.
-        TruncatedError: ``start`` is beyond its end.
+        RangeBeyondEndError: ``start`` is beyond its end.
     """
     address = location.object_url(info.key)
     if tag not in (None, info.tag):
         raise ObjectChangedError(f"{address} was overwritten: its tag is no longer {tag}")
     if start > info.size_bytes:
-        raise TruncatedError(f"{address} has {info.size_bytes} bytes, fewer than {start}")
+        raise RangeBeyondEndError(f"{address} has {info.size_bytes} bytes, fewer than {start}")
     return info
 
 

@@ -13,7 +13,7 @@ from stoker.errors import (
     NotFoundError,
     ObjectChangedError,
     PreconditionFailedError,
-    TruncatedError,
+    RangeBeyondEndError,
 )
 from stoker.store.location import Location, check_conditions, check_range
 from stoker.store.protocol import Buffer, ObjectInfo
@@ -67,7 +67,7 @@ class MemoryStore:
         if tag not in (None, info.tag):
             raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
         if end > len(data):
-            raise TruncatedError(
+            raise RangeBeyondEndError(
                 f"{self._at.object_url(key)} has {len(data)} bytes; range [{start}, {end}) goes beyond its end"
             )
         into[:] = memoryview(data)[start:end]

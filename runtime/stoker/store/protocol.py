@@ -69,7 +69,8 @@ class Readable(Protocol):
         Raises:
             NotFoundError: there is no such object.
             ObjectChangedError: ``tag`` was given and the object has another.
-            TruncatedError: the object or the connection ended before ``end``.
+            RangeBeyondEndError: the object ends before ``end``.
+            TruncatedError: the connection did.
         """
         ...
 

@@ -26,12 +26,12 @@ from stoker.errors import (
     ObjectChangedError,
     PermissionDeniedError,
     PreconditionFailedError,
-    ServerError,
+    RangeBeyondEndError,
     StokerError,
     StoreError,
     ThrottledError,
     TransientError,
-    TruncatedError,
+    UnexpectedAnswerError,
     WrongRegionError,
 )
 from stoker.prices import PriceKey
@@ -80,7 +80,7 @@ _BY_CODE: dict[str, Rule] = {
     "IllegalLocationConstraintException": _REGION,
     "InvalidAccessKeyId": _BAD_KEY,
     "InvalidObjectState": (StoreError, "the object is archived; restore it before reading"),
-    "InvalidRange": (TruncatedError, "the range begins beyond the object's end"),
+    "InvalidRange": (RangeBeyondEndError, "the range begins beyond the object's end"),
     "InvalidToken": _BAD_KEY,
     "NoSuchBucket": (BucketNotFoundError, "the bucket does not exist; check its name and the endpoint"),
     "PermanentRedirect": _REGION,
@@ -183,7 +183,7 @@ class S3Store:
                 return
             following = _said(page, "NextContinuationToken", self.url)
             if following == arguments.get("ContinuationToken"):  # this would go on for ever
-                raise ServerError(f"{self.url}: {_NONSENSE}")
+                raise UnexpectedAnswerError(f"{self.url}: {_NONSENSE}")
             arguments["ContinuationToken"] = following
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
@@ -264,13 +264,15 @@ class S3Store:
 
     def _info(self, key: str, reply: Reply) -> ObjectInfo:
         if "ETag" not in reply.headers:
-            raise StoreError(f"{self._at.object_url(key)}: the endpoint sends no ETag; stoker pins objects by it")
+            raise UnexpectedAnswerError(
+                f"{self._at.object_url(key)}: the endpoint sends no ETag; stoker pins objects by it"
+            )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=_tag(reply.headers["ETag"]))
 
 
 def _said(answer: Mapping[str, Any], name: str, address: str) -> Any:
     if name not in answer:
-        raise ServerError(f"{address}: {_NONSENSE}")
+        raise UnexpectedAnswerError(f"{address}: {_NONSENSE}")
     return answer[name]
 
 
@@ -325,4 +327,4 @@ def _control_errors(address: str, *, writing: bool) -> Iterator[None]:
             raise
         except (ResponseParserError, ValueError, LookupError, TypeError, AttributeError):
             # From a library that trusts its endpoint; what it says quotes the answer, which may quote our token.
-            raise ServerError(f"{address}: {_NONSENSE}") from None
+            raise UnexpectedAnswerError(f"{address}: {_NONSENSE}") from None

@@ -6,13 +6,23 @@ import asyncio
 import random
 import warnings
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stoker.checksum import crc32c
 from stoker.clock import run_virtual
-from stoker.errors import BudgetError, ChecksumError, ConfigError, ConnectionLostError, FetchError, ObjectChangedError
+from stoker.errors import (
+    BudgetError,
+    ChecksumError,
+    ConfigError,
+    ConnectionLostError,
+    FetchError,
+    NotFoundError,
+    ObjectChangedError,
+    ObjectTruncatedError,
+)
 from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, RangePart
 from stoker.ring import RingStateError
 from stoker.tier import ObjectRef
@@ -93,7 +103,7 @@ def test_an_overwritten_object_is_an_error_whatever_its_size(body: bytes) -> Non
         bench = Bench()
         bench.store.objects["x"] = body
         bench.store.tags["x"] = "another"
-        await bench.fails(ObjectChangedError, "another tag than v1|where the manifest says")
+        await bench.fails(ObjectChangedError, "checksum always differs|where the manifest says")
         assert bench.leaves_nothing()
 
     run_virtual(main())
@@ -104,7 +114,42 @@ def test_an_object_without_a_tag_is_told_by_its_size() -> None:
         bench = Bench()
         bench.ref = ObjectRef(key="x", size_bytes=len(BODY) - 1, crc32c=crc32c(BODY[:-1]))
         await bench.fails(ObjectChangedError, "has 100000 bytes where the manifest says 99999")
-        assert bench.store.sent_tags == [None]
+        assert bench.store.sent_tags == [None, None]  # the second confirms what the first says
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("tag", ["v1", ""])
+def test_an_object_that_became_shorter_is_final_after_one_confirmation(tag: str) -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.store.objects["x"] = BODY[:500]
+        bench.ref = replace(bench.ref, tag=tag)
+        assert await bench.fails(ObjectTruncatedError, "has 500 bytes.*stoker verify faulty://bucket") < 1.0
+        assert bench.requests == 2
+        assert bench.error.__suppress_context__
+        assert bench.leaves_nothing()
+
+    run_virtual(main())
+
+
+def test_an_answer_that_says_too_soon_that_the_object_ends_is_not_believed_alone() -> None:
+    async def main() -> None:
+        bench = Bench("short")
+        assert await bench.fetch() == BODY
+        assert bench.requests == 2
+
+    run_virtual(main())
+
+
+def test_a_missing_object_is_one_error_that_says_what_to_do() -> None:
+    async def main() -> None:
+        bench = Bench()
+        del bench.store.objects["x"]
+        await bench.fails(NotFoundError, "faulty://bucket/x does not exist.*'stoker verify faulty://bucket'")
+        assert bench.requests == 1
+        assert bench.error.__cause__ is None
+        assert bench.error.__suppress_context__
 
     run_virtual(main())
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
 from stoker.clock import VirtualClockLoop, run_virtual
-from stoker.errors import ChecksumError, ConnectionLostError, CredentialsError, FetchError, NotFoundError, StoreError
+from stoker.errors import (
+    ConnectionLostError,
+    CredentialsError,
+    FetchError,
+    NotFoundError,
+    ObjectDamagedError,
+    StoreError,
+)
 from stoker.fetch.fetcher import FetchConfig, RangePart
 from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds
@@ -36,12 +44,16 @@ def test_every_transient_fault_is_tried_again_and_counted_by_type(fault: str, er
     run_virtual(main())
 
 
-def test_an_object_spoilt_at_rest_is_a_fetch_error_that_names_it() -> None:
+def test_an_object_spoilt_at_rest_is_one_error_that_names_it_and_says_what_to_do() -> None:
     async def main() -> None:
         bench = Bench(*["corrupt"] * 100)
-        await bench.fails(FetchError, r"faulty://bucket/x .* checksum always differs")
+        await bench.fails(
+            FetchError, r"faulty://bucket/x .* checksum always differs: .* 'stoker verify faulty://bucket'"
+        )
+        assert isinstance(bench.error, ObjectDamagedError)
         assert bench.requests == 3
-        assert isinstance(bench.error.__cause__, ChecksumError)
+        assert bench.error.__cause__ is None
+        assert bench.error.__suppress_context__
         assert bench.fetcher.stats.checksum_failures == 3
         assert bench.leaves_nothing()
 
@@ -106,10 +118,25 @@ def test_what_the_store_asks_to_wait_is_waited() -> None:
     run_virtual(main())
 
 
-def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
+@pytest.mark.parametrize("asked_seconds", [120.0, 7200.0])
+def test_a_wait_that_would_pass_the_deadline_is_cut_and_logged(
+    asked_seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
-        bench = Bench("throttle", weather=Weather(retry_after_seconds=3600.0))
-        assert await bench.fails(FetchError, "deadline would pass before the next try") < 1.0
+        bench = Bench("throttle", weather=Weather(retry_after_seconds=asked_seconds))
+        assert await bench.fetch() == BODY
+        assert 25.0 <= bench.store.sent_seconds[1] - bench.store.sent_seconds[0] <= 30.1
+
+    with caplog.at_level(logging.WARNING, logger="stoker"):
+        run_virtual(main())
+    assert "faulty://bucket/x is tried again in 30 s: x: slow down" in caplog.text
+
+
+def test_a_store_that_asks_for_more_than_there_is_until_the_end_ends_the_fetch_at_its_deadline() -> None:
+    async def main() -> None:
+        bench = Bench(*["throttle"] * 100, weather=Weather(retry_after_seconds=7200.0))
+        assert 50.0 <= await bench.fails(FetchError, "deadline") <= 62.0
+        assert bench.requests <= 40
 
     run_virtual(main())
 

@@ -23,11 +23,13 @@ from stoker.errors import (
     NotFoundError,
     ObjectChangedError,
     PermissionDeniedError,
+    RangeBeyondEndError,
     ServerError,
     StokerError,
     StoreError,
     ThrottledError,
     TruncatedError,
+    UnexpectedAnswerError,
 )
 from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.store import HttpOptions, ServedOptions, Store, open_store
@@ -326,7 +328,7 @@ def test_a_function_cannot_send_us_to_ever_more_hosts() -> None:
         (refusal("404 No", "not-found"), NotFoundError, "does not exist"),
         (refusal("412 No", "changed"), ObjectChangedError, "overwritten"),
         (refusal("413 No", "too-large"), StoreError, "so much at once"),
-        (refusal("416 No", "bad-range"), TruncatedError, "end"),
+        (refusal("416 No", "bad-range"), RangeBeyondEndError, "end"),
         (refusal("500 No", "failed"), StoreError, "its log says why"),
         (reply(status="500 No", body=b"<html>"), ServerError, "try again"),
         (refusal("503 No", "unavailable", "x", "Retry-After: 3"), ThrottledError, "slow down"),
@@ -381,11 +383,11 @@ def test_an_echo_of_the_token_is_not_repeated_and_nothing_writes_to_a_terminal()
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (reply('ETag: "t"', body=BODY), StoreError),  # the range ignored
-        (reply('ETag: "t"', "Content-Range: bytes 11-20/100", status="206 P", body=BODY[11:21]), StoreError),
-        (reply('ETag: "t"', "Content-Range: bytes 10-14/15", status="206 P", body=BODY[10:15]), TruncatedError),
+        (reply('ETag: "t"', body=BODY), UnexpectedAnswerError),  # the range ignored
+        (reply('ETag: "t"', "Content-Range: bytes 11-20/100", status="206 P", body=BODY[11:21]), UnexpectedAnswerError),
+        (reply('ETag: "t"', "Content-Range: bytes 10-14/15", status="206 P", body=BODY[10:15]), RangeBeyondEndError),
         (reply('ETag: "t"', "Content-Range: bytes 10-19/100", status="206 P", body=BODY[10:15]), TruncatedError),
-        (reply("Content-Range: bytes 10-19/100", status="206 P", body=BODY[10:20]), StoreError),  # no tag
+        (reply("Content-Range: bytes 10-19/100", status="206 P", body=BODY[10:20]), UnexpectedAnswerError),  # no tag
         (reply('ETag: "u"', "Content-Range: bytes 10-19/100", status="206 P", body=BODY[10:20]), ObjectChangedError),
         (b"SSH-2.0-OpenSSH\r\n\r\n", ServerError),
         (b"", DeadlineError),
@@ -401,7 +403,7 @@ def test_a_function_that_lies_is_not_believed(answer: bytes, kind: type[StoreErr
 def test_what_is_no_manifest_is_not_taken_for_one() -> None:
     for use in (lambda store: store.get(f"data/{'0' * 16}/00000000"), keys_of):
         met = meet(use, lambda _, __: reply('ETag: "t"', body=b"\x08\0\0\0\0\0\0\0{}      "))
-        assert type(met.error) is ServerError
+        assert type(met.error) is UnexpectedAnswerError
         assert "is no manifest" in str(met.error)
     met = meet(lambda store: store.get(POINTER_KEY), lambda _, __: reply('ETag: "t"', body=b"anything"))
     assert met.result[0] == b"anything", "whoever reads it checks it"
