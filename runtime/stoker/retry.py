@@ -7,22 +7,37 @@ own, with hedges and budgets.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from stoker.checksum import crc32c
-from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PreconditionFailedError, TransientError
-from stoker.fetch.backoff import backoff_seconds
+from stoker.errors import (
+    ConfigError,
+    NotFoundError,
+    ObjectChangedError,
+    PreconditionFailedError,
+    RangeBeyondEndError,
+    TransientError,
+    UnexpectedAnswerError,
+)
+from stoker.fetch.backoff import LONG_SECONDS, backoff_seconds
+from stoker.fetch.deadline import STOPPED_SECONDS
 from stoker.store.protocol import Buffer, ObjectInfo, Readable, Store
 
-__all__ = ["RetryPolicy", "RetryingReader", "RetryingStore", "holds"]
+__all__ = ["PACK_POLICY", "RetryPolicy", "RetryingReader", "RetryingStore", "holds"]
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
 _COMPARED_BYTES = 1 << 20
 _READINGS = 10
+_LEAST_ATTEMPTS = 3  # after a write of minutes, and where this process was stopped during an attempt
+_ANSWERS: tuple[tuple[type[TransientError], int], ...] = ((RangeBeyondEndError, 2), (UnexpectedAnswerError, 8))
+"""What a store may mean as it says it, and how many such answers confirm that it does."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,20 +45,83 @@ class RetryPolicy:
     """How often and how soon to try again after a :class:`~stoker.errors.TransientError`.
 
     Attributes:
-        attempts: in all, the first included.
+        attempts: in all, the first included; at most.
         first_seconds: the longest wait before the second attempt; it doubles with each.
         longest_seconds: the longest wait, unless the store asks for more.
+        deadline_seconds: no attempt begins later than this after the operation began, or after the first failure of a
+            write; but three attempts are made in any case.
         seed: of the jitter; None draws one from the operating system.
     """
 
-    attempts: int = 8
+    attempts: int = 256
     first_seconds: float = 0.1
-    longest_seconds: float = 20.0
+    longest_seconds: float = 5.0
+    deadline_seconds: float = 60.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not 0 <= self.first_seconds <= self.longest_seconds:
             raise ConfigError("a retry policy needs attempts >= 1 and 0 <= first_seconds <= longest_seconds")
+        if not self.deadline_seconds > 0:
+            raise ConfigError(f"a retry policy needs deadline_seconds > 0, not {self.deadline_seconds!r}")
+
+
+PACK_POLICY = RetryPolicy(deadline_seconds=300.0)
+"""Of whatever has work of hours to lose."""
+
+
+class _Attempts:
+    """The attempts of one operation: counts failures in a row, and waits after each.
+
+    Args:
+        counts_at_once: whether the deadline counts from here on, or else from the first failure.
+    """
+
+    def __init__(self, policy: RetryPolicy, rng: random.Random, *, counts_at_once: bool) -> None:
+        self._policy, self._random = policy, rng
+        self._failures: list[TransientError] = []
+        self._begun_seconds: float | None = asyncio.get_running_loop().time() if counts_at_once else None
+        self._silent_since_seconds = asyncio.get_running_loop().time()
+
+    async def failed(self, error: TransientError) -> None:
+        """Wait before the next attempt, or raise ``error`` if it was the last."""
+        policy, loop = self._policy, asyncio.get_running_loop()
+        self._failures.append(error)
+        if self._begun_seconds is None:
+            self._begun_seconds = loop.time()
+        left_seconds = self._begun_seconds + policy.deadline_seconds - loop.time()
+        number = len(self._failures)
+        wait_seconds = backoff_seconds(
+            number,
+            base_seconds=policy.first_seconds,
+            cap_seconds=policy.longest_seconds,
+            rng=self._random,
+            retry_after_seconds=error.retry_after_seconds,
+            left_seconds=max(0.0, left_seconds),
+        )
+        if number >= self._most(error) or (wait_seconds >= left_seconds and number >= _LEAST_ATTEMPTS):
+            raise error
+        self._tell(error, wait_seconds, left_seconds)
+        due_seconds = loop.time() + wait_seconds
+        await asyncio.sleep(wait_seconds)
+        if loop.time() - due_seconds > STOPPED_SECONDS:  # this process did not run
+            self._begun_seconds = loop.time()
+
+    def _most(self, error: TransientError) -> int:
+        """Return after how many failures to give up; of an answer that means what it says, few are enough."""
+        for kind, answers in _ANSWERS:
+            if isinstance(error, kind):
+                others = sum(not isinstance(each, kind) for each in self._failures)
+                return min(self._policy.attempts, others + answers)
+        return self._policy.attempts
+
+    def _tell(self, error: TransientError, wait_seconds: float, left_seconds: float) -> None:
+        """Log a long wait, and now and then that there still is one."""
+        now_seconds = asyncio.get_running_loop().time()
+        if max(wait_seconds, now_seconds - self._silent_since_seconds) <= LONG_SECONDS:
+            return
+        self._silent_since_seconds = now_seconds
+        _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, error)
 
 
 class RetryingReader(Generic[R_co]):
@@ -91,39 +169,27 @@ class RetryingReader(Generic[R_co]):
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
-        failures = 0
+        attempts = self._attempts(counts_at_once=False)
         while True:
             try:
                 async for info in self.wrapped.list(prefix, start_after=start_after):
-                    failures, start_after = 0, info.key
+                    attempts, start_after = self._attempts(counts_at_once=False), info.key
                     yield info
             except TransientError as error:
-                failures += 1
-                await self._wait(failures, error)
+                await attempts.failed(error)
             else:
                 return
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        failures = 0
+    async def _retried(self, attempt: Callable[[], Awaitable[T]], *, counts_at_once: bool = True) -> T:
+        attempts = self._attempts(counts_at_once=counts_at_once)
         while True:
             try:
                 return await attempt()
             except TransientError as error:
-                failures += 1
-                await self._wait(failures, error)
+                await attempts.failed(error)
 
-    async def _wait(self, failures: int, error: TransientError) -> None:
-        """Wait before the next attempt, or raise ``error`` if it was the last."""
-        if failures >= self.policy.attempts:
-            raise error
-        wait_seconds = backoff_seconds(
-            failures,
-            base_seconds=self.policy.first_seconds,
-            cap_seconds=self.policy.longest_seconds,
-            rng=self._random,
-            retry_after_seconds=error.retry_after_seconds,
-        )
-        await asyncio.sleep(wait_seconds)
+    def _attempts(self, *, counts_at_once: bool) -> _Attempts:
+        return _Attempts(self.policy, self._random, counts_at_once=counts_at_once)
 
 
 class RetryingStore(RetryingReader[Store]):
@@ -145,7 +211,7 @@ class RetryingStore(RetryingReader[Store]):
                     return info
                 raise
 
-        return await self._retried(attempt)
+        return await self._retried(attempt, counts_at_once=False)
 
     async def put_once(self, key: str, data: Buffer) -> ObjectInfo | None:
         """Write an object unless it is there already; return what the store says of it, None if another one is there.

@@ -12,6 +12,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from stoker.bounded import for_each
 from stoker.errors import (
@@ -209,7 +210,7 @@ async def _read_version(reader: RetryingReader[Readable], version: int) -> _Stor
 async def _read(reader: RetryingReader[Readable], key: str) -> _Stored:
     try:
         return await _read_once(reader, key)
-    except (ChecksumError, ObjectChangedError):  # damaged on its way, or replaced between two ranges
+    except (ChecksumError, FormatError, ObjectChangedError):  # damaged on its way, or replaced between two ranges
         return await _read_once(reader, key)
 
 
@@ -228,16 +229,28 @@ async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearra
     whole = asyncio.ensure_future(reader.get(key))
     try:
         await asyncio.wait({whole}, timeout=_SMALL_SECONDS)
-        if not whole.done():
-            info = await reader.head(key)
-            if info.size_bytes > MAX_MANIFEST_BYTES:
-                raise FormatError(f"{reader.url}/{key} has {info.size_bytes} bytes, more than any manifest")
-            if info.size_bytes > LARGE_BYTES and not whole.done():
-                return await _fetch_in_parts(reader, info)
+        info = None if whole.done() else await _looked_up(reader, key, whole)
+        if info is not None and info.size_bytes > MAX_MANIFEST_BYTES:
+            raise FormatError(f"{reader.url}/{key} has {info.size_bytes} bytes, more than any manifest")
+        if info is not None and info.size_bytes > LARGE_BYTES:
+            return await _fetch_in_parts(reader, info)
         return (await whole)[0]
     finally:
         whole.cancel()
         await asyncio.gather(whole, return_exceptions=True)
+
+
+async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.Future[Any]) -> ObjectInfo | None:
+    """Return what the store says of an object, None if ``whole`` is done first, or if the store does not say."""
+    looking = asyncio.ensure_future(reader.head(key))
+    try:
+        await asyncio.wait({whole, looking}, return_when=asyncio.FIRST_COMPLETED)
+        return looking.result() if looking.done() and not whole.done() else None
+    except StoreError:
+        return None
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
 
 
 async def _fetch_in_parts(reader: RetryingReader[Readable], info: ObjectInfo) -> bytearray:

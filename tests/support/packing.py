@@ -23,7 +23,7 @@ from stoker.supersample import SuperSample
 T = TypeVar("T")
 
 SCHEMA = Schema({"data": Bytes(), "label": Array("int64")})
-NO_WAIT = RetryPolicy(first_seconds=0.0, longest_seconds=0.0, seed=1)
+NO_WAIT = RetryPolicy(attempts=8, first_seconds=0.0, longest_seconds=0.0, seed=1)
 _serial = itertools.count()
 
 

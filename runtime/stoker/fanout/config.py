@@ -49,7 +49,7 @@ class FanoutConfig:
     start: int = 8
     most: int | None = None
     ramp_seconds: float = 1.0
-    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(first_seconds=0.5, longest_seconds=30.0))
+    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(attempts=8, first_seconds=0.5, longest_seconds=30.0))
     throttled_seconds: float = 600.0
     late_factor: float = 3.0
     late_fraction: float = 0.1

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker import versions
@@ -15,7 +15,7 @@ from stoker.manifest import Manifest
 from stoker.pack.difference import schema_difference
 from stoker.pack.log import list_records
 from stoker.pack.record import PackRecord, record_key, run_id, run_prefix
-from stoker.retry import RetryingReader, RetryPolicy
+from stoker.retry import PACK_POLICY, RetryingReader, RetryPolicy
 from stoker.schema import Schema
 from stoker.sizes import counted
 from stoker.store.protocol import Readable
@@ -56,7 +56,7 @@ class PackConfig:
     super_sample_bytes: int = 8 << 20
     source: str | None = None
     concurrency: int = 8
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: RetryPolicy = PACK_POLICY
 
     def __post_init__(self) -> None:
         if self.mode not in ("create", "append", "overwrite"):
