@@ -1,9 +1,10 @@
-"""Decodes images, resized to one size so that they stack into a batch.
+"""Decodes images, resized to one size so that they stack into a batch; for training also cropped at random.
 
 JPEG goes through simplejpeg (libjpeg-turbo) where it is installed, everything else, and any JPEG that simplejpeg
 declines (CMYK, stray bytes), through Pillow. Both release the interpreter lock while they work, so a pool of threads
-decodes in parallel, and both give the same pixels up to rounding. A JPEG much larger than asked is decoded at 1/2, 1/4
-or 1/8 of its sides, but at least twice those asked, which leaves the resizing filter enough to work on.
+decodes in parallel, and both give the same pixels up to rounding. A JPEG whose part that is wanted is much larger than
+asked is decoded at 1/2, 1/4 or 1/8 of its sides, so that this part still has at least twice those asked, which leaves
+the resizing filter enough to work on.
 
 The same bytes give the same pixels every time with the same versions of both libraries.
 """
@@ -11,13 +12,18 @@ The same bytes give the same pixels every time with the same versions of both li
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError, MissingExtraError, SampleError
+from stoker.image_crop import RandomResizedCrop
+from stoker.orientation import UPRIGHT, jpeg_orientation, orientation_of
+from stoker.sample_context import SampleContext, Stream
 
 try:
     from PIL import Image
@@ -28,7 +34,7 @@ try:
 except ImportError:
     simplejpeg = None
 
-__all__ = ["MAX_PIXELS", "ImageDecoder", "decode_image"]
+__all__ = ["MAX_PIXELS", "ImageDecoder", "RandomResizedCrop", "decode_image"]
 
 MAX_PIXELS = 1 << 26
 Data = bytes | bytearray | memoryview | NDArray[np.uint8]
@@ -37,9 +43,9 @@ Resize = Literal["crop", "stretch"]
 
 # Formats whose decoders are part of Pillow itself; some of the others start programs (EPS starts Ghostscript).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
-_EXIF_PREFIX = b"Exif\0\0"
 # EXIF orientation → (transpose, flip up-down, flip left-right), applied in this order.
 _TURNS = {
+    UPRIGHT: (False, False, False),
     2: (False, False, True),
     3: (False, True, True),
     4: (False, True, False),
@@ -48,7 +54,6 @@ _TURNS = {
     7: (True, True, True),
     8: (True, True, False),
 }
-_UPRIGHT = (False, False, False)
 # What Pillow raises on damaged files; which of them depends on the format and on where the damage is.
 _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, RuntimeError, Warning)
 
@@ -57,11 +62,23 @@ _DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, A
 class ImageDecoder:
     """A function from an encoded image to ``uint8 [height, width, channels]``, e.g. ``decode={"image": ...}``.
 
+    With ``mean`` and ``std`` the result is ``float32 [channels, height, width]``. For training::
+
+        ImageDecoder(224, 224, random_crop=RandomResizedCrop(), flip=0.5)
+
+    Its random choices are those of the sample's :class:`~stoker.SampleContext`, which a loader gives it: the same for
+    any number of threads, workers and ranks, and after a resume. All decoders of a sample choose alike, so two columns
+    with images of one size are cropped and mirrored alike.
+
     Attributes:
         height: of the result, in pixels.
         width: of the result, in pixels.
         mode: ``RGB`` for 3 channels or ``L`` (grey) for 1.
-        resize: see :func:`decode_image`.
+        resize: see :func:`decode_image`; of no effect with ``random_crop``.
+        random_crop: chooses a part of the image, which is resized to ``height`` and ``width``. Default: all of it.
+        flip: probability that the result is mirrored left to right.
+        mean: of each channel, where the brightest value is 1; subtracted.
+        std: of each channel; what is left is divided by it.
         max_pixels: see :func:`decode_image`.
 
     Raises:
@@ -73,18 +90,55 @@ class ImageDecoder:
     _: KW_ONLY
     mode: Mode = "RGB"
     resize: Resize = "crop"
+    random_crop: RandomResizedCrop | None = None
+    flip: float = 0.0
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         _check((self.height, self.width), self.mode, self.resize, self.max_pixels)
+        if self.random_crop is not None and not isinstance(self.random_crop, RandomResizedCrop):
+            raise ConfigError(f"random_crop {self.random_crop!r} is not a RandomResizedCrop: write RandomResizedCrop()")
+        if not 0 <= self.flip <= 1:
+            raise ConfigError(f"flip {self.flip!r} is not a probability from 0 to 1")
+        if (self.mean is None) != (self.std is None):
+            raise ConfigError("mean and std belong together: give both, or none")
+        for name in ("mean", "std"):
+            if (values := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _checked_channels(name, values, self.mode))
 
-    def __call__(self, data: Data) -> NDArray[np.uint8]:
+    def __call__(self, data: Data, context: SampleContext | None = None) -> NDArray[Any]:
         """Return the decoded image; it owns its memory.
 
+        Args:
+            data: the whole file.
+            context: of the sample; needed where the decoder chooses at random.
+
         Raises:
+            ConfigError: the context is missing.
             SampleError: ``data`` is not an image, is damaged, or is larger than ``max_pixels``.
         """
-        return _decoded(data, (self.height, self.width), self.mode, self.resize, self.max_pixels)
+        crop, is_mirrored = None, False
+        if self.random_crop is not None or self.flip:
+            if context is None:
+                raise ConfigError(
+                    "random_crop and flip need the sample's context: call decoder(data, SampleContext(…))"
+                )
+            count = 1 + (0 if self.random_crop is None else self.random_crop.numbers)
+            first, *rest = context.uniform(count, stream=Stream.IMAGE).tolist()
+            is_mirrored = first < self.flip
+            crop = None if self.random_crop is None else _RandomCrop(self.random_crop, rest)
+        request = _Request(
+            size=(self.height, self.width),
+            mode=self.mode,
+            resize=self.resize,
+            max_pixels=self.max_pixels,
+            crop=crop,
+            is_mirrored=is_mirrored,
+        )
+        pixels = _decoded(data, request)
+        return pixels if self.mean is None or self.std is None else _normalised(pixels, self.mean, self.std)
 
 
 def decode_image(
@@ -116,7 +170,7 @@ def decode_image(
         SampleError: ``data`` is not an image, is damaged, or is too large.
     """
     _check(size, mode, resize, max_pixels)
-    return _decoded(data, size, mode, resize, max_pixels)
+    return _decoded(data, _Request(size=size, mode=mode, resize=resize, max_pixels=max_pixels))
 
 
 def _check(size: tuple[int, int] | None, mode: str, resize: str, max_pixels: int) -> None:
@@ -130,26 +184,95 @@ def _check(size: tuple[int, int] | None, mode: str, resize: str, max_pixels: int
         raise ConfigError(f"max_pixels {max_pixels!r} is not at least 1")
 
 
-def _decoded(data: Data, size: tuple[int, int] | None, mode: Mode, resize: Resize, limit: int) -> NDArray[np.uint8]:
-    try:
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers
-    except TypeError:
-        raise SampleError(f"an image must be the contiguous bytes of a file, not {type(data).__name__}") from None
-    try:
-        found = _fast_jpeg(view, size, mode, limit) or _opened(view, size, mode, limit)
-    except Image.DecompressionBombError as error:
-        raise SampleError(f"the image is too large: {error}") from None
-    except _DAMAGE as error:
-        reason = str(error).partition(" <_io")[0] or type(error).__name__
-        raise SampleError(f"{len(view)} bytes are not an intact image: {reason}") from error
-    transpose, up_down, left_right = _TURNS.get(found.orientation, _UPRIGHT)
-    image = found.image
-    if size is not None:
-        image = _resized(found, size[::-1] if transpose else size, resize)
-    pixels = np.asarray(image).reshape(image.height, image.width, -1)
-    if transpose:
-        pixels = pixels.swapaxes(0, 1)
-    return np.array(pixels[:: -1 if up_down else 1, :: -1 if left_right else 1], order="C")
+def _checked_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[float, ...]:
+    channels = tuple(map(float, values))
+    least = 0 if name == "std" else -math.inf
+    if len(channels) != (1 if mode == "L" else 3) or not all(least < value < math.inf for value in channels):
+        raise ConfigError(f"{name} {values!r} is not a number{' above 0' * (name == 'std')} for each channel of {mode}")
+    return channels
+
+
+class _RandomCrop(NamedTuple):
+    """A random crop and the random numbers that it chooses by."""
+
+    crop: RandomResizedCrop
+    uniform: list[float]
+
+
+class _Box(NamedTuple):
+    """A part of an image, in pixels; fractions where the image was shrunk in decoding."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @property
+    def shape(self) -> tuple[float, float]:
+        return self.bottom - self.top, self.right - self.left
+
+    def shrunk(self, reduction: int) -> _Box:
+        return _Box(*(side / reduction for side in self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What is to be made of an image.
+
+    Attributes:
+        size: ``(height, width)`` of the result; None: the image's own.
+        mode: of the result.
+        resize: how to come to the size, where the crop is not random.
+        max_pixels: of the image.
+        crop: chooses a part of the image.
+        is_mirrored: whether the result is mirrored left to right, once it is upright.
+    """
+
+    size: tuple[int, int] | None
+    mode: Mode
+    resize: Resize
+    max_pixels: int
+    crop: _RandomCrop | None = None
+    is_mirrored: bool = False
+
+    def stored_size(self, orientation: int) -> tuple[int, int] | None:
+        """Return the size of the result before it is turned upright."""
+        return self.size if self.size is None or not _TURNS[orientation][0] else self.size[::-1]
+
+    def box(self, height: float, width: float, orientation: int) -> _Box:
+        """Return the part of an image that is wanted, as the image is stored."""
+        if self.crop is not None:
+            return self._random_box(self.crop, int(height), int(width), orientation)
+        size = self.stored_size(orientation)
+        cut_x = cut_y = 0.0
+        if size is not None and self.resize == "crop":
+            scale = min(width / size[1], height / size[0])
+            cut_x = max(0.0, (width - size[1] * scale) / 2)  # rounding may go below 0
+            cut_y = max(0.0, (height - size[0] * scale) / 2)
+        return _Box(cut_x, cut_y, width - cut_x, height - cut_y)
+
+    @staticmethod
+    def _random_box(crop: _RandomCrop, height: int, width: int, orientation: int) -> _Box:
+        transpose, up_down, left_right = _TURNS[orientation]
+        if transpose:
+            height, width = width, height
+        top, left, part_height, part_width = crop.crop.choose(height, width, crop.uniform)
+        if up_down:
+            top = height - top - part_height
+        if left_right:
+            left = width - left - part_width
+        if transpose:
+            return _Box(top, left, top + part_height, left + part_width)
+        return _Box(left, top, left + part_width, top + part_height)
+
+    def reduction(self, height: int, width: int, orientation: int) -> int:
+        """Return 1, 2, 4 or 8: what divides a JPEG's sides and leaves its part twice as long as asked."""
+        size = self.stored_size(orientation)
+        if size is None:
+            return 1
+        shape = (height, width) if self.crop is None else self.box(height, width, orientation).shape
+        spare = min(have // (2 * side) for side, have in zip(size, shape, strict=True))
+        return next(divisor for divisor in (8, 4, 2, 1) if divisor <= max(1, spare))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,90 +281,89 @@ class _Found:
 
     Attributes:
         image: its pixels, perhaps fewer than the file has.
-        height: of the picture in these pixels; up to 1 less than the image's, whose last row may be partly padding.
-        width: likewise.
+        box: the part that is wanted, in these pixels. It may end up to 1 before the image does, whose last row and
+            column may be partly padding.
         orientation: EXIF's.
     """
 
     image: Image.Image
-    height: float
-    width: float
+    box: _Box
     orientation: int
 
 
-def _fast_jpeg(data: memoryview, size: tuple[int, int] | None, mode: Mode, limit: int) -> _Found | None:
+def _decoded(data: Data, request: _Request) -> NDArray[np.uint8]:
+    try:
+        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers
+    except TypeError:
+        raise SampleError(f"an image must be the contiguous bytes of a file, not {type(data).__name__}") from None
+    try:
+        found = _fast_jpeg(view, request) or _opened(view, request)
+    except Image.DecompressionBombError as error:
+        raise SampleError(f"the image is too large: {error}") from None
+    except _DAMAGE as error:
+        reason = str(error).partition(" <_io")[0] or type(error).__name__
+        raise SampleError(f"{len(view)} bytes are not an intact image: {reason}") from error
+    size = request.stored_size(found.orientation)
+    image = found.image if size is None else _resized(found, size)
+    transpose, up_down, left_right = _TURNS[found.orientation]
+    pixels = np.asarray(image).reshape(image.height, image.width, -1)
+    if transpose:
+        pixels = pixels.swapaxes(0, 1)
+    return np.array(pixels[:: -1 if up_down else 1, :: -1 if left_right != request.is_mirrored else 1], order="C")
+
+
+def _fast_jpeg(data: memoryview, request: _Request) -> _Found | None:
     """Return a JPEG that simplejpeg takes, otherwise None."""
     if simplejpeg is None or bytes(data[:3]) != b"\xff\xd8\xff":
         return None
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        _check_pixels(width, height, limit)
+        _check_pixels(width, height, request.max_pixels)
         if space not in ("YCbCr", "RGB", "Gray"):
             return None
-        orientation = _orientation(_jpeg_exif(data))
-        reduction = _reduction((height, width), size, orientation)
+        orientation = jpeg_orientation(data)
+        reduction = request.reduction(height, width, orientation)
         pixels = simplejpeg.decode_jpeg(
             data,
-            colorspace="GRAY" if mode == "L" else "RGB",
+            colorspace="GRAY" if request.mode == "L" else "RGB",
             min_height=-(-height // reduction),
             min_width=-(-width // reduction),
             min_factor=reduction,
         )
     except ValueError:  # Pillow decides whether such a file is damaged, and says how.
         return None
-    image = Image.fromarray(pixels[:, :, 0] if mode == "L" else pixels)
-    return _Found(image, height / reduction, width / reduction, orientation)
+    box = request.box(height, width, orientation).shrunk(reduction)
+    if request.crop is not None:  # what Pillow has to take over is then little, and its filter sees no more
+        (left, top, right, bottom), box = _cut(box)
+        pixels = pixels[top:bottom, left:right]
+    return _Found(Image.fromarray(pixels[:, :, 0] if request.mode == "L" else pixels), box, orientation)
 
 
-def _jpeg_exif(data: memoryview) -> bytes:
-    """Return the EXIF block of a JPEG, empty if there is none, from the segments before its pixels."""
-    start = 2
-    while start + 4 <= len(data) and data[start] == 0xFF and data[start + 1] != 0xDA:
-        end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
-        if data[start + 1] == 0xE1 and bytes(data[start + 4 : start + 10]) == _EXIF_PREFIX:
-            return bytes(data[start + 4 : end])
-        start = end
-    return b""
-
-
-def _orientation(exif: bytes) -> int:
-    """Return the orientation in an EXIF block; 1, upright, if there is none or the block is damaged."""
-    tiff = exif.removeprefix(_EXIF_PREFIX)
-    order: Literal["little", "big"] = "little" if tiff[:2] == b"II" else "big"
-
-    def number(start: int, size_bytes: int) -> int:
-        return int.from_bytes(tiff[start : start + size_bytes], order)  # 0 behind the end
-
-    first = number(4, 4) + 2
-    for entry in range(first, min(first + 12 * number(first - 2, 2), len(tiff)), 12):
-        if number(entry, 2) == 0x0112:
-            return number(entry + 8, 2)
-    return 1
-
-
-def _reduction(shape: tuple[int, int], size: tuple[int, int] | None, orientation: int) -> int:
-    """Return 1, 2, 4 or 8: by how much a JPEG's sides can be divided and still be twice as long as asked."""
-    if size is None:
-        return 1
-    wanted = size[::-1] if _TURNS.get(orientation, _UPRIGHT)[0] else size
-    spare = min(have // (2 * side) for side, have in zip(wanted, shape, strict=True))
-    return next(divisor for divisor in (8, 4, 2, 1) if divisor <= max(1, spare))
-
-
-def _opened(data: memoryview, size: tuple[int, int] | None, mode: Mode, limit: int) -> _Found:
+def _opened(data: memoryview, request: _Request) -> _Found:
     """Return any image that Pillow takes."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         width, height = image.size
-        _check_pixels(width, height, limit)
+        _check_pixels(width, height, request.max_pixels)
         reduction = 1
         if image.format == "JPEG":
-            reduction = _reduction((height, width), size, _orientation(image.info.get("exif", b"")))
+            reduction = request.reduction(height, width, orientation_of(image))
             image.draft(None, (width // reduction, height // reduction))
         image.load()
         if reduction == 1:
             width, height = image.size  # Pillow has turned a TIFF
-        orientation = _orientation(image.info.get("exif", b""))
-        return _Found(_converted(image, mode), height / reduction, width / reduction, orientation)
+        orientation = orientation_of(image)  # some formats have it behind the pixels
+        box = request.box(height, width, orientation).shrunk(reduction)
+        if request.crop is None:
+            return _Found(_converted(image, request.mode), box, orientation)
+        part, box = _cut(box)
+        return _Found(_converted(image.crop(part), request.mode), box, orientation)
+
+
+def _cut(box: _Box) -> tuple[tuple[int, int, int, int], _Box]:
+    """Return the whole pixels that a part touches, and the part in these alone."""
+    left, top = int(box.left), int(box.top)
+    part = (left, top, math.ceil(box.right), math.ceil(box.bottom))
+    return part, _Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
 
 
 def _converted(image: Image.Image, mode: Mode) -> Image.Image:
@@ -261,14 +383,19 @@ def _check_pixels(width: int, height: int, limit: int) -> None:
         )
 
 
-def _resized(found: _Found, size: tuple[int, int], resize: Resize) -> Image.Image:
+def _resized(found: _Found, size: tuple[int, int]) -> Image.Image:
     height, width = size
-    cut_x = cut_y = 0.0
-    if resize == "crop":
-        scale = min(found.width / width, found.height / height)
-        cut_x = max(0.0, (found.width - width * scale) / 2)  # rounding may go below 0
-        cut_y = max(0.0, (found.height - height * scale) / 2)
-    box = (cut_x, cut_y, found.width - cut_x, found.height - cut_y)
-    if (found.width, found.height) == (float(width), float(height)):
+    if found.box == _Box(0, 0, width, height):
         return found.image
-    return found.image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    return found.image.resize((width, height), Image.Resampling.BILINEAR, box=found.box)
+
+
+def _normalised(pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
+    """Return what torchvision's ``ToTensor`` and ``Normalize`` would make of pixels, to the bit."""
+    height, width, channels = pixels.shape
+    values = np.arange(256, dtype=np.float32) / np.float32(255)
+    result = np.empty((channels, height, width), np.float32)
+    for channel in range(channels):
+        table = (values - np.float32(mean[channel])) / np.float32(std[channel])
+        np.take(table, pixels[:, :, channel], out=result[channel], mode="clip")  # as no index is out of range
+    return result

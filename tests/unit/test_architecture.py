@@ -35,7 +35,7 @@ FLOORS = {
     "values": "errors version dtypes schema",
     "pure": """access_token arguments budget checksum costs display feistel fields gather images lane_share manifest
         meter order partition philox prices ring sample_context schedule sizes spending steps supersample tensorfile
-        text_file tier
+        text_file tier image_crop orientation
         cache.fifo cache.future cache.keeper cache.lru cache.naming cache.next_use cache.policies cache.policy
         cache.replica_aware cache.spec cache.uniform
         fetch.aimd fetch.backoff fetch.breaker fetch.config fetch.hedge fetch.statistics

@@ -1,0 +1,115 @@
+"""How an image is to be turned, as Pillow finds it: in EXIF, in PNG's "Raw profile type exif", or else in XMP.
+
+Pillow decides. What cameras write in a JPEG is read here without it, since it takes 100 microseconds, a tenth of what a
+small JPEG takes to decode; everything else is left to it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["UPRIGHT", "jpeg_orientation", "orientation_of"]
+
+UPRIGHT = 1
+_TAG = 0x0112
+_EXIF = b"Exif\0\0"
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
+_FILL = re.compile(rb"\xff+")
+_IN_XMP = re.compile(rb'tiff:Orientation(="|>)([0-9])')
+_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_SHORT, _LONG = 3, 4
+_START_OF_SCAN = 0xDA
+_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
+_ABSENT = -1
+_MOST_SEGMENTS = 4096
+"""Looked at: 256 MB of metadata, if they are full."""
+# What Pillow raises on damaged metadata; which of them depends on where the damage is.
+_DAMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error, Warning)
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the orientation that Pillow finds for an image, 1 to 8; upright if its metadata is damaged."""
+    try:
+        found = image.getexif().get(_TAG, UPRIGHT)
+    except _DAMAGE:
+        return UPRIGHT
+    return next((each for each in range(1, 9) if each == found), UPRIGHT)  # fractions are equal to integers, too
+
+
+def jpeg_orientation(data: memoryview) -> int:
+    """Return the same for a JPEG, from the segments before its pixels."""
+    exif, xmp = _metadata(data)
+    found = _plain_orientation(exif)
+    if found is None:
+        return _by_pillow({"exif": exif, "xmp": xmp})
+    if found == _ABSENT:
+        in_xmp = _IN_XMP.search(xmp)
+        found = UPRIGHT if in_xmp is None else int(in_xmp[2])
+    return found if 1 <= found <= 8 else UPRIGHT
+
+
+def _by_pillow(info: Mapping[str, bytes]) -> int:
+    from PIL import Image  # where this is called, it is there
+
+    image = Image.Image()
+    image.info = {name: value for name, value in info.items() if value}
+    return orientation_of(image)
+
+
+def _metadata(data: memoryview) -> tuple[bytes, bytes]:
+    """Return the EXIF blocks of a JPEG, joined as Pillow joins them, and its last XMP block."""
+    blocks: list[bytes] = []
+    xmp = b""
+    start = 2
+    for _ in range(_MOST_SEGMENTS):
+        fill = _FILL.match(data, start)
+        if fill is None or fill.end() + 3 > len(data):
+            break
+        marker, start = data[fill.end()], fill.end() + 1
+        if marker == _START_OF_SCAN:
+            break
+        if marker in _WITHOUT_LENGTH:
+            continue
+        end = start + int.from_bytes(data[start : start + 2], "big")
+        if marker == 0xE1:
+            body = bytes(data[start + 2 : end])
+            if body.startswith(_EXIF):
+                blocks.append(body[len(_EXIF) if blocks else 0 :])
+            elif body.startswith(_XMP):
+                xmp = body[len(_XMP) :]
+        start = max(end, start + 2)
+    return b"".join(blocks), xmp
+
+
+def _plain_orientation(exif: bytes) -> int | None:
+    """Return the orientation in an EXIF block that is as usual, ``_ABSENT`` if there is none; else None."""
+    tiff = exif.removeprefix(_EXIF)
+    if not tiff:
+        return _ABSENT
+    order = _ORDERS.get(tiff[:4])
+    if order is None or len(tiff) < 8:
+        return None
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    if start + 2 > len(tiff):
+        return None
+    (entries,) = struct.unpack_from(f"{order}H", tiff, start)
+    if start + 2 + 12 * entries > len(tiff):
+        return None
+    places = [
+        place
+        for place in range(start + 2, start + 2 + 12 * entries, 12)
+        if struct.unpack_from(f"{order}H", tiff, place)[0] == _TAG
+    ]
+    if not places:
+        return _ABSENT
+    kind, count = struct.unpack_from(f"{order}HI", tiff, places[0] + 2)
+    if len(places) > 1 or count != 1 or kind not in (_SHORT, _LONG):
+        return None
+    value: Any = struct.unpack_from(f"{order}{'H' if kind == _SHORT else 'I'}", tiff, places[0] + 8)[0]
+    return int(value)
