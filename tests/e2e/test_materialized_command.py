@@ -59,15 +59,22 @@ def full(epoch: int) -> list[int]:
     return [int(number) for number in order.at(0, SAMPLES)]
 
 
-def test_epochs_are_made_ahead_and_those_behind_are_deleted(url: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_are_made_ahead_and_those_behind_are_kept_unless_a_number_is_given(
+    url: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(command(url, "--epochs", "0..2")) == 0
     assert epochs_there(url) == [0, 1, 2]
     assert [read(url, epoch) for epoch in range(3)] == [full(epoch) for epoch in range(3)]
     assert main(command(url, "--epoch", "3")) == 0
+    assert epochs_there(url) == [0, 1, 2, 3]
+    said = capsys.readouterr().err
+    assert "deleted" not in said
+    assert main(command(url, "--epoch", "3", "--keep", "1")) == 0
     assert epochs_there(url) == [2, 3]
+    assert "deleted epochs 0, 1 (--keep 1)" in capsys.readouterr().err
     assert main(command(url, "--epoch", "3", "--keep", "0", "--quiet")) == 0
     assert epochs_there(url) == [3]
-    said = capsys.readouterr().err
+    assert capsys.readouterr().err == ""
     assert "epoch 3 is at " in said
     assert "GETs" in said
     assert "already" not in said

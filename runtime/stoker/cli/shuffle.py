@@ -7,8 +7,8 @@ import math
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
@@ -73,9 +73,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         type=_kept,
-        default=1,
         metavar="N",
-        help="epochs to keep before the first; older ones are deleted (default: 1)",
+        help="keep the N epochs before the first, and delete older ones (default: delete none)",
     )
     parser.add_argument(
         "--memory",
@@ -176,7 +175,7 @@ class _Making:
         self._driver = Driver(executor, patience, on_progress=self._show)
 
     async def make(self, layout: EpochLayout) -> None:
-        """Make one epoch, unless it is there, and delete those that are older than is asked for."""
+        """Make one epoch, unless it is there, and delete those that are older than ``--keep`` says."""
         args = self._args
         phases = self._plan.phases(
             dataset=url_for_functions(parse_url(args.url)),
@@ -184,17 +183,20 @@ class _Making:
             seed=args.seed,
             epoch=layout.epoch,
             lanes=args.lanes,
-            keep=min(args.keep + layout.epoch - args.epochs.start, MAX_EPOCH),
+            keep=MAX_EPOCH if args.keep is None else min(args.keep + layout.epoch - args.epochs.start, MAX_EPOCH),
         )
         is_there = await read_epoch(self._store, layout) is not None
         if is_there:
             phases = phases[-1:]
+        results: list[Mapping[str, Any]] = []
         for tasks in phases:
-            await self._carry_out(tasks, layout)
+            results = await self._carry_out(tasks, layout)
         place = f"{self._store.url}/{layout.folder.rstrip('/')}"
         self._say(f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
+        if deleted := [str(epoch) for result in results for epoch in result.get("deleted_epochs", ())]:
+            self._say(f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {', '.join(deleted)} (--keep {args.keep})")
 
-    async def _carry_out(self, tasks: list[ShuffleTask], layout: EpochLayout) -> None:
+    async def _carry_out(self, tasks: list[ShuffleTask], layout: EpochLayout) -> list[Mapping[str, Any]]:
         verb = {"scatter": "scattering", "slice": "writing", "commit": "committing"}[tasks[0].step]
         total = Amount(count=len(tasks), size_bytes=layout.manifest.size_bytes)
         named = [
@@ -210,7 +212,7 @@ class _Making:
             f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._is_quiet
         ) as progress:
             self._progress = progress
-            await self._driver.run(named)
+            return await self._driver.run(named)
 
     @property
     def _is_quiet(self) -> bool:

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker import versions
 from stoker.bounded import for_each
@@ -26,7 +26,7 @@ from stoker.shuffling.layout import EpochLayout
 from stoker.shuffling.record import RECORD_FOLDER, PartRecord, stored_manifest
 from stoker.store.protocol import Store
 
-__all__ = ["SCATTERED_FOLDER", "commit_epoch", "delete_epochs", "read_epoch"]
+__all__ = ["SCATTERED_FOLDER", "DeletedEpochs", "commit_epoch", "delete_epochs", "read_epoch"]
 
 _log = logging.getLogger("stoker")
 SCATTERED_FOLDER = "scattered/"
@@ -75,7 +75,8 @@ async def commit_epoch(
         stop_at_seconds: on the clock of the event loop, when deleting ends; committed again, it goes on.
 
     Returns:
-        ``state``, the ``folder`` of the epoch, and how many objects were ``deleted``.
+        ``state``, the ``folder`` of the epoch, how many objects were ``deleted``, and ``deleted_epochs``, which older
+        epochs they are of.
 
     Raises:
         PackError: a slice is not there yet, or something else stands where the epoch belongs; nothing was committed.
@@ -90,11 +91,12 @@ async def commit_epoch(
                 f"epoch {layout.epoch} was committed, and is not there: it was deleted meanwhile, or something else "
                 f"stands where it belongs; delete {folder.url}, and shuffle again"
             )
-    deleted, is_done = await delete_epochs(store, layout, keep=keep, stop_at_seconds=stop_at_seconds)
+    deleted = await delete_epochs(store, layout, keep=keep, stop_at_seconds=stop_at_seconds)
     return {
-        "state": "complete" if is_done else "packing",
+        "state": "complete" if deleted.is_all else "packing",
         "folder": layout.folder,
-        "deleted": deleted,
+        "deleted": deleted.objects,
+        "deleted_epochs": list(deleted.epochs),
     }
 
 
@@ -132,19 +134,25 @@ def _joined(parts: list[Rows]) -> Rows:
     return parts[0]
 
 
+class DeletedEpochs(NamedTuple):
+    """What was deleted: how many objects, of which older epochs, and whether all that was to be deleted is gone."""
+
+    objects: int
+    epochs: tuple[int, ...]
+    is_all: bool
+
+
 async def delete_epochs(
     store: Store, layout: EpochLayout, *, keep: int, stop_at_seconds: float = math.inf
-) -> tuple[int, bool]:
+) -> DeletedEpochs:
     """Delete the epochs of a run that are more than ``keep`` before this one, and what was scattered for this one.
 
     An epoch's manifest goes first and its super-samples last, so at no time does anything name what is not there.
-
-    Returns:
-        How many objects were deleted, and whether all are.
     """
     retrying = RetryingStore(store)
     first_kept = layout.folder_of(max(0, layout.epoch - keep))
     keys = await _keys(retrying, layout.run_folder, first_kept)
+    numbers = {key.removeprefix(layout.run_folder).partition("/")[0] for key in keys}
     keys += await _keys(retrying, layout.folder + SCATTERED_FOLDER)
     deleted = 0
 
@@ -156,7 +164,8 @@ async def delete_epochs(
 
     for turn in range(3):
         await for_each([key for key in keys if _turn(key) == turn], delete, concurrency=_REQUESTS_AT_ONCE)
-    return deleted, deleted == len(keys)
+    epochs = sorted(int(number) for number in numbers if number.isascii() and number.isdecimal())
+    return DeletedEpochs(deleted, tuple(epochs) if deleted else (), deleted == len(keys))
 
 
 async def _keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> list[str]:

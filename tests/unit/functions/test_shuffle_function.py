@@ -53,7 +53,7 @@ def test_every_event_delivered_twice_makes_an_epoch_that_a_loader_reads(way: Any
     for event in events(url, way=way, lanes=2, slices=2):
         first, second = invoked(url, event), invoked(url, event)
         assert first["state"] == second["state"] == "complete"
-        varies = {"deleted": 0, "requests": {}}
+        varies = {"deleted": 0, "deleted_epochs": [], "requests": {}}
         assert {**first, **varies} == {**second, **varies}
     with Loader(url, batch_size=8, shuffle="materialized", seed=7, lanes=2) as loader:
         assert sorted(numbers(loader)) == list(range(SAMPLES))

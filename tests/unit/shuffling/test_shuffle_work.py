@@ -625,11 +625,11 @@ def test_deleting_that_runs_out_of_time_is_gone_on_with() -> None:
         store = await packed(samples=30)
         await made(store, epoch=0, slices=2)
         layout = await layout_of(store, phases(epoch=5)[0][0])
-        assert await delete_epochs(store, layout, keep=0, stop_at_seconds=-math.inf) == (0, False)
-        deleted, is_done = await delete_epochs(store, layout, keep=0)
-        assert (deleted > 3, is_done) == (True, True)
+        assert await delete_epochs(store, layout, keep=0, stop_at_seconds=-math.inf) == (0, (), False)
+        deleted = await delete_epochs(store, layout, keep=0)
+        assert (deleted.objects > 3, deleted.epochs, deleted.is_all) == (True, (0,), True)
         assert await stored(store, "epochs/") == {}
-        assert await delete_epochs(store, layout, keep=0) == (0, True)
+        assert await delete_epochs(store, layout, keep=0) == (0, (), True)
 
     asyncio.run(main())
 
