@@ -33,6 +33,7 @@ from stoker.cli import (
 )
 from stoker.cli.command import Command
 from stoker.cli.output import printable
+from stoker.cli.parser import CommandParser
 from stoker.errors import ConfigError, StokerError
 from stoker.version import __version__
 
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(commands: Iterable[Command]) -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = CommandParser(
         prog="stoker",
         description="Packs training data into super-samples in a bucket, and looks after them.",
         epilog="URL is a path, or a file://, s3://, gs://, memory:// or, to read, stoker+https:// URL.",

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar, get_args
 
+from stoker.cli.parser import BUCKET_TITLE
 from stoker.errors import ConfigError
 from stoker.sizes import MOST_BYTES, format_bytes, parse_bytes, parse_rate
 from stoker.store import GcsOptions, S3Options, ServedOptions, Store, open_store
@@ -53,7 +54,7 @@ def add_version(parser: ArgumentParser) -> None:
 
 def add_store_options(parser: ArgumentParser, *, prefix: str = "", of: str = "") -> None:
     """Add how to reach a bucket; what is left out comes from the standard environment variables and files."""
-    title = f"how to reach {of or 'the bucket'}"
+    title = f"{BUCKET_TITLE} {of or 'the bucket'}"
     group = parser.add_argument_group(title, "otherwise as AWS_* or GOOGLE_* variables and configuration files say")
     name = f"--{prefix}"
     group.add_argument(f"{name}endpoint-url", metavar="URL", help="of an S3- or GCS-compatible service")

@@ -100,7 +100,40 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytes
     with pytest.raises(SystemExit) as left:
         cli.main(["info", "somewhere", "--jsn"])
     assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: stoker info ")
+    error, usage, more = capsys.readouterr().err.splitlines()
+    assert error == "stoker info: error: unrecognized arguments: --jsn"
+    assert usage == "usage: stoker info [options] URL"
+    assert more == "stoker info --help tells more"
+
+
+_COMMANDS = [command.name for command in cli._COMMANDS]
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_help_begins_with_the_commands_own_options_and_ends_with_the_buckets(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([name, "--help"])
+    assert left.value.code == 0
+    usage, *rest = capsys.readouterr().out.split("\n\n")
+    assert "--endpoint-url" not in usage
+    text = "\n\n".join(rest)
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert sorted(titles, key=lambda title: title.startswith("how to reach")) == titles
+    options = text.partition("\noptions:\n")[2].partition("\n\n")[0]
+    flags = [line.split()[0].rstrip(",") for line in options.splitlines() if line.startswith("  -")]
+    assert [flag for flag in flags if flag in ("-h", "--debug")] == flags[-2:]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["pack", "only-one"], ["warm", "up"], ["trace", "view"]])
+def test_a_usage_error_begins_with_the_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert ": error: " in lines[0]
+    assert lines[-1].endswith("--help tells more")
+    assert any(line.startswith("usage: stoker") for line in lines)
 
 
 def test_a_wrong_setting_is_2_and_an_error_is_1_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
