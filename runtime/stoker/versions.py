@@ -28,7 +28,7 @@ from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.retry import RetryingReader, RetryingStore
 from stoker.store.protocol import ObjectInfo, Readable, Store
 
-__all__ = ["advance", "commit", "list_versions", "newest_manifest", "publish", "read_manifest"]
+__all__ = ["advance", "check_bucket", "commit", "list_versions", "newest_manifest", "publish", "read_manifest"]
 
 LARGE_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 1 << 30  # of thirty million super-samples
@@ -138,6 +138,12 @@ async def advance(store: Store, manifest: Manifest, data: bytes | bytearray | No
             await retrying.put(POINTER_KEY, content, if_absent=tag is None, if_tag=tag)
         except PreconditionFailedError:
             continue
+        return
+
+
+async def check_bucket(store: Readable) -> None:
+    """Raise BucketNotFoundError if a store's bucket, or folder, does not exist; where nothing was found, to say why."""
+    async for _ in RetryingReader(store).list("manifests/"):
         return
 
 

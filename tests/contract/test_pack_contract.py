@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from stoker import versions
-from stoker.errors import DatasetExistsError, NotFoundError
+from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError
 from stoker.maintenance import gc, plan_removal, rebuild_manifest, remove, verify
+from stoker.maintenance.compaction import compact
 from stoker.manifest import POINTER_KEY, version_key
+from stoker.pack.catalog import BucketCatalog
+from stoker.retry import RetryingStore
 from stoker.store.protocol import Store
 from support.packing import labels, numbered, pack, stored
 from support.stores import Deviation, Place
@@ -69,12 +73,26 @@ def test_a_data_set_is_removed_from_every_store(place: Place) -> None:
         with pytest.raises(NotFoundError, match="no data set"):
             await plan_removal(store)
 
-    async def missing(store: Store) -> None:
-        with pytest.raises(NotFoundError):
-            await plan_removal(store)
-
     place.run(main)
+
+
+def test_maintenance_tells_a_missing_bucket_from_a_missing_data_set(place: Place) -> None:
+    async def commands(store: Store) -> list[Exception]:
+        compaction = compact(RetryingStore(store), BucketCatalog(store), now_seconds=0.0)
+        found = await asyncio.gather(
+            compaction, gc(store), rebuild_manifest(store), plan_removal(store), return_exceptions=True
+        )
+        return [error for error in found if isinstance(error, NotFoundError)]
+
+    async def missing(store: Store) -> None:
+        assert [type(error) for error in await commands(store)] == [BucketNotFoundError] * 4
+
+    async def empty(store: Store) -> None:
+        await store.put("something", b"else")
+        assert [type(error) for error in await commands(store)] == [NotFoundError] * 4
+
     place.run_missing(missing)
+    place.run(empty)
 
 
 def test_objects_that_are_there_are_recognised_and_not_written_again(place: Place) -> None:

@@ -71,11 +71,12 @@ async def compact(
         limit_bytes: how much to pack again at most, from the first row on; None for all that is small.
 
     Raises:
-        NotFoundError: there is no data set.
+        NotFoundError: there is no data set. BucketNotFoundError: there is no bucket.
         StoreError: the bucket fails.
     """
     base = await versions.newest_manifest(store)
     if base is None:
+        await versions.check_bucket(store)
         raise NotFoundError(f"there is no data set at {store.url}; nothing to compact")
     small = np.flatnonzero(base.rows.size_bytes < super_sample_bytes // 2).tolist()
     rows = _first(base, small, limit_bytes)

@@ -86,7 +86,7 @@ async def gc(
 
     Raises:
         ConfigError: ``keep_versions`` is less than 1; or nothing has an id of ``abandoned``.
-        NotFoundError: there is neither a manifest nor anything else.
+        NotFoundError: there is neither a manifest nor anything else. BucketNotFoundError: there is no bucket.
         PackError: the next commit adds a run that is called abandoned; or records tell of versions that are lost, and
             the manifest must be rebuilt first.
         FormatError: a version cannot be read, so nobody can tell what it covers. ChecksumError likewise.
@@ -99,6 +99,7 @@ async def gc(
     newest = await versions.newest_manifest(retrying)
     _check_manifest_is_there(store.url, newest, logged)
     if newest is None and not (objects or logged):
+        await versions.check_bucket(store)
         raise NotFoundError(f"there is no data set at {store.url}, and nothing of one")
     numbers = await versions.list_versions(retrying)
     dropped = [] if keep_versions is None else numbers[:-keep_versions]
