@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from stoker import Bytes, Packer
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,
@@ -21,6 +22,7 @@ from stoker.errors import (
     TruncatedError,
     WrongRegionError,
 )
+from stoker.retry import RetryingStore
 from stoker.store import HttpOptions, ObjectInfo, S3Options, Store, open_store
 from stoker_local.bucket import LocalBucket
 from stoker_local.config import BucketConfig
@@ -285,3 +287,32 @@ def test_one_connection_serves_many_reads(bucket: LocalBucket) -> None:
         assert bucket.counts.connections_opened == before + 1
 
     run_with(open_store("s3://ours", options=options(bucket)), check)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.RESET, FaultKind.TRUNCATE])
+def test_a_conditional_write_whose_answer_is_lost_is_known_as_ones_own(bucket: LocalBucket, kind: FaultKind) -> None:
+    key, lost = f"lost-{kind.value}", FaultPlan(script=(Fault(kind=kind, position=0.0),), operations=("PutObject",))
+
+    async def check(store: Store) -> None:
+        bucket.inject(lost)
+        bucket.counts.reset()
+        with pytest.raises(ConnectionLostError):
+            await store.put(key, b"1", if_absent=True)
+        assert bucket.counts.requests["PutObject"] == 1
+        assert bucket.objects["ours"][key].data == b"1"
+        bucket.inject(lost)
+        written = await RetryingStore(store).put(key, b"2", if_tag=(await store.head(key)).tag)
+        assert await store.get(key) == (b"2", written)
+
+    run_with(open_store("s3://ours", options=options(bucket)), check)
+
+
+def test_a_pack_survives_the_loss_of_the_answers_to_its_commit(bucket: LocalBucket) -> None:
+    lost = Fault(kind=FaultKind.RESET, position=0.0)
+    bucket.inject(FaultPlan(script=(lost, None, lost), operations=("PutObject",), key_prefix="set/manifest"))
+    with Packer("s3://ours/set", schema={"a": Bytes()}, options=options(bucket)) as packer:
+        packer.write({"a": b"1"})
+    assert sorted(key for key in bucket.objects["ours"] if key.startswith("set/manifest")) == [
+        "set/manifest.safetensors",
+        "set/manifests/00000001.safetensors",
+    ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 
 import aiohttp
+from aiohttp import ClientHandlerType, ClientRequest
 from yarl import URL
 
 from stoker.errors import (
@@ -37,6 +38,8 @@ from stoker.store.network import proxy_of, trusted
 from stoker.store.options import HttpOptions
 
 __all__ = ["SessionReader", "exchange", "open_reader", "open_session", "translated"]
+
+_CONDITIONS = ("If-None-Match", "If-Match")
 
 # The first row that matches counts.
 _ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
@@ -76,7 +79,23 @@ def open_session(options: HttpOptions, url: str, *, ca_bundle: str | None = None
             sock_connect=options.connect_timeout_seconds,
             sock_read=options.read_timeout_seconds,
         ),
+        middlewares=(_send_conditions_once,),
     )
+
+
+async def _send_conditions_once(request: ClientRequest, handler: ClientHandlerType) -> aiohttp.ClientResponse:
+    """Keep aiohttp from sending a conditional write again, as it does a PUT whose connection broke before the answer.
+
+    The second would find what the first has written, and its 412 would look as if somebody else had been faster.
+    """
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:  # nothing was sent, and aiohttp does not try it again
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method == "PUT" and any(name in request.headers for name in _CONDITIONS):
+            raise aiohttp.ClientConnectionError(str(error)) from error  # the class that it does not retry
+        raise
 
 
 def open_reader(
