@@ -110,12 +110,14 @@ class _TorchConnector:
 
     def read(self, key: str) -> bytes:
         with self._files.reader(f"s3://stoker/{key}") as file:
-            return file.read()
+            data: bytes = file.read()
+        return data
 
     def read_range(self, key: str, start: int, end: int) -> bytes:
         with self._files.reader(f"s3://stoker/{key}") as file:
             file.seek(start)
-            return file.read(end - start)
+            data: bytes = file.read(end - start)
+        return data
 
     def list(self, prefix: str) -> list[str]:
         found = self._dataset.from_prefix(f"s3://stoker/{prefix}", **self._where)
