@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,13 +15,13 @@ import torch
 
 from stoker.errors import StokerError
 from stoker.feed import Batch, BatchSource
-from stoker.loop_thread import LoopThread
 from stoker.sample_context import SampleContext
 from stoker.trace.phases import Phase
 from stoker.trace.recorder import Recorder
 from stoker_torch.ahead import OneAhead
 from stoker_torch.context import ContextOf
 from stoker_torch.pool import PendingBatch, SamplePool
+from stoker_torch.supply import Supply
 from stoker_torch.tensors import pinned, to_tensors
 
 __all__ = ["Iteration", "IterationParts"]
@@ -40,8 +41,8 @@ class IterationParts:
         pool: works on samples, None if there is nothing to do.
         with_ids: whether batches have ``"__id__"``.
         pin_memory: whether they are put into page-locked memory.
-        thread: where there is no pool, its executor gathers a batch ahead of a training loop that is busy; None gathers
-            only what is asked for.
+        supply: of the feed; is told what gathers, so that closing it ends that, too.
+        gathers_ahead: whether, where there is no pool, a batch is gathered ahead of a training loop that is busy.
         check: is called before each batch, and may raise to end the iteration there.
         recorder: is told of waits for the pool.
     """
@@ -52,13 +53,14 @@ class IterationParts:
     pool: SamplePool | None
     with_ids: bool
     pin_memory: bool
-    thread: LoopThread | None = None
+    supply: Supply
+    gathers_ahead: bool = False
     check: Callable[[], None] | None = None
     recorder: Recorder | None = None
 
 
 class Iteration:
-    """One epoch being iterated over.
+    """One epoch being iterated over; threads that share it get different batches.
 
     A forked child may go on with it: it has its own connections and threads then, and gets the same batches.
     """
@@ -71,10 +73,13 @@ class Iteration:
     def _begin(self) -> None:
         """Make what belongs to this process."""
         self._pid = os.getpid()
-        self._unplanned = self._left
+        self._turn = threading.RLock()  # of who asks
+        self._decision = threading.RLock()  # whether a batch is yielded, or the iteration was closed before
         self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
         parts = self._parts
-        self._ahead = OneAhead(partial(_gathered, parts), self._left, parts.feed.is_ready, parts.thread)
+        make = partial(_gathered, parts.feed, parts.with_ids)  # lives on in the supply: must not refer to the loader
+        thread = parts.supply.thread if parts.gathers_ahead and parts.pool is None else None
+        self._ahead = parts.supply.ahead = OneAhead(make, self._left, parts.feed.is_ready, thread)
         if self._left:
             self._parts.go()
 
@@ -82,32 +87,36 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
-        asked = time.perf_counter()
         try:
             if self._left and self._pid != os.getpid():
                 self._begin()
-            if self._left and self._parts.check is not None:
-                self._parts.check()
-            taken = self._taken() if self._left else None
+            with self._turn:
+                if self._left and self._parts.check is not None:
+                    self._parts.check()
+                return self._next(time.perf_counter())
         except BaseException:
             self.close()
             raise
-        if taken is None:
-            self.close()
-            raise StopIteration
-        self._left -= 1
-        self._parts.note(taken[0], asked)
+
+    def _next(self, asked: float) -> Any:
+        taken = self._taken() if self._left else None
+        with self._decision:
+            if taken is None or not self._left:
+                raise StopIteration
+            self._left -= 1
+            self._parts.note(taken[0], asked)
         return taken[1]
 
     def close(self) -> None:
-        """Yield nothing more, and have the pool drop what it works on."""
-        self._left = 0
+        """Yield nothing more, and have the pool drop what it works on. Waits for nothing."""
+        with self._decision:
+            self._left = 0
+        self._ahead.end()
         if self._pid == os.getpid():
-            self._ahead.close()
-            for pending in self._pending:
+            for pending in list(self._pending):
                 if not isinstance(pending, Exception):
                     pending[1].fail(StokerError("the iteration has ended"))
-        self._pending.clear()
+        self._pending = deque()  # another one: a thread may be in the middle of this one
 
     def _taken(self) -> tuple[Batch, Any] | None:
         """Return the next batch, as gathered and as it is to be yielded, or None where the run ends."""
@@ -117,10 +126,11 @@ class Iteration:
             if gathered is None or not parts.pin_memory:
                 return gathered
             return gathered[0], pinned(gathered[1])
-        self._fill(parts.pool)
-        if not self._pending:
+        pending = self._pending
+        self._fill(parts.pool, pending)
+        if not pending:
             return None
-        oldest = self._pending.popleft()
+        oldest = pending.popleft()
         if isinstance(oldest, Exception):
             raise oldest
         return oldest[0], self._result(oldest[1])
@@ -132,35 +142,30 @@ class Iteration:
             self._parts.recorder.waited(Phase.DECODE, asked, time.perf_counter())
         return result
 
-    def _fill(self, pool: SamplePool) -> None:
+    def _fill(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
         """Have the pool begin with batches that are there; waits for one only if it has none."""
         feed = self._parts.feed
-        while self._unplanned and len(self._pending) < _BATCHES_IN_POOL and (not self._pending or feed.is_ready()):
+        while len(pending) < _BATCHES_IN_POOL and (not pending or feed.is_ready()):
             try:
-                batch = feed.next()
+                gathered = self._ahead.next()
             except Exception as error:  # noqa: BLE001 - raised again behind the batches that came before it
-                self._pending.append(error)
-                batch = None
-            if batch is None:
-                self._unplanned = 0
+                pending.append(error)
                 return
-            self._unplanned -= 1
-            columns = _columns(self._parts, batch)
-            self._pending.append(
-                (batch, pool.submit(columns, partial(feed.sample_name, batch), _contexts_of(feed, batch)))
-            )
+            if gathered is None:
+                return
+            batch, columns = gathered
+            contexts = _contexts_of(feed, batch)
+            pending.append((batch, pool.submit(columns, partial(feed.sample_name, batch), contexts)))
 
 
-def _gathered(parts: IterationParts) -> tuple[Batch, dict[str, Any]] | None:
-    batch = parts.feed.next()
-    return None if batch is None else (batch, _columns(parts, batch))
-
-
-def _columns(parts: IterationParts, batch: Batch) -> dict[str, Any]:
-    columns: dict[str, Any] = dict(to_tensors(batch.columns, parts.feed.columns))
-    if parts.with_ids:
-        columns["__id__"] = torch.from_numpy(parts.feed.sample_ids(batch))
-    return columns
+def _gathered(feed: BatchSource, with_ids: bool) -> tuple[Batch, dict[str, Any]] | None:
+    batch = feed.next()
+    if batch is None:
+        return None
+    columns: dict[str, Any] = dict(to_tensors(batch.columns, feed.columns))
+    if with_ids:
+        columns["__id__"] = torch.from_numpy(feed.sample_ids(batch))
+    return batch, columns
 
 
 def _contexts_of(feed: BatchSource, batch: Batch) -> ContextOf:

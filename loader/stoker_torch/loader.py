@@ -206,7 +206,8 @@ class Loader:
             with_ids=self.config.with_ids,
             pin_memory=self._pins_memory,
             check=None if self._allowance is None else self._check_spending,
-            thread=self._supply.thread if self._buffers is None else None,  # buffers know the asking thread's stream
+            supply=self._supply,
+            gathers_ahead=self._buffers is None,  # buffers know the asking thread's stream
             recorder=self._recorder,
         )
         asked = time.perf_counter()
@@ -225,6 +226,7 @@ class Loader:
         if iteration is not None:
             iteration.close()
         self._iteration = None
+        self._supply.leave()
 
     def _go(self) -> None:
         """Have the feed fetch from the loader's place on, unless it does."""

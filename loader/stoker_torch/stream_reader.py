@@ -166,6 +166,7 @@ class StreamReader:
             pool=self._pool,
             with_ids=self._config.with_ids,
             pin_memory=False,
+            supply=self._supply,
         )
         return Iteration(parts, progress.share.steps_from(0))
 

@@ -21,6 +21,7 @@ from stoker.store import open_store
 from stoker.store.metered import MeteredStore, metered
 from stoker.trace.recorder import Recorder
 from stoker.versions import read_manifest
+from stoker_torch.ahead import OneAhead
 from stoker_torch.config import LoaderConfig
 from stoker_torch.plan import LoaderPlan
 
@@ -36,12 +37,15 @@ class Supply:
         thread: the only one that uses the store.
         feed: in use, None before there is one.
         nearer: where super-samples are looked for first, by one feed after the other; None before there is one.
+        ahead: what gathers from the feed, for an iteration that may be garbage already; None if nothing does.
     """
 
     store: MeteredStore
     thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
     feed: BatchSource | None = None
     nearer: Nearer | None = None
+    ahead: OneAhead[Any] | None = None
+    _closing: threading.RLock = field(default_factory=threading.RLock)
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
@@ -97,22 +101,31 @@ class Supply:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(owner, self.close)
 
-    async def _end(self) -> None:
-        try:
-            if self.nearer is not None:
-                await self.nearer.close()
-        finally:
-            await self.store.close()
+    def leave(self) -> None:
+        """End what gathers from the feed; when this returns, nobody does. The feed goes on fetching ahead."""
+        ahead = self.ahead
+        if ahead is None:
+            return
+        ahead.end()
+        if ahead.is_asked and self.feed is not None:
+            self.feed.stop()  # or it would be waited for until the bucket has answered
+        ahead.close()
+        self.ahead = None
 
     def close(self) -> None:
         """End fetching, the thread and the connections. Idempotent; a feed may start anew."""
-        if self.thread.is_current:  # the collector runs anywhere, and here nothing could be waited for
+        ahead = self.ahead
+        if self.thread.is_current or (ahead is not None and ahead.is_current):
+            # The collector runs anywhere, and here nothing could be waited for.
             threading.Thread(target=self.close, name="stoker-close").start()
             return
-        try:
-            if self.feed is not None:
-                self.feed.stop()
-            if self.thread.is_running:
-                self.thread.run(self._end())
-        finally:
-            self.thread.close()
+        with self._closing:
+            if ahead is not None:
+                ahead.end()
+            try:
+                if self.feed is not None:
+                    self.feed.stop()
+                if self.nearer is not None and self.thread.is_running:
+                    self.thread.run(self.nearer.close())
+            finally:
+                self.thread.close(self.store.close)  # waits for what is being gathered, too

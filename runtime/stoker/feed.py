@@ -22,7 +22,7 @@ from stoker.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_sl
 from stoker.cache.keeper import CacheStatistics
 from stoker.cache.keeping import Nearer
 from stoker.cache.tiers import follow
-from stoker.errors import BudgetError, ConfigError
+from stoker.errors import BudgetError, ConfigError, StokerError
 from stoker.fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker.first_touch import FirstTouch
 from stoker.gather import Columns, GatherRows, gather_rows
@@ -245,11 +245,11 @@ class BatchSource(Protocol):
         ...
 
     def is_ready(self) -> bool:
-        """Return whether :meth:`next` would not wait for the bucket."""
+        """Return whether :meth:`next` would neither wait for the bucket nor fail."""
         ...
 
     def stop(self) -> None:
-        """End what is under way, if anything. Idempotent."""
+        """End what is under way, if anything; nothing starts again but by :meth:`start`. See :meth:`Feed.stop`."""
         ...
 
     def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
@@ -268,8 +268,8 @@ class BatchSource(Protocol):
 class Feed:
     """Batches of one rank, as numpy arrays: a :class:`BatchSource`.
 
-    Not thread-safe: one thread consumes. After a fork the child has its own memory, connections and thread, and goes on
-    where the parent was.
+    One thread at a time consumes; any may call :meth:`stop`. After a fork the child has its own memory, connections and
+    thread, and goes on where the parent was.
 
     Args:
         store: where the data set is.
@@ -308,6 +308,7 @@ class Feed:
         self._first_batch_seconds: float | None = None
         self._packed_starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._place = (0, 0)
+        self._is_stopped = False
         self._begin()
 
     def _planned_slots(self) -> SlotPlan:
@@ -372,10 +373,15 @@ class Feed:
         Raises:
             StokerError: what must be read before anything else could not be had.
         """
-        self.stop()
+        self._end_walk()
         if self._pid != os.getpid():
             self._begin()
-        self._place = (epoch, position)
+        self._place, self._is_stopped = (epoch, position), False
+        self._begin_walk(partition, end_epoch)
+
+    def _begin_walk(self, partition: Dealing | None = None, end_epoch: int | None = None) -> Walk[Any]:
+        """Fetch from the place on."""
+        epoch, position = self._place
         started = time.perf_counter()
         self._thread.run(self._reading.prepare())
         ended = time.perf_counter()
@@ -395,7 +401,7 @@ class Feed:
             taken = self._thread.run(follow(self._nearer.tiers, self.manifest, stretch, others))
         if self._first_touch is None:
             self._first_touch = FirstTouch(self._ring.memory[:_TOUCHED_BYTES])
-        self._walk = Walk(
+        walk = self._walk = Walk(
             WalkParts(
                 columns=self.columns,
                 rows=self._rows,
@@ -411,27 +417,45 @@ class Feed:
                 taken=taken,
             )
         )
-        self._walk.start()
+        if self._is_stopped:  # looked at behind the assignment: who stops the feed has seen the walk, or is seen here
+            self._walk = None
+        self._check_started()
+        walk.start()
+        return walk
+
+    def _check_started(self) -> None:
+        """Check that nobody has stopped the feed.
+
+        Raises:
+            StokerError: somebody has.
+        """
+        if self._is_stopped:
+            raise StokerError("the feed was stopped: its loader was closed, or iterates anew")
 
     def next(self) -> Batch | None:
         """Return the next batch, or None where the run ends.
 
-        Epochs follow one another: the batch behind one that ``is_last`` is the first of the next epoch.
+        Epochs follow one another: the batch behind one that ``is_last`` is the first of the next epoch. Behind an error
+        it goes on at the batch that could not be had.
 
         Raises:
-            StokerError: a super-sample that the batch needs could not be had; names it. The walk has ended.
+            StokerError: a super-sample that the batch needs could not be had; names it. Or the feed was stopped.
         """
         started = time.perf_counter()
-        if self.place is None:
+        if self._pid != os.getpid():
             self.start(*self._place)
-        assert self._walk is not None  # noqa: S101 - start made it
+        self._check_started()
+        walk = self._walk
+        if walk is None or walk.is_closed:
+            walk = self._begin_walk()
         try:
-            gathered = self._walk.next()
+            gathered = walk.next()
         except BaseException:
-            self.stop()
+            self._end_walk()
+            self._check_started()
             raise
         if gathered is None:
-            self.stop()
+            self._end_walk()
             return None
         step = gathered.step
         self._place = (step.epoch + 1, 0) if step.is_last else (step.epoch, step.end)
@@ -451,13 +475,22 @@ class Feed:
         )
 
     def is_ready(self) -> bool:
-        """Return whether :meth:`next` would not wait for the bucket."""
-        return self.place is not None and self._walk is not None and self._walk.is_ready()
+        """Return whether :meth:`next` would neither wait for the bucket nor fail."""
+        walk = self._walk
+        return self.place is not None and walk is not None and walk.is_ready()
 
     def stop(self) -> None:
-        """End the walk that is under way, if any: nothing is fetched any more. Idempotent."""
-        if self._walk is not None and self._pid == os.getpid():
-            self._walk.close()
+        """End the walk that is under way, if any: nothing is fetched any more until :meth:`start`. Idempotent.
+
+        From any thread: one that is in :meth:`next` gets a StokerError, as does one that calls it afterwards.
+        """
+        self._is_stopped = True
+        self._end_walk()
+
+    def _end_walk(self) -> None:
+        walk = self._walk
+        if walk is not None and self._pid == os.getpid():
+            walk.close()
         self._walk = None  # only now: a close that was interrupted is repeated by the next start or stop
 
     def sample_ids(self, batch: Batch) -> NDArray[np.int64]:

@@ -14,22 +14,34 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
+
+from stoker.errors import StokerError
 
 __all__ = ["LoopThread"]
 
 T = TypeVar("T")
+Last = Callable[[], Coroutine[Any, Any, object]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     thread: threading.Thread
     loop: asyncio.AbstractEventLoop
+    lasts: list[Last]
     finalizer: weakref.finalize[..., Any]
+    is_closing: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_closing and self.finalizer.alive
 
 
 class LoopThread:
     """Runs coroutines on a daemon thread that starts at the first call. Thread-safe.
+
+    While it is being closed it starts nothing, so that what was at work when it was closed cannot start it again.
 
     Args:
         name: of the thread.
@@ -37,9 +49,7 @@ class LoopThread:
             its loop. Must not refer to the LoopThread, or to what owns it: these would never be garbage.
     """
 
-    def __init__(
-        self, name: str = "stoker-loop", *, last: Callable[[], Coroutine[Any, Any, object]] | None = None
-    ) -> None:
+    def __init__(self, name: str = "stoker-loop", *, last: Last | None = None) -> None:
         self._name = name
         self._last = last
         self._lock = threading.Lock()
@@ -49,7 +59,13 @@ class LoopThread:
     @property
     def is_running(self) -> bool:
         """Whether the thread has been started, in this process, and not closed."""
-        return self._running is not None
+        return self.life is not None
+
+    @property
+    def life(self) -> object | None:
+        """What tells one start of the thread from the next; None while it does not run, or is being closed."""
+        running = self._running
+        return running if running is not None and running.is_open else None
 
     @property
     def is_current(self) -> bool:
@@ -57,12 +73,38 @@ class LoopThread:
         running = self._running
         return running is not None and running.thread is threading.current_thread()
 
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the thread; cancelling the future cancels it."""
+    def start(self) -> object:
+        """Start the thread unless it runs, and return :attr:`life`.
+
+        Raises:
+            StokerError: the thread is being closed.
+        """
         with self._lock:
-            if self._running is None:
-                self._running = self._start()
-            return asyncio.run_coroutine_threadsafe(coroutine, self._running.loop)
+            return self._started()
+
+    def _started(self, life: object | None = None) -> _Running:
+        if self._running is None and life is None:
+            self._running = self._start()
+        if self._running is None or not self._running.is_open or life not in (None, self._running):
+            raise StokerError(f"the thread {self._name} was closed: what belonged to it does not start again")
+        return self._running
+
+    def call(self, coroutine: Coroutine[Any, Any, T], life: object | None = None) -> concurrent.futures.Future[T]:
+        """Start a coroutine on the thread; cancelling the future cancels it.
+
+        Args:
+            coroutine: what to run.
+            life: in which it must run; the thread is not started for it again.
+
+        Raises:
+            StokerError: the thread is being closed, or has another :attr:`life`.
+        """
+        try:
+            with self._lock:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._started(life).loop)
+        except StokerError:
+            coroutine.close()
+            raise
 
     def call_soon(self, function: Callable[..., object], *args: object) -> None:
         """Have the thread call a function and forget the result; does nothing when the thread is not running."""
@@ -70,37 +112,59 @@ class LoopThread:
             if self._running is not None:
                 self._running.loop.call_soon_threadsafe(function, *args)
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], life: object | None = None) -> T:
         """Run a coroutine on the thread and return its result; an interrupt (Ctrl-C) cancels it.
 
         Raises:
             RuntimeError: called on the thread itself, which would wait for itself.
+            StokerError: the thread was closed meanwhile; or as for :meth:`call`.
         """
         if self.is_current:
             coroutine.close()
             raise RuntimeError(f"LoopThread.run called on its own thread {self._name}; await the coroutine instead")
-        future = self.call(coroutine)
+        future = self.call(coroutine, life)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise StokerError(f"the thread {self._name} was closed before this had ended") from None
         except BaseException:
             future.cancel()
             raise
 
-    def close(self) -> None:
-        """Cancel what runs, wait for it to end, and end the thread. Idempotent; the next call starts a new one."""
+    def close(self, last: Last | None = None) -> None:
+        """Cancel what runs, wait for it to end, and end the thread. Idempotent; the next call starts a new one.
+
+        Args:
+            last: awaited on the thread, if it runs, behind everything else; its error is raised here.
+        """
         with self._lock:
-            running, self._running = self._running, None
-        if running is not None:
+            running = self._running
+            if running is None:
+                return
+            running.is_closing = True  # under the lock: what was called before it is called before the loop stops
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        if last is not None:
+            running.lasts.append(partial(_settle, ended, last))
+        try:
             running.finalizer()
+            if not self.is_current:
+                running.thread.join()  # another thread may have been the first to close it
+        finally:
+            with self._lock:
+                if self._running is running:
+                    self._running = None
+        if ended.done():
+            ended.result()
 
     def _start(self) -> _Running:
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
         started = concurrent.futures.Future()
-        thread = threading.Thread(target=_serve, args=(started, self._last), name=self._name, daemon=True)
+        lasts = [] if self._last is None else [self._last]
+        thread = threading.Thread(target=_serve, args=(started, lasts), name=self._name, daemon=True)
         thread.start()
         loop, stop = started.result()
         # Also runs when the LoopThread is garbage or the interpreter exits, while the thread can still be joined.
-        return _Running(thread, loop, weakref.finalize(self, _stop, thread, loop, stop))
+        return _Running(thread, loop, lasts, weakref.finalize(self, _stop, thread, loop, stop))
 
     def _forget(self) -> None:
         """In a forked child: drop the parent's thread without touching it."""
@@ -118,18 +182,17 @@ a task that waits there would run its clean-up, and complain."""
 
 
 def _serve(
-    started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]],
-    last: Callable[[], Coroutine[Any, Any, object]] | None,
+    started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]], lasts: list[Last]
 ) -> None:
     async def until_stopped() -> None:
         stop = asyncio.Event()
         started.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()
-        if last is not None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for last in lasts:
             await last()
 
     try:
@@ -139,6 +202,15 @@ def _serve(
         if started.done():
             raise
         started.set_exception(error)  # no loop could be made (out of files): for the caller to see
+
+
+async def _settle(ended: concurrent.futures.Future[None], last: Last) -> None:
+    try:
+        await last()
+    except Exception as error:  # noqa: BLE001 - a task boundary: raised again to whoever closes
+        ended.set_exception(error)
+    else:
+        ended.set_result(None)
 
 
 def _stop(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

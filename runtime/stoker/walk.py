@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -131,12 +132,19 @@ class Walk(Generic[Ref]):
             hedge_slots=parts.hedge_slots,
             recorder=parts.recorder,
         )
-        self._running: list[asyncio.Task[None]] = []
-        self.is_closed = False
+        self._running: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._life: object | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is fetched: it was not started, or it was closed, or the thread was."""
+        return self._is_closed or self._life is None or self._life is not self._parts.thread.life
 
     def start(self) -> None:
         """Begin to fetch; does not wait."""
-        self._parts.thread.call(self._run())
+        self._life = self._parts.thread.start()
+        self._parts.thread.call(self._run(), self._life)
 
     def next(self) -> Gathered | None:
         """Return the samples of the next step, or None where the run ends.
@@ -165,7 +173,7 @@ class Walk(Generic[Ref]):
         )
 
     def is_ready(self) -> bool:
-        """Return whether :meth:`next` would not wait."""
+        """Return whether :meth:`next` would neither wait nor fail."""
         with self._lock:
             step = self._queue.peek()
         if step is None:
@@ -173,27 +181,44 @@ class Walk(Generic[Ref]):
         try:
             return all(self._prefetcher.ready(item) is not None for part in step.segments for item in part.items)
         except StokerError:
-            return True
+            return False  # whoever comes to it may have it fetched again, and waits for that
 
     def close(self) -> None:
-        """End the fetching, wait until nothing writes to the ring, and free its slots. If interrupted, call again."""
-        self.is_closed = True
-        self._parts.thread.run(self._end())
+        """End the fetching, wait until nothing writes to the ring, and free its slots. If interrupted, call again.
+
+        From any thread: one that is in :meth:`next` gets a StokerError.
+        """
+        self._is_closed = True
+        if self._life is not None:
+            with suppress(StokerError):  # a thread that is closed ends what runs on it
+                self._parts.thread.run(self._end(), self._life)
 
     async def _run(self) -> None:
-        if not self.is_closed:
-            if self._parts.recorder is not None:
-                self._parts.recorder.align(time.perf_counter() - asyncio.get_running_loop().time())
-            self._running = [
-                asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher"),
-                asyncio.create_task(self._parts.first_touch.run(), name="stoker first touch"),
-            ]
+        """Fetch until this is cancelled, by :meth:`close` or the end of the thread; then free all slots."""
+        if self._is_closed:
+            self._prefetcher.release_all()
+            return
+        self._running = asyncio.current_task()
+        if self._parts.recorder is not None:
+            self._parts.recorder.align(time.perf_counter() - asyncio.get_running_loop().time())
+        tasks = [
+            asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher"),
+            asyncio.create_task(self._parts.first_touch.run(), name="stoker first touch"),
+        ]
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for task in tasks:
+                task.cancel()
+            while not all(task.done() for task in tasks):
+                with suppress(asyncio.CancelledError):  # the thread may end meanwhile, which cancels this again
+                    await asyncio.gather(*tasks, return_exceptions=True)  # their errors have reached the consumer
+            self._prefetcher.release_all()
 
     async def _end(self) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)  # an error of its own reached the consumer
-        self._prefetcher.release_all()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
 
     def _next_item(self) -> Item[Ref] | None:
         with self._lock:
@@ -211,7 +236,7 @@ class Walk(Generic[Ref]):
         self._flush(batch)
         started = time.perf_counter()
         try:
-            return self._parts.thread.run(self._prefetcher.wait(item))
+            return self._parts.thread.run(self._prefetcher.wait(item), self._life)
         finally:
             ended = time.perf_counter()
             self._parts.statistics.misses += 1

@@ -1,4 +1,5 @@
-"""As many random fault schedules as asked for: ``PYTHONPATH=tests python -m soak --schedules 100000``.
+"""As many random fault schedules, and lives of a loader, as asked for:
+``PYTHONPATH=tests python -m soak --schedules 100000 --lives 5000``.
 
 Exits with 1 if any failed, and prints for each the command that plays it again.
 """
@@ -18,11 +19,13 @@ from support import warm_schedules
 from support.fault_schedules import LEVELS as FETCH_LEVELS
 from support.fault_schedules import play
 from support.fault_weather import Tables
+from support.loader_lives import live, pack_wide
 
 _WARM = "warm"
 LEVELS = (*FETCH_LEVELS, _WARM)
 _SEEDS_A_TASK = 50
 _TRACEBACK_LINES = 12
+LIVES = "lives"
 
 
 @dataclass(slots=True)
@@ -69,20 +72,39 @@ def soak(level: str, seeds: range, processes: int) -> Played:
     return total
 
 
+def live_all(seeds: range) -> list[tuple[str, int]]:
+    """Live the lives of a loader, one after the other, and return those that failed."""
+    url, failed = pack_wide("memory://lives/ds"), []
+    for seed in seeds:
+        try:
+            live(url, seed)
+        except Exception:  # noqa: BLE001 - whatever fails is the find; the next seed does not depend on it
+            print(f"\n{LIVES} {seed} FAILED:\n{traceback.format_exc()}", file=sys.stderr)
+            failed.append((LIVES, seed))
+        print(f"\r{LIVES}: {seed - seeds.start + 1} of {len(seeds)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return failed
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
     parser.add_argument("--schedules", type=int, default=20_000, help="how many, of each level")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--level", choices=LEVELS, action="append", help="only this one")
+    parser.add_argument("--level", choices=[*LEVELS, LIVES], action="append", help="only this one")
+    parser.add_argument("--lives", type=int, default=1000, help="how many lives of a loader, in real time")
     chosen = parser.parse_args(arguments)
     seeds = range(chosen.first_seed, chosen.first_seed + chosen.schedules)
     failed: list[tuple[str, int]] = []
-    for level in chosen.level or LEVELS:
+    levels = chosen.level or [*LEVELS, LIVES]
+    if LIVES in levels:
+        levels.remove(LIVES)
+        failed += live_all(range(chosen.first_seed, chosen.first_seed + chosen.lives))
+    for level in levels:
         played = soak(level, seeds, chosen.processes)
         print(f"{len(seeds)} random fault schedules, {level}:\n{played.tables}")
         failed += [(level, seed) for seed in played.failed]
-    again = f"play it again: PYTHONPATH=tests {sys.executable} -m soak --schedules 1"
+    again = f"play it again: PYTHONPATH=tests {sys.executable} -m soak --schedules 1 --lives 1"
     for level, seed in failed:
         print(f"{again} --level {level} --first-seed {seed}")
     return 1 if failed else 0

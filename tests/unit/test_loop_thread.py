@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from stoker.errors import StokerError
 from stoker.loop_thread import LoopThread
 
 
@@ -180,3 +181,48 @@ def test_an_interpreter_that_exits_without_close_says_nothing_and_does_not_hang(
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_what_belongs_to_a_thread_that_is_closed_does_not_start_it_again() -> None:
+    loop_thread = LoopThread("stoker-test")
+    life, refused = loop_thread.start(), threading.Event()
+
+    async def long() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            with pytest.raises(StokerError, match="does not start again"):
+                loop_thread.call(thread_name())
+            refused.set()
+
+    def wait() -> None:
+        with pytest.raises(StokerError, match="was closed before this had ended"):
+            loop_thread.run(long())
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not (loop_thread.call(_tasks()).result() > 1):
+        pass
+    loop_thread.close()
+    waiting.join(30)
+    assert refused.is_set()
+    with pytest.raises(StokerError):
+        loop_thread.run(thread_name(), life)
+    assert stoker_threads() == []
+
+
+async def _tasks() -> int:
+    return len(asyncio.all_tasks()) - 1
+
+
+def test_what_closes_last_is_awaited_behind_everything_else_and_its_error_is_raised() -> None:
+    loop_thread = LoopThread("stoker-test")
+
+    async def last() -> None:
+        raise LookupError(await thread_name())
+
+    loop_thread.close(last)
+    loop_thread.start()
+    with pytest.raises(LookupError, match="stoker-test"):
+        loop_thread.close(last)
+    assert stoker_threads() == []

@@ -211,9 +211,14 @@ class Prefetcher(Generic[Ref]):
         self._changed.set()
 
     def release_all(self) -> None:
-        """Release every item that is ready, used or not: for a consumer that leaves early, after the run."""
+        """Release every item that is ready, used or not: for a consumer that leaves early, after the run.
+
+        Whoever waits is told.
+        """
         for index in list(self._outcomes):
             self.release(index)
+        if self._ended is None:  # it was never run
+            self._end(StokerError("the prefetcher was stopped"))
 
     def reached(self, step: int, consumed: int) -> None:
         """The consumer is at ``step`` and has begun to use ``consumed`` items."""
