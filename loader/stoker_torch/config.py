@@ -104,7 +104,8 @@ class LoaderConfig:
         version: of the manifest; default the newest when the loader is made.
         epochs: how many the run has: nothing is fetched beyond, and a loop behind the last one is empty.
         decode: column → function of one value (``bytes``, ``str`` or a tensor), run in the pool. Results that are
-            tensors or arrays of one shape are stacked, others make a list.
+            numbers, or tensors or arrays of one shape, make a tensor as torch's ``default_collate`` makes it (of
+            Python's floats ``float64``); others make a list.
         transform: function of one sample, a dictionary of values after ``decode``, run in the pool. It, and a function
             of ``decode``, is also given a :class:`~stoker.SampleContext` (the epoch, the sample's number, and random
             generators of its own) if it has a parameter ``context``.

@@ -301,9 +301,17 @@ class _Task:
 
     def failure(self, error: Exception) -> SampleError:
         """Return the error that an exception of the user's function becomes."""
-        failure = SampleError(f"{self.name()}: {self.stage} failed: {type(error).__name__}: {error}")
+        failure = SampleError(f"{self.name()}: {self.stage} failed: {type(error).__name__}: {_text_of(error)}")
         failure.__cause__ = error
         return failure
+
+
+def _text_of(error: Exception) -> str:
+    """Return what an error says."""
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001 - of the user's class; what it was raised for must not be lost
+        return f"<its __str__ raises {type(another).__name__}>"
 
 
 def _longest(tasks: dict[int, _Task]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from stoker.display import describe_type, html_table
 from stoker.dtypes import DType
@@ -111,7 +112,17 @@ class RaggedColumn:
         return RaggedColumn(self.column, self.values.pin_memory(), self.offsets.pin_memory())
 
     def to(self, *args: Any, **kwargs: Any) -> RaggedColumn:
-        """Return the column with both tensors moved, as by :meth:`torch.Tensor.to` (a device, not a dtype)."""
+        """Return the column with both tensors moved to a device; arguments as for :meth:`torch.Tensor.to`.
+
+        Raises:
+            TypeError: a dtype is named, or a tensor, which has one.
+        """
+        named = [*args, *kwargs.values()]
+        if any(isinstance(each, torch.dtype | torch.Tensor) for each in named):
+            raise TypeError(
+                "a RaggedColumn has the dtype of its column, and offsets that are integers: it moves to a device only. "
+                "Convert its values, column.values.to(dtype), or pad them first, column.to_padded().to(dtype)"
+            )
         return RaggedColumn(self.column, self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs))
 
     def __repr__(self) -> str:
@@ -154,17 +165,15 @@ def _selection(index: Any) -> slice | NDArray[Any]:
 
 
 def stacked(values: Sequence[Any]) -> Any:
-    """Return tensors, arrays or numbers of one type and shape as one tensor, anything else as a list."""
+    """Return numbers, or tensors and arrays of one shape, as the tensor of ``default_collate``; all else as a list."""
+    if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
+        return default_collate([value.item() if isinstance(value, np.bool_) else value for value in values])
     first = values[0]
-    if not all(type(value) is type(first) for value in values):
+    if not all(isinstance(value, np.ndarray | torch.Tensor) and value.shape == first.shape for value in values):
         return list(values)
-    if isinstance(first, bool | int | float):
-        return torch.tensor(values)
-    if isinstance(first, np.ndarray | np.generic | torch.Tensor) and all(
-        value.shape == first.shape and value.dtype == first.dtype for value in values
-    ):
-        return torch.stack(list(values)) if isinstance(first, torch.Tensor) else torch.from_numpy(np.stack(values))
-    return list(values)
+    if all(isinstance(value, np.ndarray) and value.dtype == first.dtype for value in values):
+        return torch.from_numpy(np.stack(values))  # which takes any strides
+    return torch.stack([torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value) for value in values])
 
 
 def pinned(batch: Any) -> Any:

@@ -144,6 +144,23 @@ def test_no_exception_of_a_function_hangs_the_loop(pools: Pools, error: type[Bas
             pool.submit(columns(10), name_of, context_of).result()
 
 
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("this, too")
+
+
+def test_an_error_that_cannot_be_shown_is_a_bad_sample_as_any_other(pools: Pools) -> None:
+    def fail(value: torch.Tensor) -> int:
+        if value == 1:
+            raise UnspeakableError
+        return int(value)
+
+    pool = pools(SampleWork(decode={"x": fail}), max_bad_samples=1)
+    assert pool.submit(columns(3), name_of, context_of).result()["x"].tolist() == [0, 0, 2]
+    with pytest.raises(SampleError, match=r"sample 1: .* failed: UnspeakableError: <its __str__ raises RuntimeError>"):
+        pool.submit(columns(3), name_of, context_of).result()
+
+
 def test_bad_samples_are_replaced_by_the_good_ones_of_their_batch_in_turn(pools: Pools) -> None:
     def odd(value: torch.Tensor) -> int:
         if value % 2 == 0:
@@ -297,7 +314,10 @@ def test_a_forgotten_pool_ends_its_threads_and_keeps_no_batch() -> None:
     ("result", "dtype", "shape"),
     [
         (lambda x: int(x), torch.int64, (3,)),
-        (lambda x: float(x), torch.float32, (3,)),
+        (lambda x: float(x), torch.float64, (3,)),
+        (lambda x: float(x) if x == 1 else int(x), torch.float32, (3,)),
+        (lambda x: int(x) if x == 1 else float(x), torch.float64, (3,)),
+        (lambda x: np.full(2, x) if x else torch.zeros(2), torch.float32, (3, 2)),
         (lambda x: bool(x), torch.bool, (3,)),
         (lambda x: np.float64(x), torch.float64, (3,)),
         (lambda x: np.int16(x), torch.int16, (3,)),
@@ -322,7 +342,6 @@ def test_decoded_values_of_one_type_and_shape_are_stacked(
         lambda x: None,
         lambda x: torch.zeros(int(x)),
         lambda x: np.zeros(int(x)),
-        lambda x: torch.zeros(1, dtype=torch.int64 if x else torch.int32),
         lambda x: int(x) if x else "mixed",
     ],
 )

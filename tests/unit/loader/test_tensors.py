@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 import stoker
 from stoker.dtypes import DTYPES
 from stoker.gather import Columns, RaggedValues
-from stoker_torch.tensors import RaggedColumn, pinned, to_tensor, to_tensors
+from stoker_torch.tensors import RaggedColumn, pinned, stacked, to_tensor, to_tensors
 
 LENGTHS = [2, 0, 3, 1]
 
@@ -108,6 +110,50 @@ def test_a_value_is_a_view_and_keeps_the_buffer_alive() -> None:
 def test_moving_a_column_moves_both_tensors() -> None:
     moved = ragged().to("meta")
     assert moved.values.device == moved.offsets.device == torch.device("meta")
+
+
+@pytest.mark.parametrize("arguments", [(torch.float32,), ("cpu", torch.float16), (torch.zeros(1),)])
+def test_a_column_is_not_moved_to_a_dtype_which_would_be_that_of_its_offsets(arguments: Any) -> None:
+    column = ragged()
+    with pytest.raises(TypeError, match=r"column\.values\.to\(dtype\)"):
+        column.to(*arguments)
+    with pytest.raises(TypeError, match=r"to_padded\(\)"):
+        column.to(dtype=torch.float32)
+    assert column.to("cpu", non_blocking=True).offsets.dtype == torch.int64
+
+
+NUMBERS: list[Any] = [True, 3, 2.5, np.int16(4), np.float32(1.5), np.float64(0.5)]
+ARRAYS: list[Any] = [
+    torch.ones(2, 3),
+    torch.ones(2, 3, dtype=torch.int32),
+    np.ones((2, 3)),
+    np.arange(6, dtype=np.uint8).reshape(2, 3),
+    np.asfortranarray(np.ones((2, 3), np.float32)),
+]
+
+
+@pytest.mark.parametrize("values", [NUMBERS, ARRAYS], ids=["numbers", "arrays"])
+def test_values_are_stacked_as_default_collate_stacks_them(values: list[Any]) -> None:
+    for count in (1, 2, 3):
+        for some in itertools.product(values, repeat=count):
+            alike = [torch.as_tensor(value) if values is ARRAYS else value for value in some]
+            expected, found = default_collate(alike), stacked(some)
+            assert found.dtype == expected.dtype, some
+            assert torch.equal(found, expected), some
+
+
+def test_numpys_booleans_are_stacked_beside_other_numbers_too() -> None:
+    assert stacked([np.bool_(True), np.bool_(False)]).dtype == torch.bool
+    assert stacked([3, np.bool_(True)]).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "values", [[1, "a"], [1, None], [torch.ones(2), torch.ones(3)], [torch.ones(()), 1], ["a", "b"], [{}, {}]]
+)
+def test_what_makes_no_tensor_makes_a_list(values: list[Any]) -> None:
+    found = stacked(values)
+    assert isinstance(found, list)
+    assert all(one is other for one, other in zip(found, values, strict=True))
 
 
 def test_the_repr_says_what_it_is_without_its_values() -> None:
