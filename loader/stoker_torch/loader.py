@@ -321,7 +321,7 @@ class Loader:
 
     def stats(self) -> LoaderStatistics:
         """Return what was done so far: waits, requests, bytes, retries, hedges, dollars."""
-        return statistics(
+        found = statistics(
             self._feed.statistics(),
             self._supply.store.meter.reading(),
             self._prices,
@@ -330,6 +330,7 @@ class Loader:
             0 if self._pool is None else self._pool.bad_samples,
             self._recorder,
         )
+        return replace(found, hedges=found.hedges + self._supply.manifest_hedges)
 
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent; iterating again starts anew."""

@@ -16,6 +16,7 @@ from stoker.gather import GatherRows, gather_rows
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.prices import Prices
+from stoker.retry import RetryingReader
 from stoker.shuffling.feed import MaterializedFeed
 from stoker.store import open_store
 from stoker.store.metered import MeteredStore, metered
@@ -38,6 +39,7 @@ class Supply:
         feed: in use, None before there is one.
         nearer: where super-samples are looked for first, by one feed after the other; None before there is one.
         ahead: what gathers from the feed, for an iteration that may be garbage already; None if nothing does.
+        manifest_hedges: second requests for manifests that were late.
     """
 
     store: MeteredStore
@@ -46,6 +48,7 @@ class Supply:
     nearer: Nearer | None = None
     ahead: OneAhead[Any] | None = None
     _closing: threading.RLock = field(default_factory=threading.RLock)
+    manifest_hedges: int = 0
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
@@ -59,7 +62,11 @@ class Supply:
         Raises:
             NotFoundError: there is no data set, or no such version.
         """
-        return self.thread.run(read_manifest(self.store, version))
+        reader = RetryingReader(self.store)
+        try:
+            return self.thread.run(read_manifest(reader, version))
+        finally:
+            self.manifest_hedges += reader.hedges
 
     def made_feed(
         self,

@@ -343,6 +343,7 @@ class Feed:
             rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
             tiers=self._nearer.tiers,
             warm=self._nearer.warm,
+            is_start=True,
         )
         parts = ReadingParts(manifest=self.manifest, columns=self.columns, fetcher=self._fetcher, ring=self._ring)
         self._reading: Reading[Any] = (
@@ -457,6 +458,7 @@ class Feed:
         if gathered is None:
             self._end_walk()
             return None
+        self._fetcher.end_start()
         step = gathered.step
         self._place = (step.epoch + 1, 0) if step.is_last else (step.epoch, step.end)
         self._batches += 1

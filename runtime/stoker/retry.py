@@ -132,6 +132,7 @@ class RetryingReader(Generic[R_co]):
     Attributes:
         wrapped: the store that may fail.
         policy: how often and how soon it is tried again.
+        hedges: requests that callers sent a second time because they were late; counted by those who do.
     """
 
     def __init__(self, store: R_co, policy: RetryPolicy | None = None) -> None:
@@ -139,6 +140,7 @@ class RetryingReader(Generic[R_co]):
         self.policy = policy or RetryPolicy()
         if isinstance(store, RetryingReader):
             self.wrapped, self.policy = store.wrapped, policy or store.policy
+        self.hedges = 0
         self._random = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
 
     @property

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.bounded import for_each
 from stoker.errors import (
@@ -30,9 +30,14 @@ from stoker.store.protocol import ObjectInfo, Readable, Store
 
 __all__ = ["advance", "check_bucket", "commit", "list_versions", "newest_manifest", "publish", "read_manifest"]
 
+T = TypeVar("T")
+
+Read = tuple[bytes, ObjectInfo]
+
 LARGE_BYTES = 8 << 20
 MAX_MANIFEST_BYTES = 1 << 30  # of thirty million super-samples
-_SMALL_SECONDS = 0.25  # a manifest that takes longer is worth a second request, which tells whether it is large
+_LATE_SECONDS = 0.08  # a manifest that takes longer is worth a second request, which tells whether it is large
+_LEAST_BYTES_PER_SECOND = 10e6  # a manifest that comes more slowly is read a second time, too
 _PARALLEL_READS = 8
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
@@ -46,15 +51,19 @@ class _Stored:
 async def read_manifest(store: Readable, version: int | None = None) -> Manifest:
     """Return a version of a data set's manifest, by default the newest.
 
-    A small manifest is one GET, a large one (over 8 MiB) parallel ranged reads. Nothing is listed, unless the pointer
-    is missing. Transient errors are retried.
+    A small manifest is one GET, and up to three if it is late; a large one (over 8 MiB) parallel ranged reads. Nothing
+    is listed, unless the pointer is missing. Transient errors are retried.
+
+    Args:
+        store: where the data set is; a :class:`~stoker.retry.RetryingReader` counts the hedges.
+        version: default the newest.
 
     Raises:
         NotFoundError: there is no data set, or it has no such version.
         FormatError: what is there is not a manifest.
         ChecksumError: it is damaged.
     """
-    reader = RetryingReader(store)
+    reader = store if isinstance(store, RetryingReader) else RetryingReader(store)
     if version is None:
         return (await _read_newest(reader)).manifest
     try:
@@ -232,23 +241,38 @@ async def _read_once(reader: RetryingReader[Readable], key: str) -> _Stored:
 
 
 async def _fetch(reader: RetryingReader[Readable], key: str) -> bytes | bytearray:
+    """Read an object; once it is late, read it in parts if it is large, and else a second time."""
     whole = asyncio.ensure_future(reader.get(key))
     try:
-        await asyncio.wait({whole}, timeout=_SMALL_SECONDS)
+        await asyncio.wait({whole}, timeout=_LATE_SECONDS)
         info = None if whole.done() else await _looked_up(reader, key, whole)
         if info is not None and info.size_bytes > MAX_MANIFEST_BYTES:
             raise FormatError(f"{reader.url}/{key} has {info.size_bytes} bytes, more than any manifest")
         if info is not None and info.size_bytes > LARGE_BYTES:
             return await _fetch_in_parts(reader, info)
-        return (await whole)[0]
+        if info is not None:
+            await asyncio.wait({whole}, timeout=info.size_bytes / _LEAST_BYTES_PER_SECOND)
+        return (await whole if whole.done() else await _read_again(reader, key, whole))[0]
     finally:
         whole.cancel()
         await asyncio.gather(whole, return_exceptions=True)
 
 
+async def _read_again(reader: RetryingReader[Readable], key: str, whole: asyncio.Future[Read]) -> Read:
+    """Send a request beside one that is late; the first that ends decides."""
+    reader.hedges += 1
+    again = asyncio.ensure_future(_hedged(reader, lambda: reader.get(key)))
+    try:
+        await asyncio.wait({whole, again}, return_when=asyncio.FIRST_COMPLETED)
+        return whole.result() if whole.done() else again.result()
+    finally:
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+
+
 async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.Future[Any]) -> ObjectInfo | None:
     """Return what the store says of an object, None if ``whole`` is done first, or if the store does not say."""
-    looking = asyncio.ensure_future(reader.head(key))
+    looking = asyncio.ensure_future(_hedged(reader, lambda: reader.head(key)))
     try:
         await asyncio.wait({whole, looking}, return_when=asyncio.FIRST_COMPLETED)
         return looking.result() if looking.done() and not whole.done() else None
@@ -257,6 +281,22 @@ async def _looked_up(reader: RetryingReader[Readable], key: str, whole: asyncio.
     finally:
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
+
+
+async def _hedged(reader: RetryingReader[Readable], send: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Send a request, and once more if it is late; the first that ends decides."""
+    requests = [asyncio.ensure_future(send())]
+    try:
+        await asyncio.wait(requests, timeout=_LATE_SECONDS)
+        if not requests[0].done():
+            reader.hedges += 1
+            requests.append(asyncio.ensure_future(send()))
+        done, _ = await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for each in requests:
+            each.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def _fetch_in_parts(reader: RetryingReader[Readable], info: ObjectInfo) -> bytearray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from stoker.trace.phases import Phase
 
 __all__ = ["CopiedBucketWarning", "FetchConfig", "FetchStatistics", "Fetcher", "RangePart"]
 
+_log = logging.getLogger("stoker")
+
 
 class CopiedBucketWarning(UserWarning):
     """Objects have the bytes that the manifest pins under another ETag or generation: the bucket was copied."""
@@ -50,6 +53,8 @@ class Fetcher:
         tiers: Sequence[Tier] = (),
         warm: Tier | None = None,
         small_hedge_bytes: int = 0,
+        is_start: bool = False,
+        log: logging.Logger = _log,
         checksum: Callable[[memoryview], int] = crc32c,
     ) -> None:
         """Prepare; nothing is requested before the first fetch.
@@ -63,6 +68,9 @@ class Fetcher:
             warm: the last of them, across a network.
             small_hedge_bytes: hedges up to this size share memory of their own, ``config.hedge_burst`` times as much,
                 while there is room; every other one needs a free slot.
+            is_start: whether a start begins, in which each request may be hedged twice beside the budget; until
+                :meth:`end_start`.
+            log: told of tiers that are left alone; a simulation brings its own.
             checksum: of a whole object; a model of a bucket, which moves no bytes, brings its own.
         """
         self.config = config or FetchConfig()
@@ -71,16 +79,26 @@ class Fetcher:
         self._checksum = checksum
         self._tally = FetchTally()
         self._reader = RangeReader(
-            store, ring=ring, rng=rng, config=self.config, tally=self._tally, small_hedge_bytes=small_hedge_bytes
+            store,
+            ring=ring,
+            rng=rng,
+            config=self.config,
+            tally=self._tally,
+            small_hedge_bytes=small_hedge_bytes,
+            is_start=is_start,
         )
         places = tuple(tiers) if warm is None else (*tiers, warm)
-        self._tiers = TierChain(places, self._reader, self.config, self._tally, self._verify_whole)
+        self._tiers = TierChain(places, self._reader, self.config, self._tally, self._verify_whole, log)
         self._sends_tags = True
 
     @property
     def stats(self) -> FetchStatistics:
         """A snapshot of everything counted so far."""
         return self._reader.statistics(self._tiers.states())
+
+    def end_start(self) -> None:
+        """The first batch is there: hedge by the budget alone. Idempotent; from any thread."""
+        self._reader.end_start()
 
     async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
         """Return a READY slot whose first ``ref.size_bytes`` bytes are the object's, verified by checksum.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-__all__ = ["HedgeBudget", "TransferTimes"]
+__all__ = ["START_HEDGES", "HedgeBudget", "TransferTimes"]
 
 WINDOW = 32
 """Transfers remembered: a few seconds of a busy fetcher; a fit looks at 496 pairs (about 0.1 ms)."""
@@ -24,22 +24,51 @@ SAVED_REQUESTS = 120
 hedges that a store that turns slow is met with are few."""
 
 
+START_HEDGES = 2
+"""Of each request in a start, outside the budget."""
+
+
 class HedgeBudget:
-    """A token bucket filled by requests, not by time: hedges <= ``burst`` + ``fraction`` x requests, always."""
+    """A token bucket filled by requests, not by time: hedges <= ``burst`` + ``fraction`` x requests, always.
 
-    __slots__ = ("_fraction", "_most", "_tokens")
+    Until :meth:`end_start`, each request may besides be hedged twice: a start sends few requests, and waits for all.
 
-    def __init__(self, fraction: float, burst: int) -> None:
+    Args:
+        fraction: hedges per request.
+        burst: hedges beyond that.
+        is_start: whether a start begins.
+
+    Attributes:
+        start_hedges: hedges outside the budget, so far.
+    """
+
+    __slots__ = ("_fraction", "_is_start", "_most", "_tokens", "start_hedges")
+
+    def __init__(self, fraction: float, burst: int, *, is_start: bool = False) -> None:
         self._fraction = fraction
         self._tokens = float(burst)
         self._most = burst + fraction * SAVED_REQUESTS
+        self._is_start = is_start
+        self.start_hedges = 0
+
+    @property
+    def is_start(self) -> bool:
+        """Whether a start is under way."""
+        return self._is_start
+
+    def end_start(self) -> None:
+        """The first batch is there. Idempotent; from any thread."""
+        self._is_start = False
 
     def earn(self) -> None:
         """A request that is neither a hedge nor a retry was sent."""
         self._tokens = min(self._most, self._tokens + self._fraction)
 
-    def spend(self) -> bool:
-        """Take a token for a hedge; False if there is none."""
+    def spend(self, hedges: int = START_HEDGES) -> bool:
+        """Take a token for a hedge of a request that was hedged ``hedges`` times; False if there is none."""
+        if self._is_start and hedges < START_HEDGES:
+            self.start_hedges += 1
+            return True
         if self._tokens < 1.0:
             return False
         self._tokens -= 1.0
@@ -74,10 +103,13 @@ class TransferTimes:
         """An answer began after ``seconds``."""
         self._first_bytes.append(seconds)
 
-    def expected_first_byte_seconds(self) -> float | None:
-        """Return the median time until an answer begins; None before four were seen, or if the store does not tell."""
+    def expected_first_byte_seconds(self, least: int = LEAST_TRANSFERS) -> float | None:
+        """Return the median time until an answer begins; None before ``least`` were seen.
+
+        None, too, if the store does not tell.
+        """
         recent = list(self._first_bytes)  # in one step: other threads ask for statistics
-        return median(recent) if len(recent) >= LEAST_TRANSFERS else None
+        return median(recent) if len(recent) >= least else None
 
     def expected_seconds(self, size_bytes: int) -> float | None:
         """Return the median time of a transfer of ``size_bytes``; None before four transfers were seen.

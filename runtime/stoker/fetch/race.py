@@ -26,10 +26,8 @@ from stoker.trace.phases import Phase
 
 __all__ = ["LATE_SECONDS", "Found", "TierChain"]
 
-_log = logging.getLogger("stoker")
-
 LATE_SECONDS = 0.08
-"""A tier that has not delivered by then is late, unless its reads are known to take longer and the store's, too."""
+"""A tier that has not delivered by then is late, unless the store's bytes take longer, or the reads of both do."""
 
 ReadStore = Callable[[memoryview], Awaitable[None]]
 Verify = Callable[[ObjectRef, memoryview], None]
@@ -89,11 +87,19 @@ class TierChain:
         config: when something is late, and how long a read may take.
         tally: counts hits, errors and lateness.
         verify: raises ChecksumError if bytes are not the object's.
+        log: told of breakers that open and close.
     """
 
     def __init__(
-        self, tiers: Sequence[Tier], reader: RangeReader, config: FetchConfig, tally: FetchTally, verify: Verify
+        self,
+        tiers: Sequence[Tier],
+        reader: RangeReader,
+        config: FetchConfig,
+        tally: FetchTally,
+        verify: Verify,
+        log: logging.Logger,
     ) -> None:
+        self._log = log
         self._members = [_Member(tier) for tier in tiers]
         self._reader, self._config, self._tally, self._verify = reader, config, tally, verify
 
@@ -167,7 +173,7 @@ class TierChain:
             member.under_way -= 1
             before = member.breaker.state
             member.breaker.report(permit, outcome, loop.time())
-            _log_change(member, before)
+            self._log_change(member, before)
         return answer
 
     async def _ask(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
@@ -210,15 +216,17 @@ class TierChain:
         return False
 
     def _late_seconds(self, member: _Member, size_bytes: int) -> float:
-        """Return how long to wait for a tier: no longer than the store would take, if that is known."""
+        """Return how long to wait for a tier: as long as it takes lately, but no longer than the store would.
+
+        At least as long as the store's bytes take, its first byte aside: a disk that many read from is not sick.
+        """
+        store_seconds, store_bytes_seconds = self._reader.expected_seconds(size_bytes)
+        least_seconds = max(LATE_SECONDS, store_bytes_seconds)
         expected_seconds = member.times.expected_seconds(size_bytes)
         if expected_seconds is None:
-            return LATE_SECONDS
+            return least_seconds
         patience_seconds = self._config.hedge_after_factor * expected_seconds * member.under_way
-        store_seconds = self._reader.expected_seconds(size_bytes)
-        if store_seconds is not None:
-            patience_seconds = min(patience_seconds, store_seconds)
-        return max(LATE_SECONDS, patience_seconds)
+        return max(least_seconds, min(patience_seconds, store_seconds))
 
     async def _read_tier(self, member: _Member, ref: ObjectRef, into: memoryview) -> _Answer:
         loop = asyncio.get_running_loop()
@@ -240,21 +248,20 @@ class TierChain:
         member.times.observe(ref.size_bytes, (loop.time() - begun_seconds) / sharing)
         return _Answer.DELIVERED
 
-
-def _log_change(member: _Member, before: BreakerState) -> None:
-    """Say that a breaker has opened, or has closed again: once each, not at every probe."""
-    name, state = member.tier.name, member.breaker.state
-    if before is BreakerState.CLOSED and state is BreakerState.OPEN:
-        _log.warning(
-            "the tier %s was late or failed %d times in a row, and is left alone; one read tries it every %g s, the "
-            "bucket serves meanwhile: %s",
-            name,
-            FAILURES,
-            PAUSE_SECONDS,
-            member.failure,
-        )
-    elif before is BreakerState.PROBING and state is BreakerState.CLOSED:
-        _log.info("the tier %s delivers again", name)
+    def _log_change(self, member: _Member, before: BreakerState) -> None:
+        """Say that a breaker has opened, or has closed again: once each, not at every probe."""
+        name, state = member.tier.name, member.breaker.state
+        if before is BreakerState.CLOSED and state is BreakerState.OPEN:
+            self._log.warning(
+                "the tier %s was late or failed %d times in a row, and is left alone; one read tries it every %g s, "
+                "the bucket serves meanwhile: %s",
+                name,
+                FAILURES,
+                PAUSE_SECONDS,
+                member.failure,
+            )
+        elif before is BreakerState.PROBING and state is BreakerState.CLOSED:
+            self._log.info("the tier %s delivers again", name)
 
 
 async def _first_success(near: asyncio.Task[_Answer], far: asyncio.Task[StokerError | None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -29,7 +30,7 @@ from stoker.fetch.backoff import LONG_SECONDS, backoff_seconds
 from stoker.fetch.config import FetchConfig
 from stoker.fetch.deadline import Deadline
 from stoker.fetch.gate import Gate
-from stoker.fetch.hedge import HedgeBudget, TransferTimes
+from stoker.fetch.hedge import LEAST_TRANSFERS, START_HEDGES, HedgeBudget, TransferTimes
 from stoker.fetch.statistics import FetchStatistics, FetchTally
 from stoker.ring import Ring
 from stoker.store.protocol import Readable
@@ -46,6 +47,11 @@ LOOK_SECONDS = 0.02
 """How often a request that is late looks whether it may be hedged: about a first byte's time."""
 TIMER_SECONDS = 0.001
 """Timers are no finer: what is due sooner than this is due."""
+START_LATE_SECONDS, START_FACTOR = 0.08, 2.5
+"""In a start, when a request without a byte is late: in seconds while no answer has begun, and then in median first
+bytes' times."""
+GUESSED_BYTES_PER_SECOND = 100e6
+"""Of one transfer, while none was seen."""
 HEDGES = 3
 """For one request at most: where 5% are late, one in 400 is so twice, and holds up what is in order behind it."""
 
@@ -143,6 +149,7 @@ class RangeReader:
         config: FetchConfig,
         tally: FetchTally,
         small_hedge_bytes: int,
+        is_start: bool,
     ) -> None:
         self._store = store
         self._ring = ring
@@ -151,7 +158,7 @@ class RangeReader:
         self._tally = tally
         self._aimd = Aimd(start=config.concurrency_start, least=config.concurrency_least, most=config.concurrency_most)
         self._gate = Gate(self._aimd)
-        self._budget = HedgeBudget(config.hedge_fraction, config.hedge_burst)
+        self._budget = HedgeBudget(config.hedge_fraction, config.hedge_burst, is_start=is_start)
         self._times = TransferTimes()
         self._small_hedge_bytes = small_hedge_bytes
         self._small_used_bytes = 0
@@ -168,11 +175,22 @@ class RangeReader:
             concurrency=self._aimd.limit,
             in_flight=self._gate.in_flight,
             tier_states=tier_states,
+            start_hedges=self._budget.start_hedges,
         )
 
-    def expected_seconds(self, size_bytes: int) -> float | None:
-        """Return what a transfer of so many bytes takes lately, None while too few were seen."""
-        return self._times.expected_seconds(size_bytes)
+    def end_start(self) -> None:
+        """Hedge by the budget alone from here on. Idempotent; from any thread."""
+        self._budget.end_start()
+
+    def expected_seconds(self, size_bytes: int) -> tuple[float, float]:
+        """Return what a transfer of so many bytes takes lately, and what of it its bytes take.
+
+        While too few were seen: no end, and what the bytes take at 100 MB/s.
+        """
+        whole_seconds = self._times.expected_seconds(size_bytes)
+        if whole_seconds is None:
+            return math.inf, size_bytes / GUESSED_BYTES_PER_SECOND
+        return whole_seconds, whole_seconds - (self._times.expected_first_byte_seconds() or whole_seconds)
 
     async def read(self, pursuit: Pursuit, part: RangePart) -> None:
         """Fill a part of the pursuit's memory. When the call ends, however it ends, nothing writes there any more.
@@ -264,7 +282,7 @@ class RangeReader:
                     left_seconds = self._left_seconds(part.size_bytes, legs) if len(legs) <= HEDGES else None
                     if left_seconds == 0.0:
                         left_seconds = LOOK_SECONDS
-                        if (data := self.lend(part.size_bytes, lent)) is not None:
+                        if (data := self.lend(part.size_bytes, lent, len(legs) - 1)) is not None:
                             lent.enter_context(self._gate.extra())
                             send(data)
                             continue
@@ -296,9 +314,8 @@ class RangeReader:
             late_seconds = config.hedge_first_seconds
         else:
             late_seconds = config.hedge_after_factor * expected_seconds
-        first_byte_seconds = self._times.expected_first_byte_seconds()
-        if first_byte_seconds is not None and not any(leg.begun for leg in legs.values()):
-            late_seconds = min(late_seconds, config.hedge_first_byte_factor * first_byte_seconds)
+        if not any(leg.begun for leg in legs.values()):
+            late_seconds = min(late_seconds, self._first_byte_late_seconds())
         sent_seconds = max(leg.sent_seconds for leg in legs.values())
         late_seconds = max(late_seconds, config.hedge_least_seconds)
         left_seconds = sent_seconds + late_seconds - asyncio.get_running_loop().time()
@@ -306,6 +323,15 @@ class RangeReader:
             return 0.0
         # While nothing is expected, others that were sent at the same time may yet teach it.
         return left_seconds if expected_seconds is not None else min(LOOK_SECONDS, left_seconds)
+
+    def _first_byte_late_seconds(self) -> float:
+        """Return when a request without a byte is late; in a start, the first answer of another is judge enough."""
+        is_start = self._budget.is_start
+        first_byte_seconds = self._times.expected_first_byte_seconds(1 if is_start else LEAST_TRANSFERS)
+        if first_byte_seconds is None:
+            return START_LATE_SECONDS if is_start else math.inf
+        factor = START_FACTOR if is_start else self._config.hedge_first_byte_factor
+        return factor * first_byte_seconds
 
     def earn(self) -> None:
         """A place that is read beside the store was asked: that allows as much of a hedge as a request does."""
@@ -315,14 +341,21 @@ class RangeReader:
         """What memory was lent for came first."""
         self._tally.hedge_wins += 1
 
-    def lend(self, size_bytes: int, lent: ExitStack) -> memoryview | None:
+    def lend(self, size_bytes: int, lent: ExitStack, hedges: int = START_HEDGES) -> memoryview | None:
         """Return memory for a hedge, until ``lent`` is closed; None if the budget allows none or there is no memory.
 
         It comes out of what ``hedge_burst`` small buffers hold, else it is a slot.
+
+        Args:
+            size_bytes: of the memory.
+            lent: gives it back.
+            hedges: of the same request, so far.
         """
         room_bytes = self._config.hedge_burst * self._small_hedge_bytes - self._small_used_bytes
         is_small = size_bytes <= min(self._small_hedge_bytes, room_bytes)
-        if not (is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend():
+        if not (is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend(
+            hedges
+        ):
             return None
         self._tally.hedges += 1
         if is_small:

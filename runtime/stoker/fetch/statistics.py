@@ -21,6 +21,7 @@ class FetchStatistics:
         failures: requests that failed, by name of the error.
         retries: requests sent again after a failure, by name of the error.
         hedges: second requests for late bytes.
+        start_hedges: of these, those before the first batch that the budget of hedges did not have to allow.
         hedge_wins: hedges that were first.
         hedged_bytes: requested by the losers of hedge races whose answers had begun: an upper bound of what they moved,
             since a cancelled transfer does not tell how far it came.
@@ -47,6 +48,7 @@ class FetchStatistics:
     failures: Mapping[str, int]
     retries: Mapping[str, int]
     hedges: int
+    start_hedges: int
     hedge_wins: int
     hedged_bytes: int
     throttled: int
@@ -91,6 +93,7 @@ class FetchTally:
         concurrency: int,
         in_flight: int,
         tier_states: Mapping[str, str],
+        start_hedges: int,
     ) -> FetchStatistics:
         """Return what has been counted, with what the fetcher estimates and allows now."""
         first_byte_seconds, bytes_per_second = fit
@@ -101,6 +104,7 @@ class FetchTally:
             failures=MappingProxyType(dict(self.failures)),
             retries=MappingProxyType(dict(self.retries)),
             hedges=self.hedges,
+            start_hedges=start_hedges,
             hedge_wins=self.hedge_wins,
             hedged_bytes=self.hedged_bytes,
             throttled=self.failures["ThrottledError"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +25,10 @@ from stoker.tier import Tier
 from stoker.trace.recorder import Recorder
 
 __all__ = ["EpochResult", "Node", "NodeParts", "Nothing"]
+
+_log = logging.getLogger("stoker.simulated")
+_log.addHandler(logging.NullHandler())
+_log.propagate = False  # what is simulated is no warning to whoever plans
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,6 +141,8 @@ class Node:
             rng=self._rng,
             config=feed.fetch,
             tiers=parts.tiers(self._future) if parts.tiers is not None and self._future is not None else (),
+            is_start=True,
+            log=_log,
             checksum=lambda _: 0,  # of what moves no bytes
         )
         self.results: list[EpochResult] = []
@@ -180,6 +187,7 @@ class Node:
             prefetcher.reached(step.number, used)
             asked_seconds = loop.time()
             await self._take(step, prefetcher, now)
+            self._fetcher.end_start()
             if self._parts.recorder is not None:
                 self._parts.recorder.yielded(step.epoch, asked_seconds, loop.time())
             if step.number == 0:

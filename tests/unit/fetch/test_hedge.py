@@ -6,20 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.fetch.hedge import SAVED_REQUESTS, HedgeBudget, TransferTimes
+from stoker.fetch.hedge import SAVED_REQUESTS, START_HEDGES, HedgeBudget, TransferTimes
 
 
-@given(st.lists(st.booleans(), max_size=300), st.floats(0.0, 1.0), st.integers(1, 5))
-def test_hedges_never_exceed_burst_plus_fraction_of_requests(requests: list[bool], fraction: float, burst: int) -> None:
-    budget = HedgeBudget(fraction, burst)
-    sent = hedged = 0
-    for is_request in requests:
-        if is_request:
+@given(
+    st.lists(st.sampled_from(["request", "hedge", "end of start"]), max_size=300),
+    st.floats(0.0, 1.0),
+    st.integers(1, 5),
+)
+def test_hedges_never_exceed_burst_plus_fraction_of_requests_and_two_for_each_of_a_start(
+    events: list[str], fraction: float, burst: int
+) -> None:
+    budget = HedgeBudget(fraction, burst, is_start=True)
+    sent = of_start = hedged = of_this = 0
+    is_start = True
+    for event in events:
+        if event == "request":
             budget.earn()
-            sent += 1
-        else:
-            hedged += budget.spend()
-        assert hedged <= burst + fraction * sent + 1e-9
+            sent, of_start, of_this = sent + 1, of_start + is_start, 0
+        elif event == "hedge" and sent:
+            is_granted = budget.spend(of_this)
+            hedged, of_this = hedged + is_granted, of_this + is_granted
+        elif event == "end of start":
+            budget.end_start()
+            is_start = False
+        assert budget.start_hedges <= START_HEDGES * of_start
+        assert hedged - budget.start_hedges <= burst + fraction * sent + 1e-9
 
 
 def test_a_budget_saves_what_a_hundred_requests_earn_and_no_more() -> None:
