@@ -225,6 +225,18 @@ class RetryingStore(RetryingReader[Store]):
         except PreconditionFailedError:
             return await holds(self, key, data)
 
+    async def keeps_conditions(self, key: str, data: Buffer) -> bool:
+        """Return whether the store refuses to write ``data`` where there is an object only if there is none.
+
+        One request where it does. Where it seems not to, it is asked again: somebody may have deleted the object.
+        """
+        for _ in range(2):
+            try:
+                await self._retried(lambda: self.wrapped.put(key, data, if_absent=True), counts_at_once=False)
+            except PreconditionFailedError:
+                return True
+        return False
+
     async def delete(self, key: str) -> None:
         """Delete an object."""
         await self._retried(lambda: self.wrapped.delete(key))

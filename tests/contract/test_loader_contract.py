@@ -17,7 +17,13 @@ SAMPLES = 200
 
 
 def packed(place: Place) -> Place:
-    with stoker.Packer(place.url, schema=SCHEMA, super_sample_bytes=2000, options=place.options) as packer:
+    with stoker.Packer(
+        place.url,
+        schema=SCHEMA,
+        super_sample_bytes=2000,
+        options=place.options,
+        single_writer=place.needs_single_writer,
+    ) as packer:
         packer.extend(map(sample_of, range(SAMPLES)))
     return place
 

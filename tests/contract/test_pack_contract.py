@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from stoker import versions
-from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError
+from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
 from stoker.maintenance import gc, plan_removal, rebuild_manifest, remove, verify
 from stoker.maintenance.compaction import compact
-from stoker.manifest import POINTER_KEY, version_key
+from stoker.manifest import POINTER_KEY, Manifest, version_key
 from stoker.pack.catalog import BucketCatalog
 from stoker.retry import RetryingStore
+from stoker.store import S3Options, open_store
 from stoker.store.protocol import Store
+from stoker_local.config import BucketConfig
+from stoker_local.host import running_bucket
+from stoker_local.s3.model import BucketSpec
 from support.packing import labels, numbered, pack, stored
 from support.stores import Deviation, Place
 
@@ -25,7 +30,14 @@ def breaking(count: int) -> Iterator[dict[str, Any]]:
     raise ZeroDivisionError
 
 
+def packed_at(place: Place) -> Callable[..., Awaitable[Manifest]]:
+    """Return what packs at a place: alone, where that ignores conditions."""
+    return partial(pack, single_writer=place.needs_single_writer)
+
+
 def test_a_data_set_lives_on_every_store(place: Place) -> None:
+    pack = packed_at(place)
+
     async def main(store: Store) -> None:
         with pytest.raises(ZeroDivisionError):
             await pack(store, breaking(40))
@@ -52,6 +64,8 @@ def test_a_data_set_lives_on_every_store(place: Place) -> None:
 
 
 def test_a_data_set_is_overwritten_on_every_store(place: Place) -> None:
+    pack = packed_at(place)
+
     async def main(store: Store) -> None:
         for count in (20, 5):
             manifest = await pack(store, numbered(count), mode="overwrite", source=None)
@@ -65,6 +79,8 @@ def test_a_data_set_is_overwritten_on_every_store(place: Place) -> None:
 
 
 def test_a_data_set_is_removed_from_every_store(place: Place) -> None:
+    pack = packed_at(place)
+
     async def main(store: Store) -> None:
         await pack(store, numbered(20))
         await store.put("data/mine", b"mine")
@@ -93,6 +109,40 @@ def test_maintenance_tells_a_missing_bucket_from_a_missing_data_set(place: Place
 
     place.run_missing(missing)
     place.run(empty)
+
+
+def test_a_store_that_ignores_conditions_is_told_before_anything_is_packed(place: Place) -> None:
+    ignores = place.needs_single_writer
+
+    async def main(store: Store) -> None:
+        if ignores:
+            with pytest.raises(StoreError, match=f"{store.url} ignores If-None-Match.*single_writer=True"):
+                await pack(store, numbered(4), single_writer=False)
+            assert await stored(store) == {}
+        manifest = await pack(store, numbered(4), single_writer=ignores)
+        assert manifest.samples == 4
+
+    place.run(main)
+
+
+def test_a_server_of_s3_that_ignores_conditions_is_told_and_named() -> None:
+    async def main() -> None:
+        spec = BucketSpec(name="stoker", ignores_conditions=True)
+        with running_bucket(BucketConfig(buckets=(spec,))) as bucket:
+            options = S3Options(
+                endpoint_url=bucket.url,
+                region="us-east-1",
+                access_key_id="stoker",
+                secret_access_key="stoker-secret",
+            )
+            store = open_store("s3://stoker/set", options=options)
+            with pytest.raises(StoreError, match="s3://stoker/set ignores If-None-Match"):
+                await pack(store, numbered(4))
+            await pack(store, numbered(4), single_writer=True)
+            assert await labels(store) == [0, 1, 2, 3]
+            await store.close()
+
+    asyncio.run(main())
 
 
 def test_objects_that_are_there_are_recognised_and_not_written_again(place: Place) -> None:

@@ -39,6 +39,11 @@ class Place:
         """Return the same place with a prefix that nobody has used."""
         return replace(self, url=f"{self.url}/{os.getpid()}-{next(_serial)}")
 
+    @property
+    def needs_single_writer(self) -> bool:
+        """Whether packs must be told that nobody else writes."""
+        return Deviation.IGNORES_PRECONDITIONS in self.deviations
+
     def open(self) -> Store:
         return open_store(self.url, options=self.options)
 

@@ -57,6 +57,11 @@ def _configure(parser: ArgumentParser) -> None:
         help="limit of a super-sample, at most 32MiB (default: 8MiB)",
     )
     parser.add_argument("--concurrency", type=positive, metavar="N", help="uploads at once (default: 8)")
+    parser.add_argument(
+        "--single-writer",
+        action="store_true",
+        help="nobody else writes to DST meanwhile, so its store needs no conditional writes",
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     add_fanout_options(parser)
     add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
@@ -120,6 +125,7 @@ def _config(args: Namespace, source: Source) -> PackConfig:
     given = {name: getattr(args, name) for name in ("super_sample_bytes", "concurrency")}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
+    settings["single_writer"] = args.single_writer
     return PackConfig(schema=source.schema, source=source.fingerprint, mode=mode, **settings)
 
 

@@ -45,6 +45,8 @@ def check_fanout_options(args: Namespace) -> None:
         raise ConfigError("--concurrency is for packing in this process; functions upload as their memory allows")
     if args.overwrite:
         raise ConfigError("--overwrite is for packing in this process; functions create a data set or append to one")
+    if args.single_writer:
+        raise ConfigError("--single-writer is for packing in this process; functions need conditional writes")
     src, dst = parse_url(args.source), parse_url(args.url)
     _job_config(args, dst)
     check_reach(chosen_executor(args, _ways(args, src, dst)), src, dst)

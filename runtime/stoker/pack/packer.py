@@ -23,13 +23,13 @@ from typing import Literal, NamedTuple
 from stoker import versions
 from stoker.arguments import explain_arguments
 from stoker.display import describe_columns, html_table
-from stoker.errors import ConfigError, PackError
+from stoker.errors import ConfigError, PackError, StoreError
 from stoker.loop_thread import LoopThread
 from stoker.manifest import Manifest
 from stoker.pack.cutter import Cut
 from stoker.pack.log import Journal
 from stoker.pack.plan import PackConfig, PackPlan, plan_pack, successor
-from stoker.pack.record import record_key
+from stoker.pack.record import PackRecord, record_key
 from stoker.pack.run import PackRunner, RunConfig
 from stoker.pack.uploads import PackProgress, Uploads
 from stoker.retry import RetryingStore
@@ -80,9 +80,24 @@ class AsyncPacker:
         # Written before the first object, so that no collector of garbage takes a running pack's objects, and a
         # missing permission is told before the source is read.
         await run.save([], "packing")
+        if journal.recorded is not None and not config.single_writer:
+            await self._check_conditions(plan, journal.recorded)
         uploads = Uploads(self._store, run, concurrency=config.concurrency, on_progress=self._on_progress)
         self._at_work = _AtWork(plan, run, uploads)
         return self
+
+    async def _check_conditions(self, plan: PackPlan, record: PackRecord) -> None:
+        """Write the record again as if it were new, which the store must refuse."""
+        if await self._store.keeps_conditions(record_key(record.run), record.to_bytes()):
+            return
+        if not plan.is_resumed:
+            await self._store.delete(record_key(record.run))
+        raise StoreError(
+            f"{self._store.url} ignores If-None-Match: it replaced an object that was to be written only if there is "
+            "none, so of two packs at the same time one would be lost; use a store with conditional writes (Amazon S3, "
+            "Google Cloud Storage, R2, a newer version of the server) or, if nobody else writes to the data set "
+            "meanwhile, single_writer=True (stoker pack --single-writer)"
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -229,10 +244,12 @@ class Packer:
             see :class:`PackConfig`.
         source: what names the samples; see :class:`PackConfig`.
         options: of the store, if it takes any.
+        single_writer: nobody else writes to the data set meanwhile, for stores without conditional writes.
 
     Raises:
         ConfigError: an argument is wrong.
         SchemaError: the schema is.
+        StoreError: on entry, the store ignores conditions on writes.
     """
 
     def __init__(
@@ -244,12 +261,14 @@ class Packer:
         mode: Literal["create", "append", "overwrite"] = "create",
         source: str | None = None,
         options: StoreOptions | None = None,
+        single_writer: bool = False,
     ) -> None:
         self._config = config = PackConfig(
             schema=schema if isinstance(schema, Schema) else Schema(schema),
             super_sample_bytes=super_sample_bytes,
             mode=mode,
             source=source,
+            single_writer=single_writer,
         )
         self._store = open_store(url, options=options)
         self._packer = AsyncPacker(self._store, config)

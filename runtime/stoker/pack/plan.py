@@ -49,6 +49,8 @@ class PackConfig:
             by the URL, and what appends or overwrites has no name: it is never resumed, and two of them never meet.
         concurrency: uploads at once. Memory is this many super-samples, and the one under construction.
         retry: of every request.
+        single_writer: nobody else writes to the data set meanwhile, which a store without conditional writes needs; it
+            is not asked whether it has them then.
     """
 
     schema: Schema
@@ -57,6 +59,7 @@ class PackConfig:
     source: str | None = None
     concurrency: int = 8
     retry: RetryPolicy = PACK_POLICY
+    single_writer: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("create", "append", "overwrite"):

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker import versions
-from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError
+from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError, StoreError
 from stoker.maintenance import verify
 from stoker.manifest import POINTER_KEY
 from stoker.pack.packer import AsyncPacker, Packer, PackProgress
@@ -23,6 +23,7 @@ from stoker.pack.plan import PackConfig
 from stoker.pack.record import record_key
 from stoker.schema import Array, Schema
 from stoker.store import Store
+from stoker.store.protocol import Buffer, ObjectInfo
 from stoker.supersample import SuperSample
 from support.packing import (
     SCHEMA,
@@ -35,6 +36,7 @@ from support.packing import (
     labels,
     numbered,
     pack,
+    puts,
     stored,
 )
 from support.supersamples import EVERY_KIND, samples_of
@@ -241,6 +243,54 @@ def test_a_packer_outside_its_with_block_or_after_its_commit_takes_no_sample() -
         packer.manifest = None
         with pytest.raises(ConfigError, match="with"):
             await packer.write(numbered(1)[0])
+
+    asyncio.run(main())
+
+
+def test_asking_whether_the_store_keeps_conditions_takes_one_small_request() -> None:
+    async def main() -> None:
+        writes = []
+        for single_writer in (True, False):
+            store = WatchedStore(fresh_store())
+            await pack(store, numbered(50), single_writer=single_writer)
+            writes.append(puts(store, ""))
+        without, asked = writes
+        assert asked == [without[0], *without]
+
+    asyncio.run(main())
+
+
+class Forgetful(WatchedStore):
+    """Ignores conditions on writes, as some servers do."""
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        return await super().put(key, data)
+
+
+@pytest.mark.parametrize("mode", ["create", "append"])
+def test_a_store_that_ignores_conditions_is_refused_and_nothing_is_left(mode: str) -> None:
+    async def main() -> None:
+        store = Forgetful(fresh_store())
+        if mode == "append":
+            await pack(store.store, numbered(5))
+        before = await stored(store)
+        with pytest.raises(StoreError, match=r"ignores If-None-Match.*single_writer=True"):
+            await pack(store, numbered(9), mode=mode, source="more")
+        assert await stored(store) == before
+        await pack(store, numbered(9), mode=mode, source="more", single_writer=True)
+
+    asyncio.run(main())
+
+
+def test_a_record_that_is_deleted_while_the_store_is_asked_is_no_sign_that_it_ignores_conditions() -> None:
+    class Collected(WatchedStore):
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if operation == "put" and sum(call == f"put {key}" for call in self.calls) == 2:
+                await self.store.delete(key)
+
+    async def main() -> None:
+        store = Collected(fresh_store())
+        assert (await pack(store, numbered(2))).samples == 2
 
     asyncio.run(main())
 

@@ -42,12 +42,14 @@ class BucketSpec:
         region: where it lives; None is where the server is.
         anonymous: unsigned requests may read it.
         requester_pays: requests must say ``x-amz-request-payer: requester``.
+        ignores_conditions: writes heed neither ``If-None-Match`` nor ``If-Match``, as in stores that lack them.
     """
 
     name: str
     region: str | None = None
     anonymous: bool = False
     requester_pays: bool = False
+    ignores_conditions: bool = False
 
     def __post_init__(self) -> None:
         if not _BUCKET_NAME.fullmatch(self.name):
