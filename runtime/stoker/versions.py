@@ -150,10 +150,13 @@ async def advance(store: Store, manifest: Manifest, data: bytes | bytearray | No
         return
 
 
-async def check_bucket(store: Readable) -> None:
-    """Raise BucketNotFoundError if a store's bucket, or folder, does not exist; where nothing was found, to say why."""
-    async for _ in RetryingReader(store).list("manifests/"):
-        return
+async def check_bucket(store: Readable, lacking: str) -> None:
+    """Raise BucketNotFoundError if the bucket, or folder, does not exist: the reason why something is ``lacking``."""
+    try:
+        async for _ in RetryingReader(store).list("manifests/"):
+            return
+    except BucketNotFoundError as error:
+        raise BucketNotFoundError(f"there is no {lacking}: {error}") from None
 
 
 async def list_versions(store: Readable) -> list[int]:

@@ -76,7 +76,7 @@ async def compact(
     """
     base = await versions.newest_manifest(store)
     if base is None:
-        await versions.check_bucket(store)
+        await versions.check_bucket(store, "data set")
         raise NotFoundError(f"there is no data set at {store.url}; nothing to compact")
     small = np.flatnonzero(base.rows.size_bytes < super_sample_bytes // 2).tolist()
     rows = _first(base, small, limit_bytes)

@@ -99,7 +99,7 @@ async def gc(
     newest = await versions.newest_manifest(retrying)
     _check_manifest_is_there(store.url, newest, logged)
     if newest is None and not (objects or logged):
-        await versions.check_bucket(store)
+        await versions.check_bucket(store, "data set")
         raise NotFoundError(f"there is no data set at {store.url}, and nothing of one")
     numbers = await versions.list_versions(retrying)
     dropped = [] if keep_versions is None else numbers[:-keep_versions]

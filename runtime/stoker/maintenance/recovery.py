@@ -119,7 +119,7 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
     elif adopt:
         dataset, adopted, refused = await _adopt(reader, orphans, dataset)
     if dataset is None or not (found or adopted):
-        await versions.check_bucket(store)
+        await versions.check_bucket(store, "super-sample")
         raise NotFoundError(_nothing_found(store.url, orphans, refused))
     if survey.newest_version >= MAX_VERSION:
         raise PackError(
