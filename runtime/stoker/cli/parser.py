@@ -16,8 +16,8 @@ _OF_ALL = ("help", "debug", "version")
 class CommandParser(ArgumentParser):
     """Parses the arguments of one command; parsers of its actions are of the same class."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, formatter_class=_Formatter, **settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": _Formatter, **settings})
 
     def format_help(self) -> str:
         """Return the help, the options of buckets last."""
