@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 
+from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened, super_sample_size
-from stoker.cli.output import counted
+from stoker.cli.output import counted, json_text
 from stoker.maintenance.compaction import Compacted, compact
 from stoker.pack.catalog import BucketCatalog
 from stoker.retry import RetryingStore
@@ -27,11 +29,23 @@ def _configure(parser: ArgumentParser) -> None:
         metavar="SIZE",
         help="how large a super-sample should be: those below half of it are packed again (default: 8MiB)",
     )
+    parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
 
 
 def _run(args: Namespace) -> int:
-    done = asyncio.run(_compact(args))
+    bill = RequestBill()
+    done = asyncio.run(_compact(args, bill))
+    if args.json:
+        figures = {
+            "url": args.url,
+            "version": done.manifest.version,
+            "objects_before": done.objects_before,
+            "objects_after": done.objects_after,
+            "left_objects": done.left_objects,
+        }
+        print(json_text({**figures, **bill.to_dict()}))
+        return 0
     if done.objects_before:
         what = f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}"
         print(
@@ -42,11 +56,13 @@ def _run(args: Namespace) -> int:
             print(f"{counted(done.left_objects, 'small super-sample')} left for another time: run it again")
     else:
         print(f"nothing to gain in version {done.manifest.version}")
+    print(bill.line(), file=sys.stderr)
     return 0
 
 
-async def _compact(args: Namespace) -> Compacted:
-    async with opened(args) as store:
+async def _compact(args: Namespace, bill: RequestBill) -> Compacted:
+    async with opened(args) as inner:
+        store = bill.metered(inner)
         return await compact(
             RetryingStore(store),
             BucketCatalog(store),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened, positive
-from stoker.cli.output import counted, printable, shortened
+from stoker.cli.output import counted, json_text, printable, shortened
 from stoker.maintenance import GarbageReport, Unfinished, gc
 from stoker.manifest import version_key
 from stoker.sizes import format_bytes
@@ -33,11 +35,34 @@ def _configure(parser: ArgumentParser) -> None:
         metavar="ID",
         help="an unfinished run, or a whole job, that nobody will finish, by the id that is listed; may be repeated",
     )
+    parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
 
 
 def _run(args: Namespace) -> int:
-    report = asyncio.run(_collect(args))
+    bill = RequestBill()
+    report = asyncio.run(_collect(args, bill))
+    if args.json:
+        print(json_text({**_summary(args, report), **bill.to_dict()}))
+    else:
+        _show(report)
+        print(bill.line(), file=sys.stderr)
+    return 0
+
+
+def _summary(args: Namespace, report: GarbageReport) -> dict[str, object]:
+    return {
+        "url": args.url,
+        "is_deleted": report.is_deleted,
+        "super_samples": [info.key for info in report.objects],
+        "size_bytes": report.size_bytes,
+        "records": report.records,
+        "versions": report.versions,
+        "unfinished": {run: each.objects for run, each in report.unfinished.items()},
+    }
+
+
+def _show(report: GarbageReport) -> None:
     for info in report.objects:
         print(f"{info.key}  {format_bytes(info.size_bytes)}")
     for key in (*report.records, *map(version_key, report.versions)):
@@ -51,7 +76,6 @@ def _run(args: Namespace) -> int:
     )
     for line in _left_alone(report.unfinished.values()):
         print(f"left alone: {line}")
-    return 0
 
 
 def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
@@ -81,9 +105,11 @@ def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
         yield f"{found}, {counted(sum(objects), 'super-sample')}; {remedy}"
 
 
-async def _collect(args: Namespace) -> GarbageReport:
+async def _collect(args: Namespace, bill: RequestBill) -> GarbageReport:
     async with opened(args) as store:
-        return await gc(store, delete=args.delete, keep_versions=args.keep_versions, abandoned=args.abandoned)
+        return await gc(
+            bill.metered(store), delete=args.delete, keep_versions=args.keep_versions, abandoned=args.abandoned
+        )
 
 
 command = Command(name="gc", help="list or delete what no version of a data set needs", configure=_configure, run=_run)

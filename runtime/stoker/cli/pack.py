@@ -8,9 +8,10 @@ from argparse import ArgumentParser, Namespace
 from contextlib import aclosing
 from typing import Any
 
+from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, positive, store_options, super_sample_size, writable
-from stoker.cli.output import counted, printable, sample_lines
+from stoker.cli.output import counted, json_text, printable, sample_lines
 from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on, say_notes
 from stoker.errors import ConfigError
 from stoker.manifest import Manifest
@@ -63,6 +64,7 @@ def _configure(parser: ArgumentParser) -> None:
         help="nobody else writes to DST meanwhile, so its store needs no conditional writes",
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    parser.add_argument("--json", action="store_true", help="write the summary as JSON")
     add_fanout_options(parser)
     add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
     add_store_options(parser, prefix="source-", of="SRC")
@@ -79,18 +81,24 @@ def _run(args: Namespace) -> int:
 async def _pack(args: Namespace) -> None:
     _say(args, f"opening {args.source}")
     options = store_options(args, args.source, prefix="source_") or store_options(args, args.source)
-    source = await open_source(args.source, args.kind, options, strict=args.strict, follow_links=args.follow_links)
+    bill = RequestBill()
+    source = await open_source(
+        args.source, args.kind, options, strict=args.strict, follow_links=args.follow_links, wrap=bill.metered
+    )
     try:
         store = open_store(args.url, options=store_options(args, args.url))
         try:
-            await (pack_on if args.on else _from_source_to_store)(args, source, store)
+            if args.on:
+                await pack_on(args, source, store)
+            else:
+                await _from_source_to_store(args, source, bill.metered(store), bill)
         finally:
             await store.close()
     finally:
         await source.close()
 
 
-async def _from_source_to_store(args: Namespace, source: Source, store: Store) -> None:
+async def _from_source_to_store(args: Namespace, source: Source, store: Store, bill: RequestBill) -> None:
     started_seconds = asyncio.get_running_loop().time()
     notes = source.notes
     _say(args, f"packing {args.source} as {source.kind}")
@@ -118,7 +126,10 @@ async def _from_source_to_store(args: Namespace, source: Source, store: Store) -
                     found = await anext(samples, None)
                 manifest = await packer.commit()
     say_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
-    _say(args, _summary(store.url, manifest, last, durable, asyncio.get_running_loop().time() - started_seconds))
+    seconds = asyncio.get_running_loop().time() - started_seconds
+    if args.json:
+        print(json_text({**_figures(args, manifest, last, durable, seconds), **bill.to_dict()}))
+    _say(args, bill.line(), _summary(store.url, manifest, last, durable, seconds))
 
 
 def _config(args: Namespace, source: Source) -> PackConfig:
@@ -131,6 +142,20 @@ def _config(args: Namespace, source: Source) -> PackConfig:
 
 def _amount(done: PackProgress) -> Amount:
     return Amount(count=done.samples, size_bytes=done.size_bytes)
+
+
+def _figures(
+    args: Namespace, manifest: Manifest, done: PackProgress, durable: int, seconds: float
+) -> dict[str, object]:
+    return {
+        "url": args.url,
+        "version": manifest.version,
+        "samples": done.samples,
+        "resumed_samples": durable,
+        "super_samples": done.objects,
+        "size_bytes": done.size_bytes,
+        "seconds": seconds,
+    }
 
 
 def _summary(url: str, manifest: Manifest, done: PackProgress, durable: int, seconds: float) -> str:

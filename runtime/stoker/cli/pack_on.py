@@ -43,6 +43,8 @@ def check_fanout_options(args: Namespace) -> None:
         return
     if args.concurrency is not None:
         raise ConfigError("--concurrency is for packing in this process; functions upload as their memory allows")
+    if args.json:
+        raise ConfigError("--json is for packing in this process; with --on, the account is a text")
     if args.overwrite:
         raise ConfigError("--overwrite is for packing in this process; functions create a data set or append to one")
     if args.single_writer:

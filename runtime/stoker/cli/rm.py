@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
 
+from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened
 from stoker.cli.output import counted, printable
@@ -39,7 +40,9 @@ def _run(args: Namespace) -> int:
 
 
 async def _remove(args: Namespace) -> int:
-    async with opened(args) as store:
+    bill = RequestBill()
+    async with opened(args) as inner:
+        store = bill.metered(inner)
         removal = await plan_removal(store)
         what = _described(store, removal)
         if not args.yes and not _is_confirmed(what):
@@ -48,7 +51,7 @@ async def _remove(args: Namespace) -> int:
         await _delete(args, store, removal)
     _remove_empty_folders(args.url)
     if not args.quiet:
-        print(f"deleted {what}", file=sys.stderr)
+        print(f"deleted {what}; {bill.line()}", file=sys.stderr)
         if removal.others:
             shown = ", ".join(printable(info.key) for info in removal.others[:_SHOWN_OTHERS])
             print(f"left alone, since stoker did not make them: {len(removal.others):,}: {shown}", file=sys.stderr)

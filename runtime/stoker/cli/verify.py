@@ -6,9 +6,10 @@ import asyncio
 import sys
 from argparse import ArgumentParser, Namespace
 
+from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, positive
-from stoker.cli.output import bad_object, counted, printable
+from stoker.cli.output import bad_object, counted, json_text, printable
 from stoker.maintenance import BadObject, verify
 from stoker.manifest import Manifest
 from stoker.progress import Amount, Progress
@@ -27,6 +28,7 @@ def _configure(parser: ArgumentParser) -> None:
         "--concurrency", type=positive, default=4, metavar="N", help="super-samples read at once (default: 4)"
     )
     parser.add_argument("--quiet", action="store_true", help="list bad super-samples only")
+    parser.add_argument("--json", action="store_true", help="write JSON")
 
 
 def _run(args: Namespace) -> int:
@@ -34,9 +36,29 @@ def _run(args: Namespace) -> int:
 
 
 async def _verify(args: Namespace) -> int:
-    async with opened(args) as store:
+    bill = RequestBill()
+    async with opened(args) as inner:
+        store = bill.metered(inner)
         manifest = await read_manifest(store, args.at)
         bad = await _read(args, store, manifest)
+    if args.json:
+        print(json_text({**_summary(args, manifest, bad), **bill.to_dict()}))
+    else:
+        _show(args, manifest, bad, bill)
+    return 1 if bad else 0
+
+
+def _summary(args: Namespace, manifest: Manifest, bad: list[BadObject]) -> dict[str, object]:
+    return {
+        "url": args.url,
+        "version": manifest.version,
+        "super_samples": len(manifest),
+        "size_bytes": manifest.size_bytes,
+        "bad": [{"key": item.key, "problem": item.problem} for item in bad],
+    }
+
+
+def _show(args: Namespace, manifest: Manifest, bad: list[BadObject], bill: RequestBill) -> None:
     for item in bad:
         print(printable(bad_object(item)))
     if not args.quiet:
@@ -46,13 +68,13 @@ async def _verify(args: Namespace) -> int:
             f"verified {counted(len(manifest), 'super-sample')} of version {manifest.version}, {size}: {found}",
             file=sys.stderr,
         )
-    return 1 if bad else 0
+        print(bill.line(), file=sys.stderr)
 
 
 async def _read(args: Namespace, store: Store, manifest: Manifest) -> list[BadObject]:
     total = Amount(count=len(manifest), size_bytes=manifest.size_bytes)
     objects = size_bytes = 0
-    async with Progress("verifying", "super-samples", total, sys.stderr, quiet=args.quiet) as progress:
+    async with Progress("verifying", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress:
 
         def show(ref: ObjectRef, _: BadObject | None) -> None:
             nonlocal objects, size_bytes

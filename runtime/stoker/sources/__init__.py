@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stoker.errors import ConfigError
 from stoker.manifest import POINTER_KEY
@@ -16,6 +16,7 @@ from stoker.sources.protocol import Sample, Source
 from stoker.sources.webdataset import open_webdataset
 from stoker.sources.zipped import open_npz
 from stoker.store.options import StoreOptions
+from stoker.store.protocol import Store
 
 __all__ = ["KINDS", "Sample", "Source", "detect_kind", "open_source"]
 
@@ -30,6 +31,7 @@ async def open_source(
     *,
     strict: bool = False,
     follow_links: bool = False,
+    wrap: Callable[[Store], Store] | None = None,
 ) -> Source:
     """List what is at a path or store URL and return it as samples; the caller closes it.
 
@@ -39,6 +41,7 @@ async def open_source(
         options: how to reach the store.
         strict: raise where a tar has no end marker, so that it may be cut off, instead of noting it.
         follow_links: take in what links in a local folder lead to outside of it.
+        wrap: returns the store to read through, given the source's own: one that counts, say.
 
     Raises:
         ConfigError: the kind is unknown, cannot be told, or not that of what is there; or links lead out of the folder.
@@ -47,7 +50,7 @@ async def open_source(
     """
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"there is no kind of source {kind!r}; use one of {', '.join(KINDS)}")
-    listing = await list_source(url, options, follow_links=follow_links)
+    listing = await list_source(url, options, follow_links=follow_links, wrap=wrap)
     try:
         return await _opened(listing, kind, strict=strict)
     except BaseException:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from stoker.sources.links import check_links, without_links_out
 from stoker.store import open_store
 from stoker.store.location import Location, parse_url
 from stoker.store.options import StoreOptions
-from stoker.store.protocol import ObjectInfo
+from stoker.store.protocol import ObjectInfo, Store
 
 __all__ = ["ARCHIVES", "Listing", "fingerprint_of", "is_wanted", "list_source", "listed_between"]
 
@@ -58,7 +58,11 @@ def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> 
 
 
 async def list_source(
-    url: str | os.PathLike[str], options: StoreOptions | None, *, follow_links: bool = False
+    url: str | os.PathLike[str],
+    options: StoreOptions | None,
+    *,
+    follow_links: bool = False,
+    wrap: Callable[[Store], Store] | None = None,
 ) -> Listing:
     """List what a URL stands for.
 
@@ -70,6 +74,7 @@ async def list_source(
         url: of the source.
         options: of its store.
         follow_links: take in what links in a local folder lead to outside of it.
+        wrap: returns the store to read through, given the source's own.
 
     Raises:
         ConfigError: the URL is malformed; or a local folder has links to what is not below it.
@@ -80,7 +85,8 @@ async def list_source(
     location = parse_url(url)
     is_folder = _is_folder(location)
     root, names = (_address(location), []) if is_folder else _root_and_names(location)
-    store = RetryingStore(open_store(root, options=options))
+    opened = open_store(root, options=options)
+    store = RetryingStore(opened if wrap is None else wrap(opened))
     try:
         if is_folder:
             objects = await _below(store, location, follow_links=follow_links)
