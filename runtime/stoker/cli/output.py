@@ -76,7 +76,7 @@ def preview(column: Column, value: Any) -> str:
         return shortened(value)
     if isinstance(column, Bytes):
         more = "…" if len(value) > _SHOWN_BYTES else ""
-        return f"{len(value):,} bytes: {value[:_SHOWN_BYTES].hex(' ')}{more}" if value else "0 bytes"
+        return counted(len(value), "byte") + (f": {value[:_SHOWN_BYTES].hex(' ')}{more}" if value else "")
     array = np.asarray(value)
     kind = column.dtype.name + (f"{list(array.shape)}" if array.ndim else "")
     if column.dtype.is_bits:

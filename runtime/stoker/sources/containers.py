@@ -70,6 +70,7 @@ _BEGINNINGS = {
     b"\xfd7zXZ\0": "xz file",
     b"\x28\xb5\x2f\xfd": "Zstandard file",
 }
+_GZIP = b"\x1f\x8b"
 _PICKLE = re.compile(rb"\x80[\x02-\x05](?:\x95|[}\](c])", re.DOTALL)
 _JSON_LINES = re.compile(rb"\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
 
@@ -94,13 +95,15 @@ def begins_like(beginning: bytes, key: str = "") -> str | None:
         beginning: of the file; all of it if it is shorter.
         key: its name, since documents of some kinds are zip archives.
     """
-    for magic, kind in _BEGINNINGS.items():
+    for magic, known in _BEGINNINGS.items():
         if beginning.startswith(magic):
-            is_document = kind == "zip archive" and key.lower().endswith(_ZIPPED_DOCUMENTS)
-            return None if is_document else kind
-    if beginning.startswith(b"\x1f\x8b"):
-        inner = begins_like(_inflated(beginning))
-        return None if inner is None else f"compressed {inner}"
+            is_document = known == "zip archive" and key.lower().endswith(_ZIPPED_DOCUMENTS)
+            return None if is_document else known
+    if beginning.startswith(_GZIP):
+        inner = _inflated(beginning)
+        # Not looked into again: some files decompress to themselves.
+        kind = None if inner.startswith(_GZIP) else begins_like(inner)
+        return None if kind is None else f"compressed {kind}"
     if beginning[257:262] == b"ustar":
         return "tar archive"
     if beginning[16:20] == b"\xde\xc0\xef\xbe":

@@ -83,6 +83,8 @@ async def list_source(
         StoreError: the store cannot be read.
     """
     location = parse_url(url)
+    if follow_links and location.scheme != "file":
+        raise ConfigError(f"--follow-links is for links in a local folder, which {location.url} is not; leave it out")
     is_folder = _is_folder(location)
     root, names = (_address(location), []) if is_folder else _root_and_names(location)
     opened = open_store(root, options=options)

@@ -113,6 +113,7 @@ def test_a_super_sample_is_known_by_how_it_begins() -> None:
         b"",
         b"\x1f\x8b",
         gzip.compress(b"some text"),
+        gzip.compress(gzip.compress(b"PAR1")),
         b'{"a": 1}\n',
         b'{\n  "a": 1\n}\n',
         b"[1, 2]\n[3]\n",

@@ -199,6 +199,12 @@ def test_links_out_of_the_folder_are_counted_in_an_error(snapshot: Path) -> None
     ]
 
 
+def test_there_are_no_links_to_follow_in_a_bucket() -> None:
+    put_all("memory://no-links", {"x": b"x"})
+    with pytest.raises(ConfigError, match="--follow-links is for links in a local folder"):
+        look("memory://no-links", follow_links=True)
+
+
 @pytest.mark.parametrize("follow_links", [False, True])
 def test_links_to_nothing_are_an_error(snapshot: Path, follow_links: bool) -> None:
     (snapshot / "sub" / "more").unlink()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.errors import NotFoundError
+from stoker.errors import ConfigError, NotFoundError
 from stoker.sources import open_source
 from stoker.store import GcsOptions, S3Options, open_store
 from stoker.store.options import StoreOptions
@@ -77,6 +77,29 @@ def test_a_source_reads_the_same_wherever_it_is(cloud: Place) -> None:
                 found = await read(cloud, name, start)
                 assert found == await read(elsewhere, name, start)
                 assert found or start
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("objects", "said"),
+    [
+        ({"a.bin": b"1", "b": b"PAR1" + bytes(9)}, "first: b, Parquet table.*--kind files"),
+        ({"a.bin": b"1", "b.csv": b""}, "first: b.csv, CSV table.*--kind files"),
+        ({"train/cat/1.jpg": b"1", "val/cat/2.jpg": b"2"}, "pack .*/train, .*/val one by one"),
+    ],
+)
+def test_what_would_be_packed_wrong_is_refused_wherever_it_is(
+    cloud: Place, objects: dict[str, bytes], said: str
+) -> None:
+    async def check() -> None:
+        url = f"{cloud[0]}/refused-{sum(map(len, objects))}"
+        store = open_store(url, options=cloud[1])
+        for key, data in objects.items():
+            await store.put(key, data)
+        await store.close()
+        with pytest.raises(ConfigError, match=said):
+            await open_source(url, options=cloud[1])
 
     asyncio.run(check())
 
