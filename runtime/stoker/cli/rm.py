@@ -36,7 +36,22 @@ def _configure(parser: ArgumentParser) -> None:
 def _run(args: Namespace) -> int:
     if not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise ConfigError("stoker rm asks before it deletes, and there is no terminal to ask at; give --yes")
+    _check_no_links(args.url)
     return asyncio.run(_remove(args))
+
+
+def _check_no_links(url: str) -> None:
+    """Refuse a local data set with links to folders: what lies there may be another's.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    for folder in _own_folders(url):
+        if folder.is_symlink():
+            raise ConfigError(
+                f"{printable(str(folder))} is a link to another folder, whose files would be deleted; remove the link "
+                "first, or name the data set that it leads to"
+            )
 
 
 async def _remove(args: Namespace) -> int:
@@ -60,15 +75,15 @@ async def _remove(args: Namespace) -> int:
 
 def _described(store: Store, removal: Removal) -> str:
     size = f"{counted(len(removal.objects), 'object')}, {format_bytes(removal.size_bytes)}"
-    manifest = removal.manifest
+    manifest, url = removal.manifest, printable(store.url)
     if manifest is None:
-        return f"what is left of a data set at {store.url} ({size})"
-    return f"the data set at {store.url}: {counted(manifest.samples, 'sample')}, version {manifest.version} ({size})"
+        return f"what is left of a data set at {url} ({size})"
+    return f"the data set at {url}: {counted(manifest.samples, 'sample')}, version {manifest.version} ({size})"
 
 
 def _is_confirmed(what: str) -> bool:
     try:
-        return input(f"delete {printable(what)}? [y/N] ").strip().lower() in ("y", "yes")
+        return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
         return False
 
@@ -86,16 +101,21 @@ async def _delete(args: Namespace, store: Store, removal: Removal) -> None:
         await remove(store, removal, show)
 
 
-def _remove_empty_folders(url: str) -> None:
-    """Remove the local folders that the data set leaves behind empty, and no others."""
+def _own_folders(url: str) -> list[Path]:
+    """Return the folders, and links to folders, that a local data set has, the outer ones first."""
     location = parse_url(url)
     if location.scheme != "file":
-        return
-    root = Path(location.bucket)
-    own = [root / name for name in ("data", "epochs", "manifests", "packs")]
-    below = [path for folder in own for path in folder.rglob("*") if path.is_dir() and not path.is_symlink()]
-    for folder in (*sorted(below, key=lambda path: -len(path.parts)), *own, root):
-        with suppress(OSError):  # it does not exist, or is not empty
+        return []
+    own = [Path(location.bucket) / name for name in ("data", "epochs", "manifests", "packs")]
+    return [path for folder in own for path in (folder, *sorted(folder.rglob("*"))) if path.is_dir()]
+
+
+def _remove_empty_folders(url: str) -> None:
+    """Remove the local folders that the data set leaves behind empty, and no others."""
+    if folders := _own_folders(url):
+        folders.insert(0, folders[0].parent)
+    for folder in reversed(folders):
+        with suppress(OSError):  # it is not empty
             folder.rmdir()
 
 

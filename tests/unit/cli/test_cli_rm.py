@@ -66,6 +66,24 @@ def test_other_files_and_their_folders_stay_and_are_told_of(url: str, capsys: py
     assert "left alone" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("linked", ["data", "data/0123456789abcdef", "epochs"])
+def test_what_links_lead_to_is_not_deleted(
+    url: str, tmp_path: Path, linked: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "copy" / "data").mkdir(parents=True)
+    for path in (tmp_path / "train").iterdir():
+        if path.name != "data":
+            (tmp_path / "copy" / path.name).symlink_to(path)
+    target = tmp_path / "copy" / linked
+    if target.is_dir():
+        target.rmdir()
+    target.symlink_to(tmp_path / "train" / "data")
+    assert main(["rm", str(tmp_path / "copy"), "--yes"]) == 2
+    assert "is a link to another folder" in capsys.readouterr().err
+    with stoker.open(url) as dataset:
+        assert len(list(dataset)) == 10
+
+
 @pytest.mark.parametrize("what", ["", "missing", "s3:/bucket/x", "stoker+https://host/v1/x"])
 def test_what_is_no_data_set_is_refused(tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
