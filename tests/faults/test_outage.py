@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
@@ -22,18 +23,21 @@ OBJECTS = {f"data/{number:03}": bytes([number]) * 500 for number in range(200)}
 class Training:
     """Uses an object every 50 ms, with 64 slots of look-ahead."""
 
-    def __init__(self, weather: Weather, *, config: FetchConfig | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, weather: Weather, *, config: FetchConfig | None = None, seed: int = 0, slots: int = 64, count: int = 200
+    ) -> None:
         self.store = FaultyStore(OBJECTS, weather=weather, seed=seed)
-        self.ring = Ring(64, 500)
+        self.ring = Ring(slots, 500)
+        self.count = count
         self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(seed), config=config)
-        items = iter([Item(index, ref, index) for index, ref in enumerate(pin(OBJECTS))])
+        items = iter([Item(index, ref, index) for index, ref in enumerate(pin(OBJECTS)[:count])])
         self.prefetcher = Prefetcher(self.fetcher, self.ring, Continuous(), lambda: next(items, None), hedge_slots=4)
         self.failed: list[float] = []
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.prefetcher.run())
-            for index in range(len(OBJECTS)):
+            for index in range(self.count):
                 self.prefetcher.reached(index, index)
                 try:
                     await self.prefetcher.wait(index)
@@ -55,17 +59,17 @@ def test_an_outage_of_half_the_deadline_fails_nothing(seed: int) -> None:
 
 
 def test_in_a_long_outage_the_request_rate_is_bounded_and_every_item_gets_its_error() -> None:
-    training = Training(Weather(outages=[(1.0, 1e9)]))
+    training = Training(Weather(outages=[(0.5, 1e9)]), slots=16, count=50)
     run_virtual(training.run())
     config = FetchConfig()
-    assert len(training.failed) > 100
+    assert len(training.failed) > 20
     per_minute = training.requests_by_period(60.0)
     assert len(per_minute) > 2
     # Without back-off a refused request takes 20 ms: 50 a second and permit instead of 1.5 at most.
     assert max(per_minute.values()) <= 1.5 * 60.0 * config.concurrency_start
     stats = training.fetcher.stats
     assert stats.hedges <= config.hedge_burst + config.hedge_fraction * stats.requests
-    assert training.ring.statistics().free == 64
+    assert training.ring.statistics().free == 16
 
 
 def test_the_end_of_an_outage_brings_no_burst_beyond_the_concurrency() -> None:
@@ -104,3 +108,80 @@ def test_when_everything_turns_slow_at_once_the_load_does_not_double() -> None:
     assert 0 < stats.hedges <= 2 + 0.1 * len(OBJECTS)
     assert stats.requests <= 1.1 * len(OBJECTS) + 2
     assert training.failed == []
+
+
+class Pausing(Training):
+    """Stops for a while before some object, as for a validation."""
+
+    def __init__(self, weather: Weather, pauses: dict[int, float], *, config: FetchConfig | None = None) -> None:
+        super().__init__(weather, config=config)
+        self.pauses = pauses
+        self.failed_at: list[int] = []
+        self.waited: dict[int, float] = {}
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            fetching = group.create_task(self.prefetcher.run())
+            for index in range(len(OBJECTS)):
+                await asyncio.sleep(self.pauses.get(index, 0.05))
+                self.prefetcher.reached(index, index)
+                begun = loop.time()
+                try:
+                    await self.prefetcher.wait(index)
+                except FetchError:
+                    self.failed.append(loop.time())
+                    self.failed_at.append(index)
+                    fetching.cancel()
+                    return
+                finally:
+                    self.waited[index] = loop.time() - begun
+                self.prefetcher.release(index)
+
+
+FEW_ATTEMPTS = FetchConfig(attempts=2)
+
+
+@pytest.mark.parametrize("config", [None, FEW_ATTEMPTS], ids=["deadline", "attempts"])
+@pytest.mark.parametrize("pause_seconds", [70.0, 600.0])
+def test_an_outage_that_is_over_when_the_loop_comes_back_fails_nothing(
+    config: FetchConfig | None, pause_seconds: float
+) -> None:
+    training = Pausing(Weather(outages=[(0.1, 65.1)]), {1: pause_seconds}, config=config)
+    run_virtual(training.run())
+    assert training.store.faults["outage"] > 0
+    assert training.failed == []
+    assert max(training.waited.values()) < 1.0
+    assert training.ring.statistics().free == 64
+
+
+def test_what_failed_ahead_is_fetched_anew_side_by_side_when_the_loop_goes_on() -> None:
+    training = Pausing(Weather(outages=[(0.1, 69.1)]), {1: 70.0})
+    run_virtual(training.run())
+    assert training.failed == []
+    late = [index for index, seconds in training.waited.items() if seconds > 0.001]
+    assert len(late) < 8, "the others arrive while the first is waited for"
+
+
+@pytest.mark.parametrize("config", [None, FEW_ATTEMPTS], ids=["deadline", "attempts"])
+def test_an_outage_that_goes_on_fails_whoever_has_waited_for_at_most_a_deadline_and_a_half(
+    config: FetchConfig | None,
+) -> None:
+    training = Pausing(Weather(outages=[(3.0, 1e9)]), {50: 100.0}, config=config)
+    run_virtual(training.run())
+    (failed,) = training.failed_at
+    assert training.waited[failed] <= 1.5 * FetchConfig().deadline_seconds + 1.0
+
+
+def test_an_object_that_is_gone_or_spoilt_is_not_fetched_anew() -> None:
+    for harm in ("missing", "corrupt"):
+        training = Pausing(Weather(), {20: 30.0})
+        if harm == "missing":
+            del training.store.objects["data/030"]
+        else:
+            training.store.script = lambda number, key: "corrupt" if key == "data/030" else None
+        with pytest.raises(ExceptionGroup) if harm == "missing" else nullcontext():
+            run_virtual(training.run())
+        assert max(training.waited) == 30
+        readings = sum(key == "data/030" for key, _, _ in training.store.sent_ranges)
+        assert readings == (1 if harm == "missing" else FetchConfig().checksum_attempts)

@@ -8,16 +8,29 @@ A run starts slowly: what the first step needs is fetched alone, then three item
 arrives, until eight may be under way. Items that are fetched at once share the bandwidth and arrive together, late; in
 this way the next one is there first. The first sixteen items are read in parallel ranges: behind them there is enough
 ahead of the consumer to wait for whole ones.
+
+A fetch that fails while nobody waits for it may have met an outage that is over when the consumer comes. Its item keeps
+its claim to a slot, and is fetched anew when the consumer goes on; the error of a fetch reaches a consumer that has
+waited for most of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import (
+    ChecksumError,
+    ConfigError,
+    CredentialsError,
+    FetchError,
+    ObjectDamagedError,
+    StokerError,
+    TransientError,
+)
 from stoker.ring import Ring, RingStateError
 from stoker.schedule import Progress, Schedule
 from stoker.task_group import task_group
@@ -25,6 +38,8 @@ from stoker.trace.recorder import Recorder
 
 _START_ITEMS, _FULL_ITEMS = 3, 8
 _SPLIT_ITEMS = 16
+_WAITED_SHARE = 0.5
+"""Of a fetch's time that a consumer has waited for it, from which on its error is the consumer's."""
 
 __all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader"]
 
@@ -119,6 +134,9 @@ class Prefetcher(Generic[Ref]):
         self._recorder = recorder
         self._outcomes: dict[int, int | Exception] = {}
         self._arrivals: dict[int, asyncio.Event] = {}
+        self._wait_begun_seconds: dict[int, float] = {}
+        self._failed_ahead: dict[int, Item[Ref]] = {}
+        self._due: deque[Item[Ref]] = deque()
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
         self._unplanned: Exception | None = None
@@ -146,7 +164,8 @@ class Prefetcher(Generic[Ref]):
     async def run(self) -> None:
         """Fetch until the items are exhausted and every fetch has ended.
 
-        An item that fails does not end the run: its error is raised to the consumer when it comes to the item.
+        An item that fails does not end the run. If it failed while nobody waited for it, for a reason that may pass, it
+        is fetched anew when the consumer goes on; else its error is raised to the consumer when it comes to the item.
         Cancelling cancels every fetch, waits for the transports to end and frees all slots but the READY ones,
         which the consumer releases (or :meth:`release_all`). Whoever waits is told.
 
@@ -175,19 +194,23 @@ class Prefetcher(Generic[Ref]):
             return slot
         self._waits += 1
         self._wanted = max(self._wanted, index)
-        self._changed.set()
-        while slot is None:
-            if self._ended is not None:
-                raise self._ended
-            await self._arrivals.setdefault(index, asyncio.Event()).wait()
-            slot = self.ready(index)
+        self._wait_begun_seconds[index] = asyncio.get_running_loop().time()
+        self._fetch_failed_anew()
+        try:
+            while slot is None:
+                if self._ended is not None:
+                    raise self._ended
+                await self._arrivals.setdefault(index, asyncio.Event()).wait()
+                slot = self.ready(index)
+        finally:
+            self._wait_begun_seconds.pop(index, None)
         return slot
 
     def ready(self, index: int) -> int | None:
         """Return the slot of an item if it is READY, else None; from any thread, without waiting.
 
         Raises:
-            StoreError: the item could not be fetched.
+            StoreError: the item could not be fetched, and is not fetched anew.
         """
         outcome = self._outcomes.get(index)
         if isinstance(outcome, Exception):
@@ -224,7 +247,22 @@ class Prefetcher(Generic[Ref]):
         """The consumer is at ``step`` and has begun to use ``consumed`` items."""
         self._step = step
         self._consumed = consumed
+        self._fetch_failed_anew()
+
+    def _fetch_failed_anew(self) -> None:
+        """The consumer goes on: what failed ahead of it is due, in order."""
+        self._due.extend(self._failed_ahead[index] for index in sorted(self._failed_ahead))
+        self._failed_ahead.clear()
         self._changed.set()
+
+    @property
+    def _claimed(self) -> int:
+        """How many free slots belong to items that are to be fetched anew."""
+        return len(self._failed_ahead) + len(self._due)
+
+    @property
+    def _under_way(self) -> int:
+        return self._issued - self._fetched - self._failed - self._claimed
 
     def _next_item(self) -> Item[Ref] | None:
         try:
@@ -235,30 +273,37 @@ class Prefetcher(Generic[Ref]):
 
     async def _issue_all(self, fetches: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
-        while (item := self._next_item()) is not None:
-            idle_seconds = 0.0
-            if self._first_step is None:
-                self._first_step = item.step
-            while not self._may_issue(item):
-                is_idle = self._issued == self._fetched + self._failed
+        item, idle_seconds = self._next_item(), 0.0
+        while item is not None or self._under_way or self._claimed:
+            if self._due and self._ring.free:
+                await self._issue(fetches, self._due.popleft(), 0.0)
+            elif item is not None and self._may_issue(item):
+                self._issued += 1
+                self._first_missing += item.step == self._first_step
+                await self._issue(fetches, item, idle_seconds)
+                item, idle_seconds = self._next_item(), 0.0
+            else:
+                is_idle = not self._under_way
                 self._changed.clear()
                 begun_seconds = loop.time()
                 await self._changed.wait()
                 idle_seconds += is_idle * (loop.time() - begun_seconds)
-            self._issued += 1
-            self._first_missing += item.step == self._first_step
-            fetches.create_task(self._fill(item, idle_seconds))
-            # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own
-            # task, so that one cancelled before it started has nothing to give back. A hedge may have its turn first.
-            with self._ring.promise():
-                await asyncio.sleep(0)
+
+    async def _issue(self, fetches: asyncio.TaskGroup, item: Item[Ref], idle_seconds: float) -> None:
+        fetches.create_task(self._fill(item, idle_seconds))
+        # The loop starts tasks in the order they were made: after one turn the item holds its slot, in its own task, so
+        # that one cancelled before it started has nothing to give back. A hedge may have its turn first.
+        with self._ring.promise():
+            await asyncio.sleep(0)
 
     def _may_issue(self, item: Item[Ref]) -> bool:
         """Decide on the next item. One that is waited for needs a slot and nothing else, not even the hedges' share."""
+        if self._first_step is None:
+            self._first_step = item.step
         waited_for = item.index <= self._wanted
         if item.step != self._first_step and not waited_for and self._would_delay():
             return False
-        if self._ring.free <= (0 if waited_for else self._hedge_slots):
+        if self._ring.free - self._claimed <= (0 if waited_for else self._hedge_slots):
             return False
         if self._granted == 0:
             progress = Progress(self._issued, self._consumed, item.step, self._step)
@@ -277,15 +322,22 @@ class Prefetcher(Generic[Ref]):
         """Return whether one more fetch would keep what is needed soon from arriving: in the start of a run."""
         if self._first_missing:
             return True
-        return self._is_starting and self._issued - self._fetched - self._failed >= self._start_items
+        return self._is_starting and self._under_way >= self._start_items
 
     async def _fill(self, item: Item[Ref], idle_seconds: float) -> None:
         urgent = item.index <= self._wanted or item.step == self._first_step or item.index < _SPLIT_ITEMS
+        begun_seconds = asyncio.get_running_loop().time()
         outcome: int | Exception
         try:
             outcome = await self._followed(item, urgent, idle_seconds)
             self._fetched += 1
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
+            if _may_pass(error) and not self._was_waited_for(item, begun_seconds):
+                self._failed_ahead[item.index] = item
+                if item.index in self._wait_begun_seconds:
+                    self._fetch_failed_anew()
+                self._changed.set()
+                return
             outcome = error
             self._failed += 1
         self._outcomes[item.index] = outcome
@@ -296,6 +348,14 @@ class Prefetcher(Generic[Ref]):
         if (arrival := self._arrivals.pop(item.index, None)) is not None:
             arrival.set()
         self._changed.set()
+
+    def _was_waited_for(self, item: Item[Ref], begun_seconds: float) -> bool:
+        """Return whether a consumer has waited for an item through most of a fetch of it that ends now."""
+        wait_begun_seconds = self._wait_begun_seconds.get(item.index)
+        if wait_begun_seconds is None:
+            return False
+        now_seconds = asyncio.get_running_loop().time()
+        return now_seconds - wait_begun_seconds >= _WAITED_SHARE * (now_seconds - begun_seconds)
 
     async def _followed(self, item: Item[Ref], urgent: bool, idle_seconds: float) -> int:
         if self._recorder is None:
@@ -309,3 +369,9 @@ class Prefetcher(Generic[Ref]):
         for arrival in self._arrivals.values():
             arrival.set()
         self._arrivals.clear()
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether what made a fetch fail may be over by and by: an outage, not an object that is gone or spoilt."""
+    may_pass = isinstance(error, FetchError | TransientError | CredentialsError)
+    return may_pass and not isinstance(error, ObjectDamagedError | ChecksumError)
