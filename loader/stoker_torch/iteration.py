@@ -43,6 +43,7 @@ class IterationParts:
         pin_memory: whether they are put into page-locked memory.
         supply: of the feed; is told what gathers, so that closing it ends that, too.
         gathers_ahead: whether, where there is no pool, a batch is gathered ahead of a training loop that is busy.
+        failed: is called where an error ends the iteration, which may be gone on with at its place.
         check: is called before each batch, and may raise to end the iteration there.
         recorder: is told of waits for the pool.
     """
@@ -55,6 +56,7 @@ class IterationParts:
     pin_memory: bool
     supply: Supply
     gathers_ahead: bool = False
+    failed: Callable[[], None] = lambda: None
     check: Callable[[], None] | None = None
     recorder: Recorder | None = None
 
@@ -94,7 +96,13 @@ class Iteration:
                 if self._left and self._parts.check is not None:
                     self._parts.check()
                 return self._next(time.perf_counter())
+        except StopIteration:
+            self.close()
+            raise
         except BaseException:
+            with self._decision:
+                if self._left:  # nobody else has ended it
+                    self._parts.failed()
             self.close()
             raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -49,7 +50,10 @@ class Loader:
     machine; over all ranks an epoch delivers every sample exactly once, and every rank the same number of batches.
 
     Fetching starts with the first iteration, runs on a thread of its own and goes on across epochs; leaving a loop
-    early (``break``) abandons the epoch, and the next iteration is the next epoch. :meth:`state_dict` gives the place
+    early (``break``) abandons the epoch, and the next iteration is the next epoch. Behind an error of the loader's own,
+    the next iteration goes on at the batch that could not be had. With ``epochs=E``, a loop behind the last epoch is
+    empty and warns each time; it raises where that epoch was abandoned by a ``break`` or ``next()`` and no state was
+    loaded. :meth:`state_dict` gives the place
     behind the batch yielded last. Construction reads the manifest, and nothing else.
 
     Args:
@@ -88,7 +92,9 @@ class Loader:
         self._supply.feed = self._feed
         self._supply.arm(self)
         self._place = (0, 0)  # epoch and position; one value, so that a signal's handler never sees half a change
-        self._is_fresh = True
+        self._is_fresh = True  # whether the next iteration begins at the place, or behind what was abandoned there
+        self._is_resumed = False
+        self._empty_loops = 0
         self._batches = self._samples = 0
         self._iteration: weakref.ref[Iteration] | None = None
         self._times = LoopTimes(time.perf_counter() - begun_seconds)
@@ -186,7 +192,8 @@ class Loader:
         """Begin the next epoch, or go on where a loaded state says. An older iteration ends.
 
         Raises:
-            ConfigError: torch.distributed, initialized since the loader was made, says that this is another rank.
+            ConfigError: torch.distributed, initialized since the loader was made, says that this is another rank; or
+                the iteration before this one abandoned the last of ``epochs``.
             RankMismatchError: under torch.distributed, the ranks disagree on the data set, the order or the place.
             BudgetExceededError: ``budget`` is spent; the next batch raises it where that happens during an epoch.
         """
@@ -194,8 +201,13 @@ class Loader:
             confirm_rank(self.rank, self.world_size)
         self._check_spending()  # the place stays where it is for a state to be saved
         self._leave()
-        if not self._is_fresh and self._place[1]:
-            self._place = (self._place[0] + 1, 0)  # the last iteration was left early
+        is_abandoned = not self._is_fresh and self._place[1] > 0
+        epoch = self._place[0] + is_abandoned
+        is_over = self.config.epochs is not None and epoch >= self.config.epochs
+        if is_over:
+            self._tell_over(epoch, raises=is_abandoned and not self._is_resumed)
+        if is_abandoned:
+            self._place = (epoch, 0)
         self._is_fresh = False
         compare_ranks(asdict(self._state()) | {name: getattr(self.config, name) for name in _ALIKE}, self.world_size)
         parts = IterationParts(
@@ -209,16 +221,42 @@ class Loader:
             supply=self._supply,
             gathers_ahead=self._buffers is None,  # buffers know the asking thread's stream
             recorder=self._recorder,
+            failed=self._keep_place,
         )
         asked = time.perf_counter()
-        iteration = Iteration(parts, self.remaining)
+        iteration = Iteration(parts, 0 if is_over else self.remaining)
         now = time.perf_counter()
         self._times.begun(asked, now)
         self._recorder.begun(asked, now)
-        if not self.remaining:
+        if not is_over and not self.remaining:
             self._place = (self._place[0] + 1, 0)  # nothing for this rank: its epoch is over, as the others' will be
         self._iteration = weakref.ref(iteration)
         return iteration
+
+    def _tell_over(self, epoch: int, *, raises: bool) -> None:
+        """Warn, each time, of a loop behind the last epoch.
+
+        Raises:
+            ConfigError: ``raises``.
+        """
+        self._empty_loops += 1
+        over = f"epochs={self.config.epochs} are over: the next would be epoch {epoch}, counted from 0"
+        if raises:
+            raise ConfigError(
+                f"{over}, since the loop before this one left epoch {self._place[0]} at position {self._place[1]} (by "
+                f"next(iter(loader)) or a break). Give epochs={epoch + 1} or none at all; or call set_epoch("
+                f"{self._place[0]}) to begin that epoch again, or load_state_dict(loader.state_dict()) to go on with it"
+            )
+        warnings.warn(
+            f"{over}. This loop, number {self._empty_loops} behind the last epoch, is empty: give epochs= as many "
+            "epochs as are looped over, or none at all; or call set_epoch() to begin an epoch again",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def _keep_place(self) -> None:
+        """Have the next iteration go on where this one is."""
+        self._is_fresh = True
 
     def _leave(self) -> None:
         """End the iteration that is under way, if any."""
@@ -315,7 +353,7 @@ class Loader:
         # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
         is_left = replace(feed.config.partition(manifest.samples), rank=0).steps_from(loaded.position)
         self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
-        self._is_fresh = True
+        self._is_fresh = self._is_resumed = True
 
     # The end.
 

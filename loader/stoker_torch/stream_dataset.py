@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Unpack
@@ -69,7 +70,11 @@ class StreamDataset(IterableDataset[Any]):
     ``drop_last=True`` drops instead, and ``evaluation=True`` does neither.
 
     Leaving a loop early abandons the epoch; the next iteration is the next one, also in worker processes that a
-    DataLoader makes anew each time. The manifest version is pinned when the data set is made, and nothing that it
+    DataLoader makes anew each time. Behind an error, the next iteration goes on at the place where the data set is read
+    in the process of the loop (``num_workers=0``); worker processes begin the next epoch, as behind a ``break``, since
+    what they had read ahead is lost with them: load a state to go on. With ``epochs=E``, an iteration behind the last
+    epoch is empty, and warns each time; it never raises, since no process knows whether the loop left the last epoch
+    early. The manifest version is pinned when the data set is made, and nothing that it
     opened then is kept open. Under torch.distributed construction is a collective operation: the ranks compare what
     they were given; a data set for one rank alone is made with ``rank=0, world_size=1``. Counts of requests and waits
     are each process's own and not collected. So there is no ``trace``: whether the training loop waits is known where
@@ -223,7 +228,7 @@ class StreamDataset(IterableDataset[Any]):
         iteration = self._begin(Worker.here()) if begun is None else begun
         progress = self._progress
         assert progress is not None  # noqa: S101 - the iteration has just begun
-        for batch in iteration:
+        for batch in self._resumable(iteration, progress):
             if self.batch_size is not None:
                 yield batch
                 continue
@@ -232,6 +237,15 @@ class StreamDataset(IterableDataset[Any]):
                     return
                 progress.position += 1
                 yield sample
+
+    def _resumable(self, iteration: Iteration, progress: Progress) -> Iterator[Any]:
+        """Yield an iteration's batches; an error makes the next iteration go on at its place, if this is no worker."""
+        try:
+            yield from iteration
+        except Exception:
+            if self._progress is progress and not Worker.here().is_child:
+                self.load_state_dict(self._state(progress))
+            raise
 
     def _check_dealing(self) -> None:
         """Check that the samples are dealt to the ranks, and once.
@@ -251,6 +265,14 @@ class StreamDataset(IterableDataset[Any]):
         self._leave()
         own = self._own_state()
         turn = self._board.begin(worker.seat, None if own is None else own.epoch)
+        if self.config.epochs is not None and turn.epoch >= self.config.epochs and worker.number == 0:
+            warnings.warn(
+                f"epochs={self.config.epochs} are over: this is epoch {turn.epoch}, counted from 0, and it is empty. "
+                "Give epochs= as many epochs as are looped over, or none at all; or call set_epoch() to begin an epoch "
+                "again",
+                UserWarning,
+                stacklevel=3,
+            )
         state = own or self._state_of(turn)
         if own is not None:
             self._loaded = None

@@ -263,7 +263,8 @@ def test_nothing_is_fetched_beyond_the_last_epoch(url: str) -> None:
     with Loader(url, batch_size=50, epochs=2) as loader:
         numbers(loader)
         numbers(loader)
-        assert numbers(loader) == []
+        with pytest.warns(UserWarning, match="epochs=2"):
+            assert numbers(loader) == []
         statistics = loader.stats()
         assert statistics.get_requests == 2 * len(loader.manifest) + 1 + statistics.hedges
 

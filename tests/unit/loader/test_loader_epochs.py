@@ -8,6 +8,7 @@ import itertools
 import json
 import pickle
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -140,13 +141,56 @@ def test_len_and_remaining_are_what_a_loop_yields(url: str, settings: dict[str, 
         assert loader.state_dict()["epoch"] == 1
 
 
-def test_a_loop_behind_the_last_epoch_is_empty(url: str) -> None:
+def test_a_loop_behind_the_last_epoch_is_empty_and_warns_each_time(url: str) -> None:
     with Loader(url, batch_size=16, epochs=1, transform=keep_x) as loader:
         assert len(numbers(loader)) == SAMPLES
-        assert list(loader) == []
-        assert list(loader) == []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")  # which shows a warning once for each place and text
+            for _ in range(3):
+                for _ in loader:
+                    raise AssertionError
+        assert [each.filename for each in caught] == [__file__] * 3
+        assert "epochs=1 are over: the next would be epoch 1" in str(caught[0].message)
         loader.set_epoch(0)
         assert len(numbers(loader)) == SAMPLES
+        with pytest.warns(UserWarning, match="epochs=1"):
+            assert numbers(loader) == []
+
+
+@pytest.mark.parametrize("leaving", ["next", "break"])
+def test_a_loop_behind_a_last_epoch_that_was_abandoned_raises_with_the_remedies(url: str, leaving: str) -> None:
+    with Loader(url, batch_size=16, epochs=2) as loader:
+        whole = [numbers(loader), numbers(loader)]
+        loader.set_epoch(1)
+        if leaving == "next":
+            next(iter(loader))
+        else:
+            for _ in loader:
+                break
+        for _ in range(2):  # nothing has changed
+            with pytest.raises(ConfigError, match=r"epochs=2 are over.*left epoch 1 at position 16.*set_epoch\(1\)"):
+                iter(loader)
+        loader.load_state_dict(loader.state_dict())
+        assert numbers(loader) == whole[1][16:]
+        loader.set_epoch(1)
+        assert numbers(loader) == whole[1]
+
+
+def test_a_resumed_loop_over_all_epochs_warns_of_those_behind_the_last_and_does_not_crash(url: str) -> None:
+    with Loader(url, batch_size=16, epochs=3) as loader:
+        loader.set_epoch(2)
+        next(iter(loader))
+        state = loader.state_dict()
+    with Loader(url, batch_size=16, epochs=3) as loader:
+        loader.load_state_dict(state)
+        with pytest.warns(UserWarning, match="epochs=3") as caught:
+            assert [len(list(loader)) for _ in range(3)] == [6, 0, 0]
+        assert len(caught) == 2
+    with Loader(url, batch_size=16, epochs=3) as loader:
+        loader.load_state_dict(state)
+        next(iter(loader))  # left again
+        with pytest.warns(UserWarning, match="epochs=3"):
+            assert list(loader) == []
 
 
 def test_ranks_without_a_batch_in_an_evaluation_go_through_the_epochs_with_the_others() -> None:

@@ -179,9 +179,34 @@ def test_set_epoch_says_which_comes_next(url: str) -> None:
             dataset.set_epoch(wrong)  # type: ignore[arg-type]
 
 
-def test_behind_the_last_epoch_there_is_nothing(url: str) -> None:
+def test_behind_the_last_epoch_there_is_nothing_and_a_warning_each_time(url: str) -> None:
     dataset = StreamDataset(url, epochs=2)
-    assert [len(xs(dataset)) for _ in range(4)] == [SAMPLES, SAMPLES, 0, 0]
+    with pytest.warns(UserWarning, match="epochs=2 are over: this is epoch [23]") as caught:
+        assert [len(xs(dataset)) for _ in range(4)] == [SAMPLES, SAMPLES, 0, 0]
+    assert len({str(each.message) for each in caught}) == 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 10}], ids=["samples", "batches"])
+def test_behind_an_error_it_goes_on_at_its_place(url: str, settings: dict[str, Any]) -> None:
+    def fail(sample: dict[str, Any]) -> Any:
+        if int(sample["x"]) == 77 and not mended:
+            raise ZeroDivisionError("seventy-seven")
+        return {"x": sample["x"]}
+
+    def take() -> None:
+        for each in dataset:
+            seen.extend(each["x"].reshape(-1).tolist())
+
+    mended: list[bool] = []
+    seen: list[int] = []
+    dataset = StreamDataset(url, transform=fail, **settings)
+    for _ in range(2):
+        with pytest.raises(SampleError):
+            take()
+    mended.append(True)
+    take()
+    assert seen == order_of(dataset, 0)
+    assert dataset.state_dict()["epoch"] in (0, 1)
 
 
 # State.
