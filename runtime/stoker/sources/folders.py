@@ -155,15 +155,18 @@ def open_image_folder(listing: Listing, *, is_said: bool = False) -> FolderSourc
 
 def _check_classes_on_top(listing: Listing, keys: Sequence[str], *, is_said: bool) -> None:
     """Raise ConfigError if top sub-folders are splits with class folders below them, or none has an image itself."""
+    tops = {_class_of(key) for key in keys}
     direct = {_class_of(key) for key in keys if key.count("/") == 1}
-    above = {key.rsplit("/", 2)[0]: key for key in keys if key.count("/") > 1}  # folders of folders with images
-    splits = [folder for folder in above if _class_of(folder).lower() in _SPLITS and _class_of(folder) not in direct]
-    if not splits and (direct or is_said):
+    splits = {top: key for key in keys if (top := _class_of(key)).lower() in _SPLITS and top not in direct}
+    if len(splits) < len(tops) if is_said else direct and not splits:
         return
-    wrong = sorted(splits or above)
+    above = splits or {key.rsplit("/", 2)[0]: key for key in keys}  # folders of folders with images
+    wrong = sorted(above)
     shown = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_SHOWN_FOLDERS])
     more = f" and {len(wrong) - _SHOWN_FOLDERS:,} more" if len(wrong) > _SHOWN_FOLDERS else ""
-    other = "" if splits else f", or say --kind image-folder if {_class_of(wrong[0])} is a class"
+    other = (
+        "" if len(splits) == len(tops) else f", or say --kind image-folder if {min(tops - splits.keys())} is a class"
+    )
     raise ConfigError(
         f"{listing.url}: its classes seem to be sub-folders of its sub-folders ({above[wrong[0]]}), so labels would be "
         f"wrong; pack {shown}{more} one by one, each as a data set of its own{other}"

@@ -127,6 +127,15 @@ def test_folders_above_all_class_folders_are_an_error_unless_they_are_said_to_be
     assert look(url, "image-folder").samples == 2
 
 
+def test_a_class_that_is_called_like_a_split_can_be_said_to_be_one(url: str) -> None:
+    put_all(url, {"test/patient-1/1.jpg": b"1", "control/patient-2/2.jpg": b"2"})
+    with pytest.raises(ConfigError, match=r"pack .+/test one by one.*--kind image-folder if control is a class"):
+        look(url)
+    column = look(url, "image-folder").schema["label"]
+    assert isinstance(column, Array)
+    assert column.classes == ("control", "test")
+
+
 def test_class_folders_far_below_are_named_by_the_folder_they_are_in(url: str) -> None:
     put_all(url, {f"data/{key}": content for key, content in SPLIT.items()})
     with pytest.raises(ConfigError, match=r"pack .+/data/train, .+/data/val one by one"):
