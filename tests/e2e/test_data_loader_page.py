@@ -31,8 +31,8 @@ def pack(folder: Path, samples: int) -> None:
 def test_the_program_that_trains_on_images_runs_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pack(tmp_path / "train", 70)
-    pack(tmp_path / "test", 20)
+    pack(tmp_path / "train", 20)
+    pack(tmp_path / "test", 10)
     monkeypatch.chdir(tmp_path)
     (program,) = (block for block in BLOCK.findall(PAGE.read_text("utf-8")) if "ImageDecoder" in block)
     printed = []
@@ -40,6 +40,6 @@ def test_the_program_that_trains_on_images_runs_and_goes_on(
         names: dict[str, Any] = {}
         changed = program.replace("EPOCHS, CHECKPOINT = 3", f"EPOCHS, CHECKPOINT = {epochs}")
         exec(compile(changed, PAGE.name, "exec"), names)  # noqa: S102 - our own page
-        printed.append(re.findall(r"^epoch (\d): \d+ of 20 test images$", capsys.readouterr().out, re.MULTILINE))
+        printed.append(re.findall(r"^epoch (\d): \d+ of 10 test images$", capsys.readouterr().out, re.MULTILINE))
         assert names["loss"].isfinite()
     assert printed == [["0", "1", "2"], ["3"]]
