@@ -118,6 +118,28 @@ def test_trainer_goes_on_from_a_checkpoint_with_exactly_the_rest(trainer: list[R
         assert report[f"{case}, resumed"] == report[case][CHECKPOINT_STEP:]
 
 
+@pytest.mark.parametrize("case", ["even", "endless"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_trainer_makes_the_same_updates_of_several_batches_after_a_resume(
+    trainer: list[Report], case: str, step: int
+) -> None:
+    for report in trainer:
+        assert report[f"{case}, resumed at {step}"] == report[case][step:]
+        assert {len(update) for update in report[case]} == {3}
+
+
+def test_trainer_adds_the_rest_of_a_resumed_epoch_to_the_next_update_as_the_page_says(trainer: list[Report]) -> None:
+    for report in trainer:
+        batches, epoch = list(chain.from_iterable(report["rest"])), report["rest"][3:]
+        assert [len(update) for update in report["rest"]] == [3, 3, 1] * 2  # of seven batches
+        for step, sizes in ((1, [3, 4, 3, 1]), (2, [4, 3, 1])):
+            resumed = report[f"rest, resumed at {step}"]
+            assert [len(update) for update in resumed] == sizes
+            assert list(chain.from_iterable(resumed)) == batches[3 * step :]
+        # At its end the resumed run has made five updates of six: to Trainer, the second epoch begins behind the third.
+        assert report["rest, resumed again"] == epoch[:1]
+
+
 def test_lightning_trains_on_every_sample_once_though_its_sanity_check_breaks_off(lightning: list[Report]) -> None:
     for epoch in range(2):
         assert filled([report["whole"][epoch] for report in lightning]) == 0

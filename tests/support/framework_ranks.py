@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -207,16 +208,38 @@ class _Program:
             loader.load_state_dict(torch.load(checkpoint / "loader.pt"))
             resumed = self._trained("loader", loader, checkpoint=checkpoint, ignore_data_skip=True)
             self.report["loader, resumed"] = resumed
+        for name, settings in (("rest", {}), ("even", {"limit": 12 * BATCH_SIZE}), ("endless", {})):
+            self.report[name] = self._updates(name, None, settings)
+            for step in (1, 2):
+                checkpoint = self.folder / name / f"checkpoint-{step}"
+                self.report[f"{name}, resumed at {step}"] = self._updates(f"{name}-{step}", checkpoint, settings)
+        again = self.folder / "rest-1" / "checkpoint-5"
+        self.report["rest, resumed again"] = self._updates("again", again, {})
         self.save("trainer")
 
-    def _trained(self, name: str, data: Any, checkpoint: Path | None = None, **settings: Any) -> list[list[int]]:
-        """Train two epochs, and return the batches that the model was given."""
+    def _updates(self, name: str, checkpoint: Path | None, settings: dict[str, Any]) -> list[list[list[int]]]:
+        """Train with gradients of three batches, and return the batches of each update."""
+        ends = [0]
+        with self.loader(**settings) as loader:
+            if checkpoint is not None:
+                loader.load_state_dict(torch.load(checkpoint / "loader.pt"))
+            data, most = (_Endless(loader), 5) if name.startswith("endless") else (loader, -1)
+            seen = self._trained(
+                name, data, checkpoint, ends, max_steps=most, ignore_data_skip=True,
+                gradient_accumulation_steps=3, save_steps=1,
+            )  # fmt: skip
+        return [seen[start:end] for start, end in pairwise(ends)]
+
+    def _trained(
+        self, name: str, data: Any, checkpoint: Path | None = None, ends: list[int] | None = None, **settings: Any
+    ) -> list[list[int]]:
+        """Train two epochs, and return the batches that the model was given; note how many with each update."""
         transformers: Any = importlib.import_module("transformers")
         model = _Model()
         arguments = transformers.TrainingArguments(
             output_dir=str(self.folder / name), use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True,
-            per_device_train_batch_size=BATCH_SIZE, num_train_epochs=_EPOCHS, save_steps=CHECKPOINT_STEP,
-            logging_strategy="no", **settings,
+            per_device_train_batch_size=BATCH_SIZE, num_train_epochs=_EPOCHS, logging_strategy="no",
+            **{"save_steps": CHECKPOINT_STEP, **settings},
         )  # fmt: skip
         is_data_set = isinstance(data, IterableDataset)
         trainer = transformers.Trainer(model=model, args=arguments, train_dataset=data if is_data_set else None)
@@ -227,7 +250,11 @@ class _Program:
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 torch.save(data.state_dict(), Path(args.output_dir) / f"checkpoint-{state.global_step}" / "loader.pt")
 
-        if isinstance(data, Loader):
+            def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if ends is not None:
+                    ends.append(len(model.seen))
+
+        if isinstance(data, Loader | _Endless):
             trainer.add_callback(Save)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return model.seen
@@ -283,6 +310,18 @@ class _Program:
         gc.collect()
         self.report["threads"] = [thread.name for thread in threading.enumerate()]
         self.save("lightning")
+
+
+class _Endless:
+    """One epoch of a loader behind the other, without an end or a length."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.state_dict = loader.state_dict
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self._loader
 
 
 class _Model(nn.Module):
