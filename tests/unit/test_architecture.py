@@ -47,7 +47,7 @@ FLOORS = {
         warm.shelf warm.upkeep warm.settings warm.statistics warm.wake warm.wire""",
     "waiting": """bounded clock first_touch loop_thread progress task_group threads
         cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
-        fetch.deadline fetch.gate reading.byte_budget
+        fetch.deadline fetch.gate fetch.rate_limit reading.byte_budget
         trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values
         trace.open_telemetry trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
         warm.asking warm.client warm.connection warm.door warm.lazy warm.line warm.listing warm.memory_pool warm.node

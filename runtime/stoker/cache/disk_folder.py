@@ -161,8 +161,8 @@ class DiskFolder:
             OSError: the disk failed.
         """
         spoilt: ChecksumError | None = None
-        for number in range(self._config.owners):
-            handle = self._part_of(number) if (number == self.own) == is_own else None
+        for number in [self.own] if is_own else self._others():
+            handle = None if number is None else self._part_of(number)
             if handle is None:
                 continue
             try:
@@ -176,6 +176,13 @@ class DiskFolder:
         if spoilt is not None:
             raise spoilt
         return False
+
+    def _others(self) -> list[int]:
+        """Return the numbers of the parts that others have, or had; a job of more ranks has more of them."""
+        numbers = set(range(self._config.owners))
+        with suppress(OSError), os.scandir(self._root) as entries:
+            numbers.update(int(entry.name) for entry in entries if _is_number(entry.name))
+        return sorted(numbers - {self.own})
 
     def _part_of(self, number: int) -> int | None:
         with self._opening:

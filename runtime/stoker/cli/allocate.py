@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +40,30 @@ def _run(args: Namespace) -> int:
     return 0
 
 
-def _limits(found: Allocation) -> list[int]:
-    """Return what each job keeps on one node, in whole megabytes; jobs that share a data set read what others keep."""
-    readers = Counter(share.job.data for share in found.shares)
-    parts = [share.cache_bytes // share.job.nodes // readers[share.job.data] for share in found.shares]
-    return [part // _MEGABYTE * _MEGABYTE for part in parts]
+def _limit(share: Share) -> int:
+    """Return what the data set has on one node, in whole megabytes.
+
+    Of jobs that share it, the one that starts first writes as much, and the others read that: none has a part.
+    """
+    return share.cache_bytes // share.job.nodes // _MEGABYTE * _MEGABYTE
 
 
-def _cache(share: Share, limit_bytes: int) -> str | None:
-    """Return what to give to the Loader."""
+def _cache(share: Share) -> str | None:
+    """Return what to give to the Loader as ``cache``."""
+    limit_bytes = _limit(share)
     return f"disk:{_FOLDER}?limit={limit_bytes // _MEGABYTE}MB" if limit_bytes else None
+
+
+def _rate(share: Share) -> int | None:
+    """Return what to give to the FetchConfig of a node's only rank, in bytes a second; None if nothing is allocated."""
+    return int(share.bytes_per_second / share.job.nodes) or None
+
+
+def _settings(share: Share) -> str:
+    """Return what to write for a job; empty if nothing is."""
+    settings = [f'cache="{cache}"'] if (cache := _cache(share)) else []
+    settings += [f"fetch=FetchConfig(max_bytes_per_second={rate})"] if (rate := _rate(share)) else []
+    return f"Loader(…, {', '.join(settings)})" if settings else ""
 
 
 def _bound(share: Share) -> str:
@@ -67,15 +80,16 @@ def _as_json(found: Allocation, cluster: Cluster, policy: str) -> dict[str, Any]
                 "dataset": share.job.dataset,
                 "nodes": share.job.nodes,
                 "cache_bytes": share.cache_bytes,
-                "limit_bytes": limit_bytes,
+                "limit_bytes": _limit(share),
+                "max_bytes_per_second": _rate(share),
                 "bytes_per_second": share.bytes_per_second,
                 "hit_rate": share.hit_rate,
                 "rate_bytes_per_second": share.rate,
                 "compute_bytes_per_second": share.job.compute_bytes_per_second,
                 "bound": _bound(share),
-                "cache": _cache(share, limit_bytes),
+                "cache": _cache(share),
             }
-            for share, limit_bytes in zip(found.shares, _limits(found), strict=True)
+            for share in found.shares
         ],
         "total": {
             "cache_bytes": found.cache_bytes,
@@ -100,10 +114,9 @@ def _as_text(found: Allocation, cluster: Cluster, policy: str) -> str:
     rows.append(("in all", *in_all, ""))
     rows.append(("of", _bytes(cluster.cache_bytes), "", f"{_bytes(cluster.bytes_per_second)}/s", "", "", ""))
     lines = [f"{policy}: from the second epoch on", table(rows)]
-    caches = [_cache(*each) for each in zip(found.shares, _limits(found), strict=True)]
-    named = [(printable(share.job.name), cache) for share, cache in zip(found.shares, caches, strict=True) if cache]
+    named = [(printable(share.job.name), text) for share in found.shares if (text := _settings(share))]
     if named:
-        lines += ["what to write", table([(name, f'Loader(…, cache="{cache}")') for name, cache in named])]
+        lines += ["what to write, where a node has one rank", table(named)]
     idle = [printable(share.job.name) for share in found.shares if not share.rate]
     if idle and policy == "greedy" and cluster.bytes_per_second:
         lines.append(f"nothing is left for {', '.join(idle)}; with --policy max-min all jobs train")

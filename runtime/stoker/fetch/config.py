@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from stoker.arguments import explain_arguments
@@ -25,6 +26,8 @@ class FetchConfig:
         attempts: requests for one range, at most, hedges aside.
         attempt_seconds: for one request, beside what its bytes take at ``least_bytes_per_second``.
         least_bytes_per_second: a transfer slower than this never succeeds. A link is shared by all in flight.
+        max_bytes_per_second: requested from the bucket by one rank, hedges and retries included, to share a link with
+            others; None does not limit. It holds on average: a burst of 0.1 s and one request may exceed it.
         checksum_attempts: readings of an object whose checksum differs before it counts as spoilt at rest.
         backoff_base_seconds: bound of the first wait; doubles with every failure.
         backoff_cap_seconds: bound of every wait.
@@ -47,6 +50,7 @@ class FetchConfig:
     attempts: int = 32
     attempt_seconds: float = 20.0
     least_bytes_per_second: float = 64 << 10
+    max_bytes_per_second: float | None = None
     checksum_attempts: int = 3
     backoff_base_seconds: float = 0.05
     backoff_cap_seconds: float = 5.0
@@ -71,6 +75,11 @@ class FetchConfig:
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
+        if self.max_bytes_per_second is not None and not 0 < self.max_bytes_per_second < math.inf:
+            raise ConfigError(
+                f"max_bytes_per_second must be more than 0 and finite, or None for no limit, not "
+                f"{self.max_bytes_per_second}"
+            )
         if not self.backoff_cap_seconds >= self.backoff_base_seconds:
             raise ConfigError(f"backoff_cap_seconds={self.backoff_cap_seconds} is below backoff_base_seconds")
         if not 0.0 <= self.hedge_fraction <= 1.0 or self.hedge_burst < 1:

@@ -31,6 +31,7 @@ from stoker.fetch.config import FetchConfig
 from stoker.fetch.deadline import Deadline
 from stoker.fetch.gate import Gate
 from stoker.fetch.hedge import LEAST_TRANSFERS, START_HEDGES, HedgeBudget, TransferTimes
+from stoker.fetch.rate_limit import RateLimit
 from stoker.fetch.statistics import FetchStatistics, FetchTally
 from stoker.ring import Ring
 from stoker.store.protocol import Readable
@@ -160,6 +161,7 @@ class RangeReader:
         self._gate = Gate(self._aimd)
         self._budget = HedgeBudget(config.hedge_fraction, config.hedge_burst, is_start=is_start)
         self._times = TransferTimes()
+        self._rate = RateLimit(config.max_bytes_per_second)
         self._small_hedge_bytes = small_hedge_bytes
         self._small_used_bytes = 0
 
@@ -205,10 +207,13 @@ class RangeReader:
 
     async def _read(self, pursuit: Pursuit, part: RangePart, told: Strand) -> None:
         into = pursuit.into[part.offset : part.offset + part.size_bytes]
+        await self._rate.wait(part.size_bytes)
         async with self._gate.permit(urgent=pursuit.urgent):
             self._budget.earn()
             pursuit.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(pursuit.size_bytes))
             for attempt in count(1):
+                if attempt > 1:
+                    self._rate.charge(part.size_bytes)
                 error = await self._attempt(pursuit, part, into, told)
                 if error is None:
                     return
@@ -284,6 +289,7 @@ class RangeReader:
                         left_seconds = LOOK_SECONDS
                         if (data := self.lend(part.size_bytes, lent, len(legs) - 1)) is not None:
                             lent.enter_context(self._gate.extra())
+                            self._rate.charge(part.size_bytes)
                             send(data)
                             continue
                     await asyncio.wait(running, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)

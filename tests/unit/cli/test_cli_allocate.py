@@ -11,6 +11,7 @@ import pytest
 
 from stoker import cli
 from stoker.cache.spec import CacheSpec
+from stoker.fetch.config import FetchConfig
 
 CLUSTER = '[cluster]\ncache_bytes = "150GB"\nbandwidth = "80Mbit"\n'
 FAST = '[[jobs]]\nname = "fast"\ndataset_bytes = "100GB"\ncompute = "100MB/s"\n'
@@ -66,16 +67,24 @@ def test_options_take_the_place_of_the_file(tmp_path: Path, capsys: pytest.Captu
     )
 
 
-def test_what_to_give_to_the_loader_is_a_part_for_each_node_and_each_job_that_shares_the_data(
+def test_what_to_give_to_the_loader_is_a_part_for_each_node_and_the_whole_of_it_to_each_job_that_shares_the_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same = 'dataset = "same"\n'
     jobs = FAST + same + FAST.replace("fast", "twin") + same + WIDE
     fast, twin, wide = divided(capsys, written(tmp_path, CLUSTER + jobs), "--cache", "200GB")["jobs"]
-    assert fast["cache"] == twin["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB"
+    assert fast["cache"] == twin["cache"] == "disk:/mnt/nvme/stoker?limit=100000MB"
     assert wide["cache"] == "disk:/mnt/nvme/stoker?limit=50000MB"
-    for each in (fast, twin, wide):
-        assert CacheSpec.parse(each["cache"]).limit_bytes == each["limit_bytes"] == 50 * 10**9
+    for each, limit_bytes in ((fast, 100 * 10**9), (twin, 100 * 10**9), (wide, 50 * 10**9)):
+        assert CacheSpec.parse(each["cache"]).limit_bytes == each["limit_bytes"] == limit_bytes
+
+
+def test_bandwidth_is_divided_by_nodes_and_is_what_a_fetcher_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = divided(capsys, written(tmp_path, CLUSTER + WIDE), "--cache", "0")["jobs"][0]
+    assert wide["max_bytes_per_second"] == int(wide["bytes_per_second"] / 2) > 0
+    assert FetchConfig(max_bytes_per_second=wide["max_bytes_per_second"]).max_bytes_per_second
 
 
 def test_people_read_a_table_with_totals_and_lines_to_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +96,9 @@ def test_people_read_a_table_with_totals_and_lines_to_copy(tmp_path: Path, capsy
         "  fast    100 GB  100%  0 B/s      100 MB/s  100%          compute\n"
         "  in all  150 GB        10 MB/s    120 MB/s  100%\n"
         "  of      150 GB        10 MB/s\n"
-        "what to write\n"
-        '  slow  Loader(…, cache="disk:/mnt/nvme/stoker?limit=50000MB")\n'
+        "what to write, where a node has one rank\n"
+        '  slow  Loader(…, cache="disk:/mnt/nvme/stoker?limit=50000MB", '
+        "fetch=FetchConfig(max_bytes_per_second=10000000))\n"
         '  fast  Loader(…, cache="disk:/mnt/nvme/stoker?limit=100000MB")\n'
     )
 

@@ -232,6 +232,35 @@ def test_ranks_of_one_machine_share_a_disk_and_keep_for_each_other(
     assert rate > 0.42, rate  # together they hold half of what they read; each for itself would hit a third of that
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (1, 2), (2, 1)])
+def test_two_jobs_that_share_a_data_set_and_a_disk_of_its_size_both_hit_always(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
+) -> None:
+    """Each of them told as ``stoker allocate`` says: the whole limit, whichever starts first."""
+    with Loader(url, **settings()) as loader:
+        objects = len(loader.manifest)
+    cache = f"disk:{tmp_path}?limit={objects * BLOCK_BYTES * 2}"
+    loaders = []
+    for job, world_size in enumerate(ranks):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world_size))
+        for rank in range(world_size):
+            monkeypatch.setenv("LOCAL_RANK", str(rank))
+            given = settings(cache=cache, rank=rank, world_size=world_size, epochs=4, seed=job)
+            loaders.append(Loader(url, **given))
+    try:
+        for epoch in range(4):
+            before = [loader.stats().get_requests for loader in loaders]
+            for loader in loaders:
+                assert len(numbers(loader)) in (1500, 750)
+            if epoch:
+                assert [loader.stats().get_requests for loader in loaders] == before
+    finally:
+        for loader in loaders:
+            loader.close()
+    held = sum(each.stat().st_blocks * 512 for each in tmp_path.rglob("*") if each.is_file())
+    assert held <= objects * BLOCK_BYTES * 2
+
+
 def test_a_stream_dataset_in_this_process_keeps_from_epoch_to_epoch(url: str, tmp_path: Path) -> None:
     def epochs(cache: str | None) -> list[list[int]]:
         data = StreamDataset(url, batch_size=16, seed=5, window=2, cache=cache, lanes=2)
