@@ -34,7 +34,7 @@ class ShuffleTask:
         object_bytes: limit of a super-sample's data that is written.
         step: ``scatter`` some super-samples to slices, write a ``slice``, or ``commit`` what all slices have written.
         part: which scatter or slice; 0 for a commit.
-        keep: commits keep so many epochs of the run before this one, and delete what is older.
+        keep: commits keep so many epochs of the run before this one, and delete what is older; by default they keep all.
 
     Raises:
         ConfigError: values do not go together.
@@ -51,7 +51,7 @@ class ShuffleTask:
     object_bytes: int
     step: Step
     part: int
-    keep: int = 1
+    keep: int = MAX_EPOCH
 
     def __post_init__(self) -> None:
         if (self.way == "scattered") != (self.scatters > 0):
@@ -85,7 +85,7 @@ class ShuffleTask:
             "object_bytes": fields.integer("object_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES),
             "step": fields.choice("step", get_args(Step)),
             "part": fields.integer("part", most=MAX_SLICES, default=0),
-            "keep": fields.integer("keep", most=MAX_EPOCH, default=1),
+            "keep": fields.integer("keep", most=MAX_EPOCH, default=MAX_EPOCH),
         }
         fields.end()
         return cls(**values)
