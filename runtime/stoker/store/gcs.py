@@ -25,7 +25,7 @@ from stoker.prices import PriceKey
 from stoker.store.failures import Failure, Rule, error_of
 from stoker.store.gcs_access import GcsAccess
 from stoker.store.http import Call, Destination, Reply
-from stoker.store.http_session import translated
+from stoker.store.http_session import LEAST_SENT_BYTES_PER_SECOND, translated
 from stoker.store.location import Location, check_conditions, check_empty_range, check_range
 from stoker.store.options import GcsOptions
 from stoker.store.per_loop import PerLoop
@@ -108,7 +108,12 @@ class GcsStore:
         full_key = self._at.full_key(key)
         metadata = await self._control(
             self._at.object_url(key),
-            lambda access, headers: access.storage.download_metadata(self._at.bucket, full_key, headers=headers),
+            lambda access, headers: access.storage.download_metadata(
+                self._at.bucket,
+                full_key,
+                headers=headers,
+                timeout=access.session.timeout,  # type: ignore[arg-type]  # handed on to aiohttp, which takes both
+            ),
             key=key,
         )
         return _object_info(key, metadata, self._at.object_url(key))
@@ -123,7 +128,10 @@ class GcsStore:
             page = await self._control(
                 self.url,
                 lambda access, headers: access.storage.list_objects(
-                    self._at.bucket, params=parameters, headers=headers
+                    self._at.bucket,
+                    params=parameters,
+                    headers=headers,
+                    timeout=access.session.timeout,  # type: ignore[arg-type]  # handed on to aiohttp, which takes both
                 ),
             )
             for entry in _said(page, "items", list, self.url, []):
@@ -155,6 +163,7 @@ class GcsStore:
                 force_resumable_upload=False,
                 timeout=access.session.timeout,  # type: ignore[arg-type]  # handed on to aiohttp, which takes both
             ),
+            sent_bytes=len(body),
             writing=True,
         )
         return _object_info(key, metadata, self._at.object_url(key))
@@ -165,7 +174,12 @@ class GcsStore:
         try:
             await self._control(
                 self._at.object_url(key),
-                lambda access, headers: access.storage.delete(self._at.bucket, full_key, headers=headers),
+                lambda access, headers: access.storage.delete(
+                    self._at.bucket,
+                    full_key,
+                    headers=headers,
+                    timeout=access.session.timeout,  # type: ignore[arg-type]  # handed on to aiohttp, which takes both
+                ),
                 key=key,
             )
         except BucketNotFoundError:
@@ -219,6 +233,7 @@ class GcsStore:
         work: Callable[[GcsAccess, dict[str, str]], Awaitable[_T]],
         *,
         key: str = "",
+        sent_bytes: int = 0,
         writing: bool = False,
     ) -> _T:
         """Perform a call of the control plane, once more if the token had to be renewed.
@@ -230,7 +245,8 @@ class GcsStore:
         async def once(token: str | None) -> _T:
             with translated(address):
                 try:
-                    return await work(access, access.headers(token))
+                    async with asyncio.timeout(access.patience_seconds + sent_bytes / LEAST_SENT_BYTES_PER_SECOND):
+                        return await work(access, access.headers(token))
                 except aiohttp.ClientResponseError as error:
                     if error.status < 300:  # of another type than the library reads
                         raise UnexpectedAnswerError(f"{address}: {_NONSENSE}") from None

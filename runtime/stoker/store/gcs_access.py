@@ -51,6 +51,8 @@ class GcsAccess:
         self._emulator = _emulator(options, os.environ)
         self._token = RenewedCredentials(self._fetch_token, margin_seconds=_TOKEN_MARGIN_SECONDS)
         self.root_url = self._emulator or _GOOGLE
+        # A call of the control plane has that for its connection, and for its answer.
+        self.patience_seconds = options.http.connect_timeout_seconds + options.http.read_timeout_seconds
         self.session = open_session(options.http, self.root_url)
         self.reader: HttpReader = open_reader(options.http, self.root_url, self.session)
         # A "development" client asks for no token: ours goes into every call's headers.

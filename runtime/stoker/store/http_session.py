@@ -5,10 +5,15 @@ Reads cost 0.2 to 0.3 CPU seconds per GB: each piece is received into memory of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import aiohttp
+from aiohappyeyeballs import AddrInfoType
 from aiohttp import ClientHandlerType, ClientRequest
 from yarl import URL
 
@@ -37,7 +42,10 @@ from stoker.store.http_direct import DirectReader
 from stoker.store.network import proxy_of, trusted
 from stoker.store.options import HttpOptions
 
-__all__ = ["SessionReader", "exchange", "open_reader", "open_session", "translated"]
+__all__ = ["LEAST_SENT_BYTES_PER_SECOND", "SessionReader", "exchange", "open_reader", "open_session", "translated"]
+
+LEAST_SENT_BYTES_PER_SECOND = 8 << 10
+"""A body that is sent more slowly than this never arrives; several share a link, which may be slow."""
 
 _CONDITIONS = ("If-None-Match", "If-Match")
 
@@ -68,8 +76,12 @@ def open_session(options: HttpOptions, url: str, *, ca_bundle: str | None = None
         ConfigError: the environment names a proxy or certificates that cannot be used.
     """
     verify = trusted(ca_bundle) if url.startswith("https://") else True
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_chunk_sent.append(_allow_for_body)
+    sockets = partial(_socket, options.read_timeout_seconds)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=options.max_connections, ssl=verify),
+        connector=aiohttp.TCPConnector(limit=options.max_connections, ssl=verify, socket_factory=sockets),
+        trace_configs=[tracing],
         proxy=proxy_of(url),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
@@ -125,7 +137,7 @@ class SessionReader:
     async def read_into(self, call: Call, destination: Destination) -> Reply:
         """Copy a range into the caller's memory as it arrives."""
         with translated(call.address):
-            async with _request(self._session, call) as response:
+            async with _answered(self._session, call) as response:
                 if response.status not in (200, 206):
                     return await _refusal(response, call)
                 try:
@@ -143,7 +155,7 @@ class SessionReader:
 
 async def exchange(session: aiohttp.ClientSession, call: Call) -> Reply:
     """Perform a call and return its whole answer; the HTTP client's errors stay as they are."""
-    async with _request(session, call) as response:
+    async with _answered(session, call) as response:
         if response.status not in (200, 206):
             return await _refusal(response, call)
         body = bytearray()
@@ -158,7 +170,41 @@ async def exchange(session: aiohttp.ClientSession, call: Call) -> Reply:
         return Reply(status=response.status, headers=response.headers, body=bytes(body), size_bytes=size_bytes)
 
 
-def _request(session: aiohttp.ClientSession, call: Call) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+@asynccontextmanager
+async def _answered(session: aiohttp.ClientSession, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Send a request and yield its answer once the head is there.
+
+    The client has no limit of its own for what comes before a body is sent, such as the server's leave to send it, nor
+    behind an interim answer.
+    """
+    times = session.timeout
+    async with asyncio.timeout((times.sock_connect or 0.0) + (times.sock_read or 0.0)) as until_head:
+        async with _request(session, call, until_head) as response:
+            until_head.reschedule(None)
+            yield response
+
+
+async def _allow_for_body(
+    _session: aiohttp.ClientSession, context: SimpleNamespace, sent: aiohttp.TraceRequestChunkSentParams
+) -> None:
+    """Put off the time until the answer must be there by what a part of the body may take."""
+    until_head: asyncio.Timeout | None = context.trace_request_ctx
+    if until_head is not None and (due_seconds := until_head.when()) is not None and not until_head.expired():
+        until_head.reschedule(due_seconds + len(sent.chunk) / LEAST_SENT_BYTES_PER_SECOND)
+
+
+def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
+    """Return a socket whose connection breaks if nothing that was sent is acknowledged for so long."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(silence_seconds * 1000)))
+    return made
+
+
+def _request(
+    session: aiohttp.ClientSession, call: Call, until_head: asyncio.Timeout
+) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
     return session.request(
         call.method,
         URL(call.url, encoded=True),
@@ -166,6 +212,7 @@ def _request(session: aiohttp.ClientSession, call: Call) -> AbstractAsyncContext
         data=call.data,
         chunked=call.chunked or None,
         allow_redirects=False,
+        trace_request_ctx=until_head,
     )
 
 
