@@ -39,6 +39,7 @@ from stoker.store.http import (
     without_secrets,
 )
 from stoker.store.http_direct import DirectReader
+from stoker.store.http_session_strict import StrictConnector
 from stoker.store.network import proxy_of, trusted
 from stoker.store.options import HttpOptions
 
@@ -80,7 +81,7 @@ def open_session(options: HttpOptions, url: str, *, ca_bundle: str | None = None
     tracing.on_request_chunk_sent.append(_allow_for_body)
     sockets = partial(_socket, options.read_timeout_seconds)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=options.max_connections, ssl=verify, socket_factory=sockets),
+        connector=StrictConnector(limit=options.max_connections, ssl=verify, socket_factory=sockets),
         trace_configs=[tracing],
         proxy=proxy_of(url),
         cookie_jar=aiohttp.DummyCookieJar(),
