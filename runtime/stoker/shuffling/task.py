@@ -34,7 +34,7 @@ class ShuffleTask:
         object_bytes: limit of a super-sample's data that is written.
         step: ``scatter`` some super-samples to slices, write a ``slice``, or ``commit`` what all slices have written.
         part: which scatter or slice; 0 for a commit.
-        keep: commits keep so many epochs of the run before this one, and delete what is older; by default they keep all.
+        keep: commits keep so many epochs of the run before this one, and delete older ones; by default they keep all.
 
     Raises:
         ConfigError: values do not go together.
