@@ -16,7 +16,7 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +81,10 @@ CONFIGURATIONS = (
     Configuration(name="small super-samples", shape=shape(0.08, 40, 90), super_sample_bytes=1 << 17),
     Configuration(name="large super-samples", shape=shape(0.05, 30, 60), super_sample_bytes=4 << 20, window=4),
     Configuration(name="small memory", shape=shape(0.2, 25, 80), memory_bytes=14_000_000, samples_per_second=10_000),
+    Configuration(
+        name="20 requests a second",
+        shape=replace(shape(0.02, 90, 600), gets_per_second=20, gets_burst=20, gets_wait=True),
+    ),
     Configuration(name="next batch only", shape=shape(0.08, 30, 70), schedule=NextBatch(), samples_per_second=7_000),
 )
 """Chosen when the predictor was finished; it was tried on others, with other shapes, while it was written."""
@@ -141,7 +145,7 @@ def predicted(url: str, configuration: Configuration) -> Prediction:
 def observed(url: str, configuration: Configuration) -> Observed:
     """Run a loader for three epochs; the second stands for the later ones, as it does in a prediction."""
     step_seconds = configuration.batch_size / configuration.samples_per_second
-    seconds, waits = [], []
+    seconds, waits, started = [], [], time.perf_counter()
     with Loader(
         url,
         batch_size=configuration.batch_size,
@@ -151,8 +155,9 @@ def observed(url: str, configuration: Configuration) -> Observed:
         schedule=configuration.schedule,
         epochs=EPOCHS,
     ) as loader:
-        for _ in range(EPOCHS):
-            begun, waited = time.perf_counter(), loader.stats().wait_seconds
+        for epoch in range(EPOCHS):
+            begun = time.perf_counter() if epoch else started
+            waited = loader.stats().wait_seconds
             for batch in loader:
                 time.sleep(step_seconds * len(batch["label"]) / configuration.batch_size)
             seconds.append(time.perf_counter() - begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_snapshot_scales_with_workers_lists_by_files_and_servers_by_servers() 
     assert found["snapshot", 128_000, 16] < 0.1 * min(found["4 servers", 128_000, 16], found["lists", 128_000, 16])
 
 
-def held(size: int, **model: float) -> tuple[HeldView, bytes]:
+def held(size: int, **model: Any) -> tuple[HeldView, bytes]:
     data = described(super_samples=size, samples=1, super_sample_bytes=8192).to_bytes()
     bucket = SimulatedBucket(BucketModel(first_byte=Constant(0.1), **model), {POINTER_KEY: len(data)}.__getitem__)
     return HeldView(BucketView(bucket, random.Random(1)), {POINTER_KEY: data}), data

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from statistics import median, quantiles
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from stoker.plan.link import Shared, SharedLink
 SIZES = {"a": 8_000_000, "b": 1_000}
 
 
-def view(model: BucketModel, **settings: float) -> BucketView:
+def view(model: BucketModel, **settings: Any) -> BucketView:
     return BucketView(SimulatedBucket(model, SIZES.__getitem__), random.Random(1), **settings)
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import math
+import random
 import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
 from stoker.cache.spec import CacheSpec
 from stoker.cache.tiers import Sharers, made_tiers
+from stoker.clock import run_virtual
 from stoker.errors import BudgetError, ConfigError
 from stoker.feed import FeedConfig
 from stoker.fetch.config import FetchConfig
 from stoker.order import OrderConfig
 from stoker.plan.advice import Advice, Resources, Suggestion, advise
-from stoker.plan.bucket import BucketModel
+from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
 from stoker.plan.dataset import described
 from stoker.plan.latency import Constant, Late, LogNormal
 from stoker.plan.predict import Prediction, predict
@@ -29,6 +34,7 @@ from stoker.schedule import NextBatch
 from stoker.sizes import parse_bytes
 
 MIB = 1 << 20
+_SOME = LogNormal(0.02, 0.04)
 
 
 def workload(
@@ -155,7 +161,7 @@ def test_a_cache_serves_its_share_in_later_epochs_only() -> None:
     assert found.hit_rate == pytest.approx(0.5, abs=0.01)
     assert found.first.requests == 120
     assert found.later.requests == pytest.approx(60, abs=2)
-    assert found.later.seconds == pytest.approx(found.first.seconds / 2, rel=0.1)
+    assert found.later.seconds == pytest.approx((found.first.seconds - 0.5) / 2, rel=0.1)  # the start counts, too
 
 
 def test_hit_rates_are_those_of_the_policies() -> None:
@@ -328,11 +334,13 @@ def test_a_prediction_for_ranks_is_what_the_simulator_has_for_all_of_them(ranks_
             compute=Constant(given.step_seconds),
             node_bytes_per_second=given.node_bytes_per_second,
             ranks_per_node=ranks_per_node,
-            epochs=3,
+            epochs=5,
+            in_step=True,
+            draws_by_object=True,
         )
     )
     found = predict(given)
-    whole = max(each.seconds for each in run.of_epoch(1))
+    whole = mean(run.of_epoch(epoch)[0].seconds for epoch in (1, 2, 3))
     assert found.later.seconds == pytest.approx(max(whole, found.bound.seconds), rel=0.02)
     assert found.later.requests == 240
 
@@ -431,3 +439,65 @@ def test_tiny_batches_are_predicted_as_larger_ones_are(super_samples: int, nodes
     assert tiny.later.requests == pytest.approx(usual.later.requests, rel=0.02)
     assert tiny.later.seconds == pytest.approx(usual.later.seconds, rel=0.02)
     assert tiny.first_batch_seconds == pytest.approx(usual.first_batch_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("longest_line_seconds", [math.inf, 0.0])
+def test_a_limit_on_requests_is_predicted_and_more_memory_is_not_advised_against_it(
+    longest_line_seconds: float,
+) -> None:
+    given = workload(rate=4000, super_samples=400, memory=40 * MIB)
+    limited = replace(
+        given.bucket, requests_per_second=20.0, burst=20, longest_line_seconds=longest_line_seconds, first_byte=_SOME
+    )
+    given = replace(given, bucket=limited)
+    found, by_name = advised(given, replace(RESOURCES, memory_bytes=16 << 30))
+    assert found.given is not None
+    assert found.given.bound.limit == "request rate"
+    assert found.given.later.seconds == pytest.approx(400 / 20, rel=0.02 if longest_line_seconds else 0.6)
+    assert found.given.later.stall >= 0.3
+    assert by_name["super-sample size"].is_change  # fewer requests are what helps
+    assert found.workload.feed.memory_bytes < 400 * MIB
+
+
+@pytest.mark.parametrize("super_samples", [10, 88])
+def test_no_more_memory_is_advised_than_a_window_an_epoch_and_hedges_take(super_samples: int) -> None:
+    given = workload(super_samples=super_samples, rate=50_000, node=20e6, memory=8 * MIB)
+    found, _ = advised(given, replace(RESOURCES, memory_bytes=16 << 30))
+    most = (4 + super_samples + 2) * 1.25 * MIB
+    assert found.workload.feed.memory_bytes <= most
+
+
+def test_what_is_drawn_for_an_object_does_not_depend_on_other_settings() -> None:
+    """Alternatives meet the same late answers, so a difference between them is none of chance."""
+
+    def first_bytes(keys: str) -> dict[str, float]:
+        async def main() -> dict[str, float]:
+            bucket = SimulatedBucket(BucketModel(first_byte=_SOME), dict.fromkeys("abc", 1000).__getitem__)
+            view, found = BucketView(bucket, random.Random(1), seed="7"), {}
+            for key in keys:
+                begun = asyncio.get_running_loop().time()
+                await view.head(key)
+                found[key] = round(asyncio.get_running_loop().time() - begun, 9)
+            return found
+
+        return run_virtual(main())
+
+    assert first_bytes("abc") == first_bytes("cab") == {**first_bytes("c"), **first_bytes("ab")}
+    assert len(set(first_bytes("abc").values())) == 3
+
+
+def test_the_first_batch_is_a_range_and_comes_before_the_first_epoch_ends() -> None:
+    given = replace(workload(rate=1e9, super_samples=4), start_range_seconds=(0.4, 0.9))
+    found = predict(replace(given, bucket=replace(given.bucket, first_byte=_SOME)), starts=5)
+    low, high = found.first_batch_range_seconds
+    assert low < found.first_batch_seconds < high <= found.first.seconds + 0.9
+    assert found.first_batch_seconds <= found.first.seconds
+    assert low >= 0.4
+
+
+def test_ranks_in_step_wait_for_the_slowest_of_them() -> None:
+    given = ranked(2, 1, rate=50_000.0, super_samples=89)
+    found = predict(given)
+    assert found.bound.limit == "bandwidth"
+    assert found.later.seconds == pytest.approx(found.bound.seconds, rel=0.15)
+    assert found.later.wait_seconds == pytest.approx(found.later.seconds - found.bound.compute_seconds, rel=0.02)

@@ -180,6 +180,11 @@ class LocalBucket:
         self.counts.requests[call.operation] += 1
         fault = self._faults.draw(call.operation, call.key)
         delay = self._shaper.first_byte_delay()
+        if call.operation == "GetObject":
+            turn = self._shaper.get_delay(asyncio.get_running_loop().time())
+            if turn is None:
+                fault = Fault(kind=FaultKind.SLOW_DOWN)
+            delay += turn or 0.0
         if call.operation == "GetObject" and (tail := self._shaper.tail_delay()):
             self.counts.faults["tail"] += 1
             delay += tail

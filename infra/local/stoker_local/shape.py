@@ -25,6 +25,9 @@ class Shape:
             the first ten segments of a connection (640 KB on loopback) go at once.
         total_bytes_per_second: rate of all connections together (GETs); None is unlimited.
         tail_fraction: how many GETs, of all, are delayed by another ``tail_seconds``.
+        gets_per_second: GETs answered; what comes faster is refused with 503 SlowDown. None is unlimited.
+        gets_burst: GETs that may come at once, after a pause.
+        gets_wait: let what comes faster wait for its turn, and refuse nothing.
         software_pacing: pace connections with timers even where the kernel can do it: exact from the first byte,
             at the cost of a timer for every 256 KiB.
         seed: of the delays, drawn in the order in which requests arrive.
@@ -36,6 +39,9 @@ class Shape:
     total_bytes_per_second: float | None = None
     tail_fraction: float = 0.0
     tail_seconds: float = 0.0
+    gets_per_second: float | None = None
+    gets_burst: int = 1
+    gets_wait: bool = False
     software_pacing: bool = False
     seed: int = 0
 
@@ -44,6 +50,8 @@ class Shape:
             raise ValueError("a shape's delays and sigma are finite and not negative")
         if not 0 <= self.tail_fraction <= 1:
             raise ValueError(f"tail_fraction={self.tail_fraction} is not within [0, 1]")
+        if not 0 < (self.gets_per_second or 1) < math.inf or self.gets_burst < 1:
+            raise ValueError(f"gets_per_second={self.gets_per_second} or gets_burst={self.gets_burst} is not positive")
         for rate in (self.connection_bytes_per_second, self.total_bytes_per_second):
             if rate is not None and not 1024 <= rate < math.inf:
                 raise ValueError(f"a rate of {rate} bytes per second is below 1024; use None for no limit")
@@ -93,12 +101,24 @@ class Pacer:
 class Shaper:
     """A shape in operation: draws delays and hands out pacers."""
 
-    __slots__ = ("_random", "_total", "shape")
+    __slots__ = ("_next_get_seconds", "_random", "_total", "shape")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+        self._next_get_seconds = -math.inf
         self._random = random.Random(shape.seed)  # noqa: S311  (reproducible delays, not secrets)
         self._total = None if shape.total_bytes_per_second is None else Pacer(shape.total_bytes_per_second)
+
+    def get_delay(self, now: float) -> float | None:
+        """Return the seconds until it is the turn of a GET that arrives now; None if it is refused."""
+        rate, burst = self.shape.gets_per_second, self.shape.gets_burst
+        if rate is None:
+            return 0.0
+        wait = max(0.0, self._next_get_seconds - now - (burst - 1) / rate)
+        if wait and not self.shape.gets_wait:
+            return None
+        self._next_get_seconds = max(now, self._next_get_seconds) + 1 / rate
+        return wait
 
     def first_byte_delay(self) -> float:
         """Return the seconds to wait before answering a request."""

@@ -48,6 +48,7 @@ class _Bucket:
     median_seconds: float
     slowest_seconds: float
     start_seconds: float
+    start_range_seconds: tuple[float, float]
     prices: StorePrices
     probe: Probe | None
 
@@ -72,6 +73,8 @@ def _configure(parser: ArgumentParser) -> None:
     node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds until the bucket answers")
     bandwidth = rate_from(LEAST_BYTES_PER_SECOND)
     node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="from the bucket, as 10Gbit or 1GB/s")
+    limit = "requests a second that the bucket answers all nodes together (default: as measured)"
+    node.add_argument("--requests-per-second", type=number_from(0.1, 1e9), metavar="N", help=limit)
     node.add_argument(
         "--probe",
         type=size_from(LEAST_PROBE_BYTES),
@@ -133,7 +136,7 @@ async def _looked(args: Namespace, feed: FeedConfig, prices: Prices) -> tuple[Wo
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with opened(args) as store:
-        store_prices = prices.store(price_key(store))
+        store_prices, opened_seconds = prices.store(price_key(store)), loop.time() - begun
         manifest = await read_manifest(store, args.at)
         read_seconds = loop.time() - begun
         if not manifest.samples:
@@ -145,12 +148,13 @@ async def _looked(args: Namespace, feed: FeedConfig, prices: Prices) -> tuple[Wo
         if args.first_byte is None or args.bandwidth is None:
             limits = ProbeLimits(size_bytes=args.probe)
             measured = await probe(store, [manifest.ref(row) for row in _spread(len(manifest))], limits)
-    bucket = _bucket(args, measured, read_seconds, store_prices)
+    bucket = _bucket(args, measured, (read_seconds - opened_seconds, read_seconds), store_prices)
     return replace(
         workload,
         bucket=bucket.model,
         node_bytes_per_second=bucket.node_bytes_per_second,
         start_seconds=bucket.start_seconds,
+        start_range_seconds=bucket.start_range_seconds,
     ), bucket
 
 
@@ -159,27 +163,38 @@ def _spread(count: int) -> Sequence[int]:
     return range(0, count, max(1, count // 64))
 
 
-def _bucket(args: Namespace, measured: Probe | None, read_seconds: float, prices: StorePrices) -> _Bucket:
-    """Return the bucket as measured, but for what is given."""
+def _bucket(args: Namespace, measured: Probe | None, read_seconds: tuple[float, float], prices: StorePrices) -> _Bucket:
+    """Return the bucket as measured, but for what is given.
+
+    Args:
+        args: of the command line.
+        measured: what the probe found, None where all was given.
+        read_seconds: that opening the store and reading the manifest took, without imports and with them.
+        prices: of the store.
+    """
     if measured is not None:
         model, total = measured.bucket(), measured.total_bytes_per_second
         median_seconds, slowest_seconds = measured.median_seconds, measured.slowest_seconds
-        start_seconds = read_seconds + measured.connect_seconds
+        start_seconds, connecting = read_seconds[1] + measured.connect_seconds, measured.connect_range_seconds
     else:
-        model, total, median_seconds, slowest_seconds, start_seconds = BucketModel(), math.inf, 0.0, 0.0, read_seconds
-    first_byte = model.first_byte
+        model, total, median_seconds, slowest_seconds = BucketModel(), math.inf, 0.0, 0.0
+        start_seconds, connecting = read_seconds[1], (0.0, 0.0)
+    starts = (read_seconds[0] + connecting[0], read_seconds[1] + connecting[1])
     if args.first_byte is not None:
         median_seconds = slowest_seconds = start_seconds = args.first_byte / 1000
-        first_byte = Constant(median_seconds)
+        model, starts = replace(model, first_byte=Constant(median_seconds)), (start_seconds, start_seconds)
     rate = model.connection_bytes_per_second if measured else _CONNECTION_BYTES_PER_SECOND
     if args.bandwidth is not None:
         total, rate = args.bandwidth, min(rate, args.bandwidth)
+    if args.requests_per_second is not None:
+        model = replace(model, requests_per_second=args.requests_per_second, longest_line_seconds=math.inf, burst=1)
     return _Bucket(
-        model=BucketModel(first_byte=first_byte, connection_bytes_per_second=rate),
+        model=replace(model, connection_bytes_per_second=rate),
         node_bytes_per_second=total,
         median_seconds=median_seconds,
         slowest_seconds=slowest_seconds,
         start_seconds=start_seconds,
+        start_range_seconds=starts,
         prices=prices,
         probe=measured,
     )
@@ -254,15 +269,24 @@ def _as_text(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advic
 
 def _measured(bucket: _Bucket) -> list[str]:
     found = bucket.probe
+    limit = bucket.model.requests_per_second
+    limited = "" if limit == math.inf else f"; the bucket answers {limit:,.3g} requests/s, and {_excess(bucket.model)}"
     alone, together = format_bytes(bucket.model.connection_bytes_per_second), format_bytes(bucket.node_bytes_per_second)
     rates = f"first byte {_seconds(bucket.median_seconds)}, one connection {alone}/s, a node {together}/s"
     if found is None:
-        return _wrapped(f"as given: {rates}")
+        return _wrapped(f"as given: {rates}{limited}")
     more = "" if found.is_saturated else " at least"
     took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
     if found.is_rate_assumed:
-        return _wrapped(f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell")
-    return _wrapped(f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')})")
+        return _wrapped(
+            f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell{limited}"
+        )
+    return _wrapped(f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')}){limited}")
+
+
+def _excess(model: BucketModel) -> str:
+    """Return what a bucket does with more requests than it answers."""
+    return "lets more of them wait" if model.longest_line_seconds == math.inf else "refuses more of them"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -275,10 +299,11 @@ def _predicted(advice: Advice, money: _Money) -> list[str]:
         columns = columns[:1]
     rows: list[list[str]] = [["predicted", *(name for name, _ in columns)]]
     facts: dict[str, Callable[[Prediction], str]] = {
-        "time to first batch": lambda found: _seconds(found.first_batch_seconds),
+        "time to first batch": lambda found: "{} to {}".format(*map(_seconds, found.first_batch_range_seconds)),
         "first epoch": lambda found: f"{_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
         "later epochs": lambda found: f"{_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
-        "requests an epoch": lambda found: f"{found.later.requests:,.0f}",
+        "requests, first epoch": lambda found: f"{found.first.requests:,.0f}",
+        "requests, later epochs": lambda found: f"{found.later.requests:,.0f}",
         "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
         "bucket an epoch": lambda found: _dollars(money.of(found.later)),
         "waiting an epoch": lambda found: _dollars(money.waiting(found.later) or 0.0),
@@ -299,6 +324,7 @@ def _bound(advice: Advice) -> list[str]:
         f"no epoch can be shorter than {_seconds(bound.seconds)}, by {bound.limit}: compute "
         f"{_seconds(bound.compute_seconds)}, bandwidth {_seconds(bound.transfer_seconds)}, requests "
         f"{_seconds(bound.request_seconds)}"
+        + (f", request rate {_seconds(bound.rate_seconds)}" if bound.rate_seconds else "")
     )
 
 

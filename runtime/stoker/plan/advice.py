@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from stoker.budget import window_slots
+from stoker.budget import plan_slots, window_slots
 from stoker.cache.disk_folder import BLOCK_BYTES
 from stoker.errors import BudgetError, ConfigError, StokerError
 from stoker.manifest import Manifest
@@ -15,7 +15,7 @@ from stoker.plan.predict import Prediction, predict
 from stoker.plan.workload import Cache, Workload
 from stoker.ring import ALIGNMENT_BYTES
 from stoker.schedule import Continuous
-from stoker.sizes import format_bytes
+from stoker.sizes import MOST_BYTES, format_bytes
 
 __all__ = ["Advice", "Resources", "Suggestion", "advise"]
 
@@ -26,6 +26,8 @@ _SMALLEST_BYTES = 64 << 10
 """Of a super-sample of a data set so small that it has too few in any case."""
 _TRANSFER_PER_FIRST_BYTE = 8
 """A request is well spent if its bytes take about so many times as long as waiting for the first of them."""
+_SPARE_RATE = 1.5
+"""Bytes of a request, for each that would be enough where a bucket limits the rate of requests."""
 _TOO_SMALL, _TOO_LARGE = 2.5, 4.0
 """Super-samples that are so many times smaller or larger than they should be are worth packing again."""
 _WINDOW, _LEAST_WINDOW = 8, 2
@@ -37,6 +39,8 @@ _SLOTS_FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 """Of a window's slots, tried in this order: the least that is enough is advised."""
 _IN_FLIGHT = 4
 """Super-samples on their way, beside a window's, for which there should be room."""
+_STARTS = 6
+"""Simulated for the range of a first batch."""
 _MEMORY_BYTES_PER_SECOND = 8e9
 """Of a copy out of a cache in memory."""
 _LATE = 5.0
@@ -138,7 +142,7 @@ def advise(given: Workload, resources: Resources) -> Advice:
     )
     roomy, memory = _with_memory(continuous, given.feed.memory_bytes, resources)
     cached, cache = _cached(roomy, resources)
-    advised = predict(cached)
+    advised = predict(cached, starts=_STARTS)
     warm = _warm(cached, advised, resources)
     return Advice(
         suggestions=(size, window, schedule, memory, cache, warm),
@@ -151,7 +155,7 @@ def advise(given: Workload, resources: Resources) -> Advice:
 
 def _tried(workload: Workload) -> tuple[Prediction | None, str]:
     try:
-        return predict(workload), ""
+        return predict(workload, starts=_STARTS), ""
     except StokerError as error:  # too little memory, or a link on which its super-samples come too late
         return None, str(error)
 
@@ -178,11 +182,17 @@ def _repacked(given: Workload, resources: Resources) -> tuple[Workload, Suggesti
 def _good_bytes(given: Workload, resources: Resources) -> int:
     """Return a power of two: large enough for the bucket, small enough for the memory and for shuffling."""
     rate = min(given.bucket.connection_bytes_per_second, given.node_bytes_per_second)
-    wanted = _TRANSFER_PER_FIRST_BYTE * resources.median_seconds * rate
+    wanted = max(_TRANSFER_PER_FIRST_BYTE * resources.median_seconds * rate, _bytes_of_a_request(given))
     share = given.manifest.size_bytes / given.feed.world_size / (_WINDOW * _WINDOWS_EACH)
     most = min(_MOST_BYTES, _slot_bytes(resources), max(share, _SMALLEST_BYTES))
     chosen = min(max(wanted, _LEAST_BYTES), most)
     return max(1 << round(math.log2(chosen)), math.ceil(given.sample_bytes))
+
+
+def _bytes_of_a_request(given: Workload) -> float:
+    """Return how many bytes a request has to bring for all ranks to compute without waiting for the request rate."""
+    needed = given.feed.world_size * given.samples_per_second * given.sample_bytes
+    return _SPARE_RATE * needed / given.bucket.requests_per_second
 
 
 def _slot_bytes(resources: Resources) -> int:
@@ -224,6 +234,13 @@ def _least_memory(given: Workload, window: int, factor: float = 1.25) -> int:
     return manifest.file_bytes + feed.held_bytes + slots * slot_bytes
 
 
+def _most_memory(given: Workload) -> int:
+    """Return the memory that a loader can fill: a window, a whole epoch ahead of it, and hedges."""
+    feed, manifest = given.feed, given.manifest
+    fixed_bytes, partition = manifest.file_bytes + feed.held_bytes, feed.partition(manifest.samples)
+    return plan_slots(manifest, fixed_bytes, feed.order, partition, MOST_BYTES).size_bytes
+
+
 def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tuple[Workload, Suggestion]:
     """Return the workload with the least memory with which an epoch takes about as long as with all that there is.
 
@@ -235,7 +252,8 @@ def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tu
     def having(size_bytes: int) -> Workload:
         return replace(given, feed=replace(given.feed, memory_bytes=size_bytes))
 
-    most, least = resources.memory_bytes, _least_memory(given, window, 1.0)
+    least = _least_memory(given, window, 1.0)
+    most = min(resources.memory_bytes, max(least, _most_memory(given)))
     if most < least:
         raise BudgetError(
             f"no loader of this data set fits into the {format_bytes(most)} that a rank may have: window {window} with "
@@ -251,14 +269,14 @@ def _with_memory(given: Workload, memory_bytes: int, resources: Resources) -> tu
         if predict(having(size_bytes)).later.seconds <= best.seconds * (1 + _STALL / 2):
             chosen = size_bytes
             break
-    fits = memory_bytes <= most
+    fits = memory_bytes <= resources.memory_bytes
     reason = f"{format_bytes(chosen)} is the least that waits as little as all that there is"
     advised = memory_bytes if fits and memory_bytes >= chosen else chosen
     return having(advised), Suggestion(
         name="memory",
         given=format_bytes(memory_bytes),
         advised=format_bytes(advised),
-        reason=reason if fits else f"there are {format_bytes(most)}, and {reason}",
+        reason=reason if fits else f"there are {format_bytes(resources.memory_bytes)}, and {reason}",
         command="" if advised == memory_bytes else f"Loader(memory={_written(chosen)})",
     )
 
@@ -330,7 +348,7 @@ def _warm(given: Workload, found: Prediction, resources: Resources) -> Suggestio
         reason = f"training waits {found.later.stall:.1%} of the time without it"
     elif found.bound.limit == "bandwidth":
         reason = "the node's network is full, and its functions would be behind it too"
-    elif found.bound.limit == "requests":
+    elif found.bound.limit in ("requests", "request rate"):
         reason = "requests are too many; larger super-samples cost nothing"
     elif given.cache is not None:
         reason = "the cache is nearer, and free"

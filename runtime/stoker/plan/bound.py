@@ -22,6 +22,7 @@ class Demand:
         bytes_per_second: that its network and its connections together can bring.
         latency_seconds: of a request, until its first byte.
         concurrency: requests that may be under way at once.
+        requests_per_second: that the bucket answers this node.
     """
 
     compute_seconds: float
@@ -31,6 +32,7 @@ class Demand:
     bytes_per_second: float
     latency_seconds: float
     concurrency: int
+    requests_per_second: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("compute_seconds", "size_bytes", "gets", "latency_seconds"):
@@ -38,36 +40,44 @@ class Demand:
                 raise ConfigError(f"{name} must be at least 0 and finite, not {getattr(self, name)}")
         if not 0 <= self.hit_rate <= 1:
             raise ConfigError(f"hit_rate must be in [0, 1], not {self.hit_rate}")
-        if not self.bytes_per_second > 0 or self.concurrency < 1:
-            raise ConfigError(f"an epoch needs bytes_per_second > 0 and concurrency >= 1, not {self}")
+        if not min(self.bytes_per_second, self.requests_per_second) > 0 or self.concurrency < 1:
+            raise ConfigError(
+                f"an epoch needs bytes_per_second > 0, requests_per_second > 0 and concurrency >= 1, not {self}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency), in seconds.
+    """T ≥ max(compute, (1 - κ)·bytes / bandwidth, (1 - κ)·GETs·latency / concurrency, (1 - κ)·GETs / rate), in seconds.
 
     Attributes:
         compute_seconds: the first term.
         transfer_seconds: the second.
         request_seconds: the third.
+        rate_seconds: the fourth.
     """
 
     compute_seconds: float
     transfer_seconds: float
     request_seconds: float
+    rate_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """The largest of the three."""
-        return max(self.compute_seconds, self.transfer_seconds, self.request_seconds)
+        """The largest of them."""
+        return max(self.compute_seconds, self.transfer_seconds, self.request_seconds, self.rate_seconds)
 
     @property
     def limit(self) -> str:
-        """Which of them it is: ``"compute"``, ``"bandwidth"`` or ``"requests"``; the first where they are equal."""
+        """Which of them it is: ``"compute"``, ``"bandwidth"``, ``"requests"`` or ``"request rate"``.
+
+        The first where they are equal.
+        """
         terms = {
             "compute": self.compute_seconds,
             "bandwidth": self.transfer_seconds,
             "requests": self.request_seconds,
+            "request rate": self.rate_seconds,
         }
         return max(terms, key=terms.__getitem__)
 
@@ -84,4 +94,5 @@ def bound_of(demand: Demand) -> Bound:
         compute_seconds=demand.compute_seconds,
         transfer_seconds=missed * demand.size_bytes / demand.bytes_per_second,
         request_seconds=missed * demand.gets * demand.latency_seconds / demand.concurrency,
+        rate_seconds=missed * demand.gets / demand.requests_per_second,
     )

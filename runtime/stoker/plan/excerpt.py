@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from stoker.manifest import Manifest, PackRun
 from stoker.plan.workload import Workload
 
-__all__ = ["excerpt"]
+__all__ = ["beginning", "excerpt"]
 
 _MOST_FETCHES = 400
 _MOST_STEPS = 3_000
@@ -18,6 +19,8 @@ _LEAST_WINDOWS = 4
 """Simulated on each rank, however many steps that is."""
 _MOST_TINY_STEPS, _TINY_STEPS_EACH = 4 * _MOST_STEPS, 32
 """Where there are more steps than the first, some are simulated as one, but each super-sample lasts for the second."""
+_START_STEPS = 2
+"""Of all ranks, that are simulated of a start."""
 _MOST_RANKS = 8
 """Simulated, or one node's; where there are more, each has as much to do as before, in a data set as much smaller."""
 
@@ -48,7 +51,20 @@ def excerpt(workload: Workload) -> Workload:
         order=replace(feed.order, lanes=lanes),
         drop_last=feed.drop_last or small.samples >= 2 * batch_size * ranks,
     )
-    return replace(workload, manifest=small, feed=cut)
+    rate = workload.bucket.requests_per_second * ranks / feed.world_size
+    bucket = replace(workload.bucket, requests_per_second=rate)
+    return replace(workload, manifest=small, feed=cut, bucket=bucket)
+
+
+def beginning(small: Workload, super_samples: int) -> Workload:
+    """Return as much of an excerpt as its start reads: so many super-samples or a few steps, if it has more."""
+    manifest, feed = small.manifest, small.feed
+    step_fetches = feed.world_size * feed.batch_size * len(manifest) / manifest.samples
+    kept = max(super_samples, math.ceil(_START_STEPS * step_fetches))
+    if len(manifest) <= kept:
+        return small
+    thinned = _thinned(manifest, kept, float(manifest.samples))
+    return replace(small, manifest=thinned, feed=replace(feed, drop_last=False))
 
 
 def _coarse_batch(batch_size: int, manifest: Manifest) -> int:

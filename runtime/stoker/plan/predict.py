@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import reduce
 from statistics import median
 
 from stoker.budget import plan_slots
 from stoker.plan.bound import Bound, Demand, bound_of
-from stoker.plan.excerpt import excerpt
+from stoker.plan.excerpt import beginning, excerpt
 from stoker.plan.latency import Constant
 from stoker.plan.link import SharedLink
 from stoker.plan.scenario import Run, Scenario, TierMaker, simulate
@@ -19,8 +20,11 @@ from stoker.tier import ObjectRef
 
 __all__ = ["EpochForecast", "Prediction", "predict"]
 
-_EPOCHS = 3
-"""The second is what every later one is like: begun with a full ring, and with another one to look ahead into."""
+_EPOCHS, _EPOCHS_OF_RANKS = 3, 5
+"""Those between the first and the last are what every later one is like: begun with a full ring, and with another one
+to look ahead into. Of several ranks, now one and now another is behind, so more of them are simulated."""
+_START_WINDOWS = 2
+"""Of super-samples, for each rank, that are simulated of a start."""
 _DRAWS = 501
 """Of a first byte, for its median: odd, so that it is one of them."""
 
@@ -81,7 +85,8 @@ class Prediction:
 
     Attributes:
         first_batch_seconds: from constructing the loader.
-        first: epoch, in which caches are empty.
+        first_batch_range_seconds: the least and the most of several simulated starts.
+        first: epoch, in which caches are empty, from constructing the loader.
         later: epochs.
         bound: of a later epoch.
         hit_rate: of the cache in later epochs.
@@ -90,6 +95,7 @@ class Prediction:
     """
 
     first_batch_seconds: float
+    first_batch_range_seconds: tuple[float, float]
     first: EpochForecast
     later: EpochForecast
     bound: Bound
@@ -98,10 +104,15 @@ class Prediction:
     slots: int
 
 
-def predict(workload: Workload, *, seed: int = 0) -> Prediction:
+def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction:
     """Simulate a workload, or as much of it as is worth its time, and extrapolate.
 
     The same workload gives the same prediction.
+
+    Args:
+        workload: to predict.
+        seed: of what is drawn.
+        starts: simulated for the range of the first batch.
 
     Raises:
         BudgetError: the memory is too small for the order; names the figure that fits.
@@ -119,13 +130,16 @@ def predict(workload: Workload, *, seed: int = 0) -> Prediction:
     settled = _simulated(small, hit_rate, seed) if hit_rate else cold
     each_for = feed.world_size / small.feed.world_size
     growth = max(1.0, workload.manifest.samples / each_for / small.manifest.samples)
-    begun = max(each.first_batch_seconds or 0.0 for each in cold.of_epoch(0))
-    rest = _forecast(cold, 1, each_for).grown(growth - 1.0)
+    begun = _first_batch_seconds(cold)
+    lasting = _lasting(cold, each_for)
+    first = _forecast(cold, 0, each_for).followed_by(lasting.grown(growth - 1.0))
+    first = first.at_least(first.seconds + workload.start_seconds)
     bound = bound_of(_demand(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate))
     return Prediction(
         first_batch_seconds=workload.start_seconds + begun,
-        first=_forecast(cold, 0, each_for).followed_by(rest),
-        later=_forecast(settled, 1, each_for).grown(growth).at_least(bound.seconds),
+        first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),
+        first=first,
+        later=_lasting(settled, each_for).grown(growth).at_least(bound.seconds),
         bound=bound,
         hit_rate=hit_rate,
         simulated=min(1.0, 1.0 / growth),
@@ -133,7 +147,7 @@ def predict(workload: Workload, *, seed: int = 0) -> Prediction:
     )
 
 
-def _simulated(workload: Workload, hit_rate: float, seed: int) -> Run:
+def _simulated(workload: Workload, hit_rate: float, seed: int, epochs: int = 0) -> Run:
     return simulate(
         Scenario(
             manifest=workload.manifest,
@@ -142,11 +156,28 @@ def _simulated(workload: Workload, hit_rate: float, seed: int) -> Run:
             compute=Constant(workload.step_seconds),
             node_bytes_per_second=workload.node_bytes_per_second,
             ranks_per_node=workload.ranks_per_node,
-            epochs=_EPOCHS,
+            epochs=epochs or (_EPOCHS if workload.feed.world_size == 1 else _EPOCHS_OF_RANKS),
+            in_step=workload.feed.world_size > 1,
+            draws_by_object=True,
             tiers=_settled(workload.cache, workload.ranks_per_node, hit_rate) if workload.cache and hit_rate else None,
             seed=seed,
         )
     )
+
+
+def _first_batch_seconds(run: Run) -> float:
+    return max(each.first_batch_seconds or 0.0 for each in run.of_epoch(0))
+
+
+def _first_batch_range(
+    workload: Workload, small: Workload, begun: float, seed: int, starts: int
+) -> tuple[float, float]:
+    """Return the least and the most that a first batch takes: first bytes and handshakes differ from start to start."""
+    window, ranks = small.feed.order.window, small.feed.world_size
+    few = beginning(small, _START_WINDOWS * window * ranks)
+    others = [_first_batch_seconds(_simulated(few, 0.0, seed + each, 1)) for each in range(1, starts)]
+    low, high = workload.start_range_seconds or (workload.start_seconds, workload.start_seconds)
+    return low + min([begun, *others]), high + max([begun, *others])
 
 
 def _settled(cache: Cache, ranks_per_node: int, hit_rate: float) -> TierMaker:
@@ -189,7 +220,9 @@ def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
     """
     results = run.of_epoch(epoch)
     slowest = max(results, key=lambda each: each.seconds)
-    reads_of = [sum(each.look_ups for each in run.of_epoch(number)) for number in range(_EPOCHS)]
+    # Ranks in step wait for the one that waits for data, too.
+    wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
+    reads_of = [sum(each.look_ups for each in run.of_epoch(number)) for number in range(_epochs(run))]
     hits = sum(each.tier_hits.total() for each in run.epochs)
     hedges = sum(each.hedges for each in run.epochs)
     missed = 1.0 - hits / sum(reads_of)
@@ -197,10 +230,20 @@ def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
     extra = run.requests - hedges - reads if epoch == 0 else 0
     return EpochForecast(
         seconds=slowest.seconds,
-        wait_seconds=slowest.wait_seconds,
+        wait_seconds=wait_seconds,
         requests=each_for * (reads_of[epoch] * missed * (1.0 + hedges / max(1, reads)) + extra),
         read_bytes=each_for * run.read_bytes * reads_of[epoch] / sum(reads_of),
     )
+
+
+def _epochs(run: Run) -> int:
+    return run.epochs[-1].epoch + 1
+
+
+def _lasting(run: Run, each_for: float) -> EpochForecast:
+    """Return what an epoch is like behind the first: the mean of those that have another one to look ahead into."""
+    several = [_forecast(run, epoch, each_for) for epoch in range(1, _epochs(run) - 1)]
+    return reduce(EpochForecast.followed_by, several).grown(1.0 / len(several))
 
 
 def _demand(workload: Workload, ahead: int, hit_rate: float) -> Demand:
@@ -216,4 +259,5 @@ def _demand(workload: Workload, ahead: int, hit_rate: float) -> Demand:
         bytes_per_second=min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second),
         latency_seconds=median(bucket.first_byte.draw(rng) for _ in range(_DRAWS)),
         concurrency=concurrency,
+        requests_per_second=bucket.requests_per_second / nodes,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, cycle, islice, pairwise
@@ -16,6 +17,7 @@ from statistics import median
 from stoker.errors import ConfigError, DeadlineError
 from stoker.plan.bucket import BucketModel
 from stoker.plan.latency import Recorded
+from stoker.plan.request_rate import RateLimit, rate_limit_of
 from stoker.plan.timed_read import TimedRead, TimedReader
 from stoker.sizes import counted, format_bytes
 from stoker.store.protocol import Readable
@@ -39,6 +41,18 @@ _READS_EACH, _READS_STEADY = 2, 3
 """Of each connection while that is found out, and then: the first reads begin together, and leave the link idle."""
 _PART = 0.4
 """Of the bytes that are left: more connections may have to be tried, and then there is the last measurement."""
+_LOOKING_CONNECTIONS, _LOOKING_REQUESTS = 16, 48
+"""That look for a limit on the rate of requests."""
+_LOOKS = 2
+"""That must find one: a busy machine keeps requests waiting, too, but hardly twice."""
+_RATE_CONNECTIONS, _RATE_REQUESTS, _RATE_SECONDS = 8, 80, 1.5
+"""With which, once there is one, its rate is found out, and for how long at most."""
+_PRESSURE, _LEAST_SPAN_SECONDS, _LONGEST_PAUSE_SECONDS = 4.0, 0.1, 0.5
+"""Requests, then, for each that is answered; from when on it is known how many are; and what a connection waits after a
+refusal, at most."""
+_SPACING, _READS_PACED, _PACED_SECONDS = 1.1, 6, 8.0
+"""Once there is a limit: requests are sent so many times the seconds apart that it leaves to each; small reads that
+tell of first bytes without a line; seconds that the rest may take."""
 _SLOWER, _MUCH_SLOWER = 1.3, 1.6
 """The link is full when several transfers take so many times as long as one alone; the second one where that is told by
 whole reads, of which first bytes are a large part."""
@@ -79,6 +93,7 @@ class Probe:
 
     Attributes:
         connect_seconds: by how much a connection's first request took longer than others: names, handshakes.
+        connect_range_seconds: the least and the most of that.
         first_byte_seconds: from a request to its answer: as often as there were answers, those of small reads, and the
             late ones of all. One that was not waited for counts with the seconds that it was.
         late: of them, how many were late: a fetcher would ask for them a second time.
@@ -89,11 +104,14 @@ class Probe:
         connections: that brought it.
         requests: that were sent.
         failed: of them, those that ended in an error that may pass.
+        throttled: of these, those that the bucket refused because there were too many.
+        limit: on the rate of requests; None if there is none, or none was met.
         read_bytes: that arrived, late ones aside.
         seconds: that it took.
     """
 
     connect_seconds: float
+    connect_range_seconds: tuple[float, float]
     first_byte_seconds: tuple[float, ...] = field(repr=False)
     late: int
     connection_bytes_per_second: float
@@ -103,6 +121,8 @@ class Probe:
     connections: int
     requests: int
     failed: int
+    throttled: int
+    limit: RateLimit | None
     read_bytes: int
     seconds: float
 
@@ -117,10 +137,15 @@ class Probe:
         return max(self.first_byte_seconds)
 
     def bucket(self) -> BucketModel:
-        """Return a bucket that answers like this one; what all share is the machine's network, not the bucket's."""
+        """Return a bucket that answers like this one; what all share is its request rate, not its network."""
+        limit = self.limit or RateLimit(requests_per_second=math.inf)
         return BucketModel(
             first_byte=Recorded(self.first_byte_seconds),
             connection_bytes_per_second=self.connection_bytes_per_second,
+            requests_per_second=limit.requests_per_second,
+            longest_line_seconds=limit.longest_line_seconds,
+            burst=limit.burst,
+            error_fraction=(self.failed - self.throttled) / self.requests,
         )
 
 
@@ -157,22 +182,28 @@ async def probe(store: Readable, refs: Sequence[ObjectRef], limits: ProbeLimits 
 class _Prober:
     def __init__(self, reader: TimedReader, limits: ProbeLimits) -> None:
         self._reader, self._limits = reader, limits
-        self._connecting_seconds = 0.0
+        self._connects: tuple[float, ...] = ()
+        self._limit: RateLimit | None = None
 
     async def run(self) -> Probe:
         reader, loop = self._reader, asyncio.get_running_loop()
         begun = loop.time()
-        reads = [await reader.read(_SMALL_BYTES) for _ in range(self._limits.first_bytes)]
-        waits = [read.done - read.sent for read in self._some(reads[1:])]  # the first one may connect
+        waits = await self._first_bytes()
         alone, is_assumed = await self._alone(median(waits))
         total, is_saturated, connections = await self._together(alone, is_assumed, median(waits))
+        if self._limit is None and reader.throttled:  # so much at once was too much
+            await self._press(_RATE_CONNECTIONS, self._limits.requests - reader.requests)
+            self._limit = rate_limit_of(reader.sent, median(waits))
+            total, is_saturated = max(total, _BELIEVED * alone), False
         late_seconds = self._late_seconds  # before so many late answers are told at once that they are most of the last
         await reader.leave(min(_LEAVE_SECONDS, (self._limits.seconds - (loop.time() - begun)) / 2))
         late = [wait for wait in reader.first_byte_seconds if wait > late_seconds]
         usual = [wait for wait in waits if wait <= late_seconds]
+        connects = [max(0.0, each - median(waits)) for each in self._connects] or [0.0]
         answers = max(len(reader.first_byte_seconds), len(waits))
         return Probe(
-            connect_seconds=max(0.0, self._connecting_seconds - median(waits)),
+            connect_seconds=connects[len(connects) // 2],
+            connect_range_seconds=(connects[0], connects[-1]),
             first_byte_seconds=(*islice(cycle(usual), answers - len(late)), *late),
             late=len(late),
             connection_bytes_per_second=alone,
@@ -182,6 +213,8 @@ class _Prober:
             connections=connections,
             requests=reader.requests,
             failed=reader.failed,
+            throttled=reader.throttled,
+            limit=self._limit,
             read_bytes=reader.read_bytes,
             seconds=loop.time() - begun,
         )
@@ -189,6 +222,62 @@ class _Prober:
     @property
     def _late_seconds(self) -> float:
         return self._reader.late_seconds or math.inf
+
+    async def _first_bytes(self) -> list[float]:
+        """Return the times of small reads, one after the other, as fast as the bucket would have requests."""
+        reader, reads = self._reader, list[TimedRead | None]()
+        while len(reads) < self._limits.first_bytes and not reader.throttled:
+            reads.append(await reader.read(_SMALL_BYTES))
+        waits = [read.done - read.sent for read in reads[1:] if read is not None]  # the first one may connect
+        self._limit = await self._rate_limit(median(waits or [0.0]))
+        if self._limit is None:
+            return waits or [read.done - read.sent for read in self._some(reads)]
+        reader.spacing_seconds = _SPACING / self._limit.requests_per_second
+        reads = [await reader.read(_SMALL_BYTES) for _ in range(_READS_PACED)]
+        return [read.done - read.sent for read in self._some(reads)]
+
+    async def _rate_limit(self, first_byte_seconds: float) -> RateLimit | None:
+        """Return the limit that the bucket sets to requests: many small ones at once find one, more tell its rate."""
+        reader, left = self._reader, self._limits.requests - self._reader.requests
+        for _ in range(_LOOKS):
+            if reader.throttled:
+                break
+            begun = len(reader.sent)
+            firsts = await self._press(_LOOKING_CONNECTIONS, min(_LOOKING_REQUESTS, left // 4), looking=True)
+            self._connects = self._connects or tuple(sorted(read.begun - read.sent for read in firsts))
+            if rate_limit_of(reader.sent[begun:], first_byte_seconds) is None:
+                return None
+        if reader.throttled:
+            await self._press(_RATE_CONNECTIONS, min(_RATE_REQUESTS, left // 3))
+        return rate_limit_of(reader.sent[1:], first_byte_seconds)
+
+    async def _press(self, connections: int, requests: int, *, looking: bool = False) -> list[TimedRead]:
+        """Send small requests, a few times as fast as the bucket answers them; return each connection's first answer.
+
+        Nothing is sent, and nothing waited for, once they would take too long; nor, while ``looking``, once one was
+        refused.
+        """
+        loop, reader, answered = asyncio.get_running_loop(), self._reader, 0
+        begun_seconds, most = loop.time(), reader.requests + requests
+        rng = random.Random(0)  # noqa: S311 - so that pauses do not end together
+
+        async def connection() -> TimedRead | None:
+            nonlocal answered
+            first = None
+            while loop.time() < begun_seconds + _RATE_SECONDS and reader.requests < most:
+                if looking and reader.throttled:
+                    break
+                read = await reader.read(_SMALL_BYTES, patience_seconds=_LEAVE_SECONDS)
+                first, answered = first or read, answered + (read is not None)
+                if read is None:
+                    each_seconds = max(_LEAST_SPAN_SECONDS, loop.time() - begun_seconds) / max(1, answered)
+                    pause_seconds = rng.uniform(0.0, 2.0) * each_seconds * connections / _PRESSURE
+                    await asyncio.sleep(min(_LONGEST_PAUSE_SECONDS, pause_seconds))
+            return first
+
+        async with task_group() as group:
+            tasks = [group.create_task(connection()) for _ in range(connections)]
+        return [read for task in tasks if (read := task.result()) is not None]
 
     async def _alone(self, first_byte_seconds: float) -> tuple[float, bool]:
         """Return the bytes a second of one transfer alone, from three of growing size, and whether that is assumed."""
@@ -241,20 +330,25 @@ class _Prober:
         left_bytes = max(0, self._limits.size_bytes - self._reader.asked_bytes) // reads
         left_bytes = max(int(part * left_bytes), min(left_bytes, _TELLING_BYTES))
         size_bytes = min(left_bytes, _LARGE_BYTES, max(LEAST_PROBE_BYTES, int(alone * _READ_SECONDS)))
-        is_enough = self._reader.requests + reads <= self._limits.requests and size_bytes >= LEAST_PROBE_BYTES
+        most = self._limits.requests
+        if self._limit is not None:
+            most = min(most, self._reader.requests + int(_PACED_SECONDS * self._limit.requests_per_second))
+        is_enough = self._reader.requests + reads <= most and size_bytes >= LEAST_PROBE_BYTES
         return size_bytes if is_enough else 0
 
-    async def _at_once(self, connections: int, reads: int, size_bytes: int) -> list[list[TimedRead]]:
+    async def _at_once(
+        self, connections: int, reads: int, size_bytes: int, patience_seconds: float | None = None
+    ) -> list[list[TimedRead]]:
         """Return the reads of each of several connections, without those that failed or were late."""
 
         async def connection() -> list[TimedRead | None]:
-            return [await self._reader.read(size_bytes) for _ in range(reads)]
+            return [await self._reader.read(size_bytes, patience_seconds=patience_seconds) for _ in range(reads)]
 
         async with task_group() as group:
             tasks = [group.create_task(connection()) for _ in range(connections)]
-        if not self._connecting_seconds:  # all of them but one are new
+        if not self._connects:  # all of them but one are new
             firsts = [task.result()[0] for task in tasks]
-            self._connecting_seconds = median([read.begun - read.sent for read in firsts if read is not None] or [0.0])
+            self._connects = tuple(sorted(read.begun - read.sent for read in firsts if read is not None))
         return [[read for read in task.result() if read is not None] for task in tasks]
 
     def _sized(self, size_bytes: int, before: Sequence[TimedRead]) -> int:

@@ -62,6 +62,8 @@ class Scenario:
         tiers: makes what else is nearer than the bucket, and farther than the caches.
         warm: functions that hold super-samples for all nodes, the last place before the bucket; None for none.
         seed: of what is drawn; the order has its own.
+        draws_by_object: whether what is drawn for a request depends on the object and on how often it was asked for,
+            and on nothing else, so that runs that differ in a setting can be compared.
     """
 
     manifest: Manifest
@@ -76,6 +78,7 @@ class Scenario:
     tiers: TierMaker | None = None
     warm: WarmModel | None = None
     seed: int = 0
+    draws_by_object: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "ranks_per_node"):
@@ -166,7 +169,8 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink
     @cache
     def machine(number: int) -> tuple[BucketView, random.Random]:
         rng = random.Random(f"{scenario.seed} bucket {number}")  # noqa: S311 - a model's
-        return BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second), rng
+        seed = f"{scenario.seed} {number}" if scenario.draws_by_object else None
+        return BucketView(bucket, rng, bytes_per_second=scenario.node_bytes_per_second, seed=seed), rng
 
     def node(rank: int) -> Node:
         mine = replace(feed, rank=rank)

@@ -6,14 +6,16 @@ Late is what the fetcher asks for a second time: what has not begun after a mult
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from stoker.errors import StoreError, TransientError
+from stoker.errors import StoreError, ThrottledError, TransientError
 from stoker.fetch.config import FetchConfig
 from stoker.fetch.hedge import TransferTimes
+from stoker.plan.request_rate import SentRequest
 from stoker.store.protocol import Readable
 from stoker.tier import ObjectRef
 
@@ -50,7 +52,10 @@ class TimedReader:
         failed: of them, those that ended in an error that may pass.
         asked_bytes: that they asked for.
         read_bytes: that arrived, late ones aside.
+        throttled: of these, those that the bucket refused because there were too many.
         last: the last error.
+        sent: what became of each request, in the order in which they were sent.
+        spacing_seconds: from sending one request to sending the next, at least.
         first_byte_seconds: of each answer whose beginning was told, the first one aside: that one may have connected.
     """
 
@@ -59,7 +64,10 @@ class TimedReader:
         self._refs: Iterator[ObjectRef] = cycle(refs)
         self._times = TransferTimes()
         self._left: set[asyncio.Task[None]] = set()
-        self.requests = self.failed = self.asked_bytes = self.read_bytes = 0
+        self.requests = self.failed = self.throttled = self.asked_bytes = self.read_bytes = 0
+        self.sent: list[SentRequest] = []
+        self.spacing_seconds = 0.0
+        self._next_seconds = -math.inf
         self.last: TransientError | None = None
         self.first_byte_seconds: list[float] = []
 
@@ -71,12 +79,18 @@ class TimedReader:
             return None
         return max(_LEAST_LATE_SECONDS, _LATE_FACTOR * usual_seconds)
 
-    async def read(self, size_bytes: int) -> TimedRead | None:
+    async def read(self, size_bytes: int, *, patience_seconds: float | None = None) -> TimedRead | None:
         """Read the beginning of the next object; None if that failed in a way that may pass, or is late.
+
+        Args:
+            size_bytes: to read, at most.
+            patience_seconds: after which an answer is late that has not begun, and which then does not count among
+                the times to a first byte; None for :attr:`late_seconds`.
 
         Raises:
             StoreError: it failed for good.
         """
+        await self._turn()
         ref = next(self._refs)
         end = min(size_bytes, ref.size_bytes)
         self.requests += 1
@@ -84,8 +98,13 @@ class TimedReader:
         is_first, loop = self.requests == 1, asyncio.get_running_loop()
         sent, begun = loop.time(), loop.create_future()
         request = self._group.create_task(self._request(ref.key, end, begun))
-        await _either(request, begun, self.late_seconds)
+        is_patient = patience_seconds is not None
+        await _either(request, begun, patience_seconds if is_patient else self.late_seconds)
+        self._note(sent, request, begun)
         if not request.done() and not begun.done():
+            if is_patient:
+                request.cancel()
+                return None
             leaving = self._group.create_task(self._leave(request, sent, begun))
             self._left.add(leaving)
             leaving.add_done_callback(self._left.discard)
@@ -95,9 +114,21 @@ class TimedReader:
                 return None
             raise error
         self.read_bytes += end
-        if begun.done() and not is_first:
+        if begun.done() and not is_first and not is_patient:
             self._told(begun.result() - sent)
         return TimedRead(sent, begun.result() if begun.done() else sent, loop.time(), end)
+
+    async def _turn(self) -> None:
+        """Wait until the next request may be sent."""
+        now_seconds = asyncio.get_running_loop().time()
+        wait_seconds = self._next_seconds - now_seconds
+        self._next_seconds = max(now_seconds, self._next_seconds) + self.spacing_seconds
+        if wait_seconds > 0:
+            await asyncio.sleep(wait_seconds)
+
+    def _note(self, sent: float, request: asyncio.Task[StoreError | None], begun: asyncio.Future[float]) -> None:
+        is_refused = request.done() and isinstance(request.result(), ThrottledError)
+        self.sent.append(SentRequest(sent, begun.result() if begun.done() else None, is_refused))
 
     async def leave(self, seconds: float) -> None:
         """Wait so long for the first bytes of late reads; what is still to come then counts as if it came then."""
@@ -120,6 +151,7 @@ class TimedReader:
             await self._store.get_range(key, 0, end, into=memoryview(bytearray(end)), begun=begin)
         except TransientError as error:
             self.failed, self.last = self.failed + 1, error
+            self.throttled += isinstance(error, ThrottledError)
             return error
         except StoreError as error:
             return error

@@ -50,6 +50,7 @@ class Workload:
         bucket: how it answers a node.
         node_bytes_per_second: of a node's network.
         start_seconds: from constructing a loader until its fetching may begin: names, handshakes, the manifest.
+        start_range_seconds: the least and the most of that; None if it is always the same.
         cache: of each node or rank, if any.
 
     Raises:
@@ -64,6 +65,7 @@ class Workload:
     bucket: BucketModel = field(default_factory=BucketModel)
     node_bytes_per_second: float = math.inf
     start_seconds: float = 0.0
+    start_range_seconds: tuple[float, float] | None = None
     cache: Cache | None = None
 
     def __post_init__(self) -> None:

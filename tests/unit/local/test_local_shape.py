@@ -82,3 +82,13 @@ def test_the_tail_hits_the_fraction_that_is_asked() -> None:
 def test_an_impossible_shape_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"shape|tail_fraction|rate"):
         Shape(**wrong)  # type: ignore[arg-type]  # the keyword is a parameter of the test
+
+
+def test_gets_that_come_too_fast_are_refused_or_wait() -> None:
+    refusing = Shaper(Shape(gets_per_second=10, gets_burst=3))
+    assert [refusing.get_delay(now) for now in (0.0, 0.0, 0.0, 0.0, 0.05, 0.11, 0.11)] == [0, 0, 0, None, None, 0, None]
+    waiting = Shaper(Shape(gets_per_second=10, gets_burst=2, gets_wait=True))
+    assert [waiting.get_delay(0.0) for _ in range(4)] == pytest.approx([0.0, 0.0, 0.1, 0.2])
+    assert Shaper(Shape()).get_delay(0.0) == 0.0
+    with pytest.raises(ValueError, match="gets_per_second=-1"):
+        Shape(gets_per_second=-1)
