@@ -42,6 +42,7 @@ INPUTS = {
     "object of GCS": 2000,
     "frames of the warm tier": 2000,
     "handshake of the warm tier": 3000,
+    "image": 2000,
 }
 
 

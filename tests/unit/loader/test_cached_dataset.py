@@ -248,6 +248,26 @@ def fetch_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("stoker-fetch")]
 
 
+def test_close_leaves_a_data_set_that_does_not_return_behind_and_names_the_samples(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("stoker_torch.crew._CLOSE_SECONDS", 0.05)
+    entered, leave = threading.Barrier(3), threading.Event()
+
+    class Stuck(Squares):
+        def __getitem__(self, index: int) -> int:
+            entered.wait()
+            leave.wait()
+            return super().__getitem__(index)
+
+    dataset = CachedDataset(Stuck(), MemoryCache(samples=10), threads=2)
+    dataset.service.fetch([3, 5, 7])
+    entered.wait()
+    dataset.close()
+    leave.set()
+    assert caplog.messages == ["threads are left behind: the data set has not returned sample 3, 5"]
+
+
 def test_a_fetch_answers_at_once_and_reads_as_many_samples_at_a_time_as_there_are_threads() -> None:
     gated = Gated()
     with CachedDataset(gated, MemoryCache(10), threads=3) as dataset:

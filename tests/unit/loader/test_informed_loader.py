@@ -258,6 +258,31 @@ def test_leaving_early_ends_the_thread_after_the_batch_it_is_loading() -> None:
     assert [index for index, _ in watched.reads] == [0, 1, 2]
 
 
+def test_a_data_set_that_does_not_return_is_left_behind_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("stoker_torch.crew._CLOSE_SECONDS", 0.05)
+    entered, leave = threading.Event(), threading.Event()
+
+    def collate(samples: list[Any]) -> list[Any]:
+        if samples[0] >= 4:
+            entered.set()
+            leave.wait()
+        return samples
+
+    batches = iter(InformedDataLoader(range(20), batch_size=4, collate_fn=collate))
+    next(batches)
+    entered.wait()
+    del batches
+    gc.collect()
+    leave.set()
+    assert caplog.messages == [
+        "a thread is left behind: the data set has not returned the batch that was being loaded ahead"
+    ]
+    while threads():
+        pass
+
+
 def test_two_epochs_at_once_do_not_disturb_each_other() -> None:
     loader = InformedDataLoader(Pairs(), batch_size=None, depth=2)
     pairs = [(one["y"], other["y"]) for one, other in zip(loader, loader, strict=True)]
