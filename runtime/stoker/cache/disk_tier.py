@@ -138,13 +138,14 @@ class DiskTier:
             except OSError as error:
                 self._warn("is not used", error)
                 return
-            if not self._takes_in:
+            if not self.takes_in:
                 _log.info("%s: all of its %d parts are taken; this process only reads", self.name, self._config.owners)
             return
         self._warn("is not used", "another process has been opening it for too long")
 
     @property
-    def _takes_in(self) -> bool:
+    def takes_in(self) -> bool:
+        """Whether objects are written now: this process has a part of the folder, and its disk has not just failed."""
         has_part = self._folder is not None and self._folder.own is not None
         return has_part and asyncio.get_running_loop().time() >= self._resume_seconds
 
@@ -194,9 +195,18 @@ class DiskTier:
         if not isinstance(error, ChecksumError):
             self._pause(error)
 
+    def holds(self, ref: ObjectRef) -> bool:
+        """Return whether an object is in the own part."""
+        return name_of(ref) in self._keeper
+
+    @staticmethod
+    def taken_bytes(ref: ObjectRef) -> int:
+        """Return what an object takes of the limit, in bytes."""
+        return -(-ref.size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
     def offer(self, ref: ObjectRef, data: memoryview) -> None:
         """Copy an object into the line of those that wait to be written, if that is worth it and there is room."""
-        if not self._takes_in or ref.size_bytes > self._largest_bytes or not self._buffers.free:
+        if not self.takes_in or ref.size_bytes > self._largest_bytes or not self._buffers.free:
             self._keeper.declined += 1
             return
         evicted = self._keeper.offer(ref)
@@ -233,7 +243,7 @@ class DiskTier:
         folder = self._folder
         assert folder is not None  # noqa: S101 - it is closed after the last writing
         data = self._buffers.view(writing.slot, writing.size_bytes)
-        if not self._takes_in or writing.name not in self._keeper:  # evicted before it was written
+        if not self.takes_in or writing.name not in self._keeper:  # evicted before it was written
             await in_thread(lambda _: folder.remove(*writing.instead_of))
             self._keeper.drop(writing.name)
             return

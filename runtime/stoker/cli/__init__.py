@@ -14,6 +14,7 @@ from io import TextIOWrapper
 
 from stoker.cli import (
     allocate,
+    cache,
     compact,
     cost,
     doctor,
@@ -53,6 +54,7 @@ _COMMANDS = (
     doctor.command,
     cost.command,
     allocate.command,
+    cache.command,
     simulate.command,
     trace.command,
     warm.command,
