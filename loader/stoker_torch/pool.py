@@ -137,7 +137,9 @@ class SamplePool:
         self._work = work
         by_value = [*work.decode.values(), *([] if work.transform is None else [work.transform])]
         self._needs_context = any(map(asks_for_context, by_value))
-        self._decode = {name: with_context(function) for name, function in work.decode.items()}
+        self._decode = [
+            (name, f"decode of column {name!r}", with_context(function)) for name, function in work.decode.items()
+        ]
         self._transform = None if work.transform is None else with_context(work.transform)
         self._workers = workers
         self._allowed = max_bad_samples
@@ -216,13 +218,13 @@ class SamplePool:
     def _sample(self, columns: Columns, name_of: NameOf, context_of: ContextOf, place: int) -> Any:
         """Return one sample, or what stands for a bad one."""
         work, tasks, thread = self._work, self._tasks, threading.get_ident()
-        task = tasks[thread] = _Task(partial(name_of, place), "reading")
+        task = tasks[thread] = _Task(name_of, place, "reading", monotonic())
         try:
             needed = columns if work.transform is not None or work.collate is not None else work.decode
             sample: Any = {name: columns[name][place] for name in needed}
             context = context_of(place) if self._needs_context else None
-            for name, function in self._decode.items():
-                task.stage = f"decode of column {name!r}"
+            for name, stage, function in self._decode:
+                task.stage = stage
                 sample[name] = function(sample[name], context)
             task.stage = "transform"
             return sample if self._transform is None else self._transform(sample, context)
@@ -239,7 +241,7 @@ class SamplePool:
         """
         places = self._good_places(samples)
         tasks, thread = self._tasks, threading.get_ident()
-        task = tasks[thread] = _Task(lambda: f"the batch that starts with {name_of(0)}", "collate")
+        task = tasks[thread] = _Task(name_of, None, "collate", monotonic())
         try:
             batch = self._collated(columns, samples, places)
             if self._work.batch_transform is not None:
@@ -290,14 +292,22 @@ class _Task:
     """What a thread is doing.
 
     Attributes:
-        name: names the sample, or the batch.
+        name_of: names a sample of the batch.
+        place: of the sample; None for the whole batch.
         stage: which function is at work.
         begun: when, by the monotonic clock, in seconds.
     """
 
-    name: Callable[[], str]
+    name_of: NameOf
+    place: int | None
     stage: str
-    begun: float = field(default_factory=monotonic)
+    begun: float
+
+    def name(self) -> str:
+        """Name the sample, or the batch."""
+        if self.place is None:
+            return f"the batch that starts with {self.name_of(0)}"
+        return self.name_of(self.place)
 
     def failure(self, error: Exception) -> SampleError:
         """Return the error that an exception of the user's function becomes."""
