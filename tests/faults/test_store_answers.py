@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
-from stoker.errors import StokerError
+from stoker.errors import StokerError, TransientError
 from stoker.manifest import POINTER_KEY
 from stoker.store import GcsOptions, HttpOptions, S3Options, ServedOptions, Store, StoreOptions, gcs, open_store
 from support.stores import keys_of, read_range
@@ -167,3 +167,29 @@ def test_no_answer_to_any_operation_ends_in_an_error_of_another_library(
 
     asyncio.run(main())
     assert strangers == {}
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux gives up a peer that takes nothing")
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_body_that_nobody_takes_is_a_lost_connection(scheme: str) -> None:
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # a TCP transport has it
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await over.wait()
+            writer.transport.abort()
+
+        server = await asyncio.start_server(speak, "127.0.0.1", 0)
+        store = opened(scheme, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "direct")
+        with pytest.raises(TransientError):
+            async with asyncio.timeout(10.0):
+                await store.put("x", bytes(16 << 20))
+        over.set()
+        await store.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import CredentialsError, NotFoundError, PermissionDeniedError, StoreError
+from stoker.errors import CredentialsError, NotFoundError, PermissionDeniedError, RangeBeyondEndError, StoreError
 from stoker.feed import Batch, FeedConfig
 from stoker.loop_thread import LoopThread
 from stoker.order import Order, OrderConfig
@@ -109,7 +109,13 @@ class Hiding(Vanishing):
     answer = PermissionDeniedError("403")
 
 
-@pytest.mark.parametrize("kind", [Vanishing, Hiding])
+class Cutting(Vanishing):
+    """Has objects that became shorter."""
+
+    answer = RangeBeyondEndError("416")
+
+
+@pytest.mark.parametrize("kind", [Vanishing, Hiding, Cutting])
 def test_batches_taken_before_objects_vanish_still_know_their_samples(url: str, kind: type[Vanishing]) -> None:
     thread = LoopThread()
     try:
