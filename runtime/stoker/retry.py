@@ -74,11 +74,12 @@ class _Attempts:
     """The attempts of one operation: counts failures in a row, and waits after each.
 
     Args:
+        address: of what it is about, for the log.
         counts_at_once: whether the deadline counts from here on, or else from the first failure.
     """
 
-    def __init__(self, policy: RetryPolicy, rng: random.Random, *, counts_at_once: bool) -> None:
-        self._policy, self._random = policy, rng
+    def __init__(self, policy: RetryPolicy, rng: random.Random, address: str, *, counts_at_once: bool) -> None:
+        self._policy, self._random, self._address = policy, rng, address
         self._failures: list[TransientError] = []
         self._begun_seconds: float | None = asyncio.get_running_loop().time() if counts_at_once else None
         self._silent_since_seconds = asyncio.get_running_loop().time()
@@ -121,7 +122,8 @@ class _Attempts:
         if max(wait_seconds, now_seconds - self._silent_since_seconds) <= LONG_SECONDS:
             return
         self._silent_since_seconds = now_seconds
-        _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, error)
+        said = str(error) if self._address in str(error) else f"{self._address}: {error}"
+        _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, said)
 
 
 class RetryingReader(Generic[R_co]):
@@ -150,7 +152,7 @@ class RetryingReader(Generic[R_co]):
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""
-        return await self._retried(lambda: self.wrapped.get(key))
+        return await self._retried(key, lambda: self.wrapped.get(key))
 
     async def get_range(
         self,
@@ -163,35 +165,37 @@ class RetryingReader(Generic[R_co]):
         begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``."""
-        return await self._retried(lambda: self.wrapped.get_range(key, start, end, into=into, tag=tag, begun=begun))
+        return await self._retried(
+            key, lambda: self.wrapped.get_range(key, start, end, into=into, tag=tag, begun=begun)
+        )
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""
-        return await self._retried(lambda: self.wrapped.head(key))
+        return await self._retried(key, lambda: self.wrapped.head(key))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
-        attempts = self._attempts(counts_at_once=False)
+        attempts = self._attempts(prefix, counts_at_once=False)
         while True:
             try:
                 async for info in self.wrapped.list(prefix, start_after=start_after):
-                    attempts, start_after = self._attempts(counts_at_once=False), info.key
+                    attempts, start_after = self._attempts(prefix, counts_at_once=False), info.key
                     yield info
             except TransientError as error:
                 await attempts.failed(error)
             else:
                 return
 
-    async def _retried(self, attempt: Callable[[], Awaitable[T]], *, counts_at_once: bool = True) -> T:
-        attempts = self._attempts(counts_at_once=counts_at_once)
+    async def _retried(self, key: str, attempt: Callable[[], Awaitable[T]], *, counts_at_once: bool = True) -> T:
+        attempts = self._attempts(key, counts_at_once=counts_at_once)
         while True:
             try:
                 return await attempt()
             except TransientError as error:
                 await attempts.failed(error)
 
-    def _attempts(self, *, counts_at_once: bool) -> _Attempts:
-        return _Attempts(self.policy, self._random, counts_at_once=counts_at_once)
+    def _attempts(self, key: str, *, counts_at_once: bool) -> _Attempts:
+        return _Attempts(self.policy, self._random, f"{self.url}/{key}", counts_at_once=counts_at_once)
 
 
 class RetryingStore(RetryingReader[Store]):
@@ -213,7 +217,7 @@ class RetryingStore(RetryingReader[Store]):
                     return info
                 raise
 
-        return await self._retried(attempt, counts_at_once=False)
+        return await self._retried(key, attempt, counts_at_once=False)
 
     async def put_once(self, key: str, data: Buffer) -> ObjectInfo | None:
         """Write an object unless it is there already; return what the store says of it, None if another one is there.
@@ -232,14 +236,14 @@ class RetryingStore(RetryingReader[Store]):
         """
         for _ in range(2):
             try:
-                await self._retried(lambda: self.wrapped.put(key, data, if_absent=True), counts_at_once=False)
+                await self._retried(key, lambda: self.wrapped.put(key, data, if_absent=True), counts_at_once=False)
             except PreconditionFailedError:
                 return True
         return False
 
     async def delete(self, key: str) -> None:
         """Delete an object."""
-        await self._retried(lambda: self.wrapped.delete(key))
+        await self._retried(key, lambda: self.wrapped.delete(key))
 
     async def close(self) -> None:
         """Close the store."""
