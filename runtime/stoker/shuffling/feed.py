@@ -6,11 +6,11 @@ anew for every epoch and every start, by each rank for itself, and in the middle
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -47,6 +47,8 @@ from stoker.trace.recorder import Recorder
 __all__ = ["MaterializedFeed"]
 
 _log = logging.getLogger("stoker")
+_AHEAD_SECONDS = 2.0
+"""In which the next epoch's manifest must be read while a gathered batch waits for it."""
 
 
 class _Epoch:
@@ -123,6 +125,7 @@ class MaterializedFeed:
         self._feed = self._epoch_feed(store, manifest)  # until the first start, what an epoch will be like
         self._ended: FeedStatistics | None = None
         self._place = (0, 0)
+        self._is_stopped = False
         self._epoch: int | None = None  # that the feed reads
         self._dealing: Dealing | None = None
         self._end_epoch = config.end_epoch
@@ -178,9 +181,13 @@ class MaterializedFeed:
             BudgetError: the epoch has no objects of its own, and to read it as ``full`` takes too much.
             StokerError: what must be read before anything else could not be had.
         """
-        self.stop()
+        self._feed.stop()
+        self._is_stopped = False
+        self._begin(epoch, position, partition, self.config.end_epoch if end_epoch is None else end_epoch)
+
+    def _begin(self, epoch: int, position: int, partition: Dealing | None, end_epoch: int | None) -> None:
         self._place, self._dealing, self._epoch = (epoch, position), partition, None
-        self._end_epoch = self.config.end_epoch if end_epoch is None else end_epoch
+        self._end_epoch = end_epoch
         if self._is_over:
             return
         source = self._found(epoch)
@@ -204,17 +211,29 @@ class MaterializedFeed:
     def _is_over(self) -> bool:
         return self._end_epoch is not None and self._place[0] >= self._end_epoch
 
-    def _found(self, epoch: int) -> _Epoch | None:
-        """Return an epoch that has objects of its own, None if it has none."""
+    def _found(self, epoch: int, timeout_seconds: float | None = None) -> _Epoch | None:
+        """Return an epoch that has objects of its own, None if it has none.
+
+        Raises:
+            TimeoutError: the bucket has not answered in time.
+            StoreError: the store failed.
+        """
         if epoch > MAX_EPOCH:
             return None
         order = self.config.order
         layout = EpochLayout(self.manifest, seed=order.seed, lanes=order.lanes, epoch=epoch)
-        manifest = self._thread.run(read_epoch(self.store, layout))
+
+        async def read() -> Manifest | None:
+            async with asyncio.timeout(timeout_seconds):
+                return await read_epoch(self.store, layout)
+
+        manifest = self._thread.run(read())
         return None if manifest is None else _Epoch(layout, manifest)
 
     def _read(self, source: _Epoch | None) -> None:
         """Read from the place on: an epoch's own objects, or else ``full``."""
+        if self._is_stopped:
+            raise StokerError("the feed was stopped: its loader was closed, or iterates anew")
         if source is None:
             feed = self._full_feed()
         else:
@@ -246,7 +265,7 @@ class MaterializedFeed:
             StokerError: a super-sample that the batch needs could not be had; names it.
         """
         if self.place is None:
-            self.start(*self._place, partition=self._dealing, end_epoch=self._end_epoch)
+            self._begin(*self._place, self._dealing, self._end_epoch)
         if self._is_over:
             return None
         try:
@@ -271,21 +290,28 @@ class MaterializedFeed:
     def _go_ahead(self) -> None:
         """Begin with the next epoch while the last batch of the one before is used, if it has objects of its own.
 
-        One that has none may yet be made before it is asked for: then that is decided, and told.
+        One that has none may yet be made before it is asked for: then that is decided, and told. The last batch is not
+        kept back for long by a bucket that is out, and never lost by what fails here.
         """
         if self._is_over:
             return
-        with suppress(StokerError):  # whoever asks for the epoch meets it too
-            source = self._found(self._place[0])
+        try:
+            source = self._found(self._place[0], timeout_seconds=_AHEAD_SECONDS)
             if source is not None:
                 self._read(source)
+        except Exception as error:  # noqa: BLE001 - a batch is to be given out; whoever asks for the epoch meets it too
+            _log.info("epoch %d is not begun ahead: %s: %s", self._place[0], type(error).__name__, error)
 
     def is_ready(self) -> bool:
-        """Return whether :meth:`next` would not wait for the bucket."""
+        """Return whether :meth:`next` would neither wait for the bucket nor fail."""
         return self.place is not None and self._feed.is_ready()
 
     def stop(self) -> None:
-        """End what is under way, if anything: nothing is fetched any more. Idempotent."""
+        """End what is under way, if anything: nothing is fetched any more until :meth:`start`. Idempotent.
+
+        From any thread: one that is in :meth:`next` gets a StokerError.
+        """
+        self._is_stopped = True
         self._feed.stop()
 
     # What was delivered.

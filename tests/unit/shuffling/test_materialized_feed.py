@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +13,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import CredentialsError, NotFoundError, PermissionDeniedError, RangeBeyondEndError, StoreError
+import stoker
+from stoker.errors import (
+    CredentialsError,
+    NotFoundError,
+    PermissionDeniedError,
+    RangeBeyondEndError,
+    StokerError,
+    StoreError,
+)
 from stoker.feed import Batch, FeedConfig
 from stoker.loop_thread import LoopThread
 from stoker.order import Order, OrderConfig
 from stoker.shuffling.feed import MaterializedFeed
 from stoker.shuffling.layout import EpochLayout
 from stoker.store import open_store
+from stoker.store.protocol import Store
 from stoker.versions import read_manifest
-from support.datasets import pack_numbers
+from support.datasets import SCHEMA, pack_numbers, sample_of
+from support.leftovers import flipped
 from support.materialized import materialize
 from support.packing import WatchedStore
 from support.serving_host import running_service
+from support.stores import run_with
 
 SAMPLES = 90
 LANES = (1, 2, 3, 4, 7)
@@ -294,13 +307,14 @@ def test_epochs_with_and_without_objects_follow_each_other(three: str) -> None:
         thread.close()
 
 
-def test_a_bucket_that_fails_between_two_epochs_costs_no_batch(three: str) -> None:
+@pytest.mark.parametrize("error", [CredentialsError("expired"), ValueError("not JSON"), TimeoutError()], ids=repr)
+def test_a_bucket_that_fails_between_two_epochs_costs_no_batch(three: str, error: Exception) -> None:
     class Failing(WatchedStore):
         is_failing = False
 
         async def before(self, number: int, operation: str, key: str) -> None:
             if self.is_failing and "/manifests/" in key:
-                raise CredentialsError("the credentials have expired")
+                raise error
 
     thread = LoopThread()
     try:
@@ -309,9 +323,79 @@ def test_a_bucket_that_fails_between_two_epochs_costs_no_batch(three: str) -> No
         assert feed.next() is not None
         store.is_failing = True
         assert full_of(0)[10:] == taken(feed, 0)
-        with pytest.raises(CredentialsError):
+        with pytest.raises(type(error)):
             feed.next()
         store.is_failing = False
         assert taken(feed, 1) == full_of(1)
+    finally:
+        thread.close()
+
+
+def test_a_bucket_that_is_silent_between_two_epochs_does_not_keep_the_last_batch_back(
+    three: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(WatchedStore):
+        is_silent = False
+
+        async def before(self, number: int, operation: str, key: str) -> None:
+            if self.is_silent and "/manifests/" in key:
+                await asyncio.sleep(3600)
+
+    monkeypatch.setattr("stoker.shuffling.feed._AHEAD_SECONDS", 0.05)
+    thread = LoopThread()
+    try:
+        store = Silent(open_store(three))
+        feed = feed_of(store, thread, order=full_order(1), batch_size=10, end_epoch=2)
+        assert feed.next() is not None
+        store.is_silent = True
+        assert full_of(0)[10:] == taken(feed, 0)
+        store.is_silent = False
+        assert taken(feed, 1) == full_of(1)
+    finally:
+        thread.close()
+
+
+def test_a_feed_that_was_stopped_begins_nothing_until_it_is_started(three: str) -> None:
+    thread = LoopThread()
+    try:
+        feed = feed_of(open_store(three), thread, order=full_order(1), batch_size=10, end_epoch=2)
+        assert taken(feed, 0) == full_of(0)
+        feed.stop()
+        with pytest.raises(StokerError, match="stopped"):
+            feed.next()
+        feed.start(1)
+        assert taken(feed, 1) == full_of(1)
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("harm", ["missing", "shorter", "corrupt", "empty"])
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_an_epoch_whose_object_is_missing_shorter_or_corrupt_is_read_as_full_from_there_on(
+    place: str, harm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = str(tmp_path / "ds") if place == "folder" else pack_numbers(SAMPLES, super_sample_bytes=900)
+    if place == "folder":
+        with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=900) as packer:
+            packer.extend(sample_of(number) for number in range(SAMPLES))
+    materialize(url, object_bytes=400)
+
+    async def spoil(store: Store) -> None:
+        layout = EpochLayout(await read_manifest(store, None), seed=7, lanes=1, epoch=0)
+        keys = sorted([info.key async for info in store.list(f"{layout.folder}data/")])
+        key = keys[len(keys) // 2]
+        data, _ = await store.get(key)
+        if harm == "missing":
+            await store.delete(key)
+        else:
+            await store.put(key, {"shorter": data[:-9], "corrupt": flipped(data), "empty": b""}[harm])
+
+    run_with(open_store(url), spoil)
+    thread = LoopThread()
+    try:
+        feed = feed_of(open_store(url), thread, order=full_order(1), batch_size=10, end_epoch=1)
+        assert taken(feed, 0) == full_of(0)
+        assert "the rest of epoch 0, from position" in caplog.text
+        assert not feed.is_materialized
     finally:
         thread.close()
