@@ -43,6 +43,7 @@ class IterationParts:
         pin_memory: whether they are put into page-locked memory.
         supply: of the feed; is told what gathers, so that closing it ends that, too.
         gathers_ahead: whether, where there is no pool, a batch is gathered ahead of a training loop that is busy.
+        ended: is called where a loop comes to the end.
         failed: is called where an error ends the iteration, which may be gone on with at its place.
         check: is called before each batch, and may raise to end the iteration there.
         recorder: is told of waits for the pool.
@@ -56,6 +57,7 @@ class IterationParts:
     pin_memory: bool
     supply: Supply
     gathers_ahead: bool = False
+    ended: Callable[[], None] = lambda: None
     failed: Callable[[], None] = lambda: None
     check: Callable[[], None] | None = None
     recorder: Recorder | None = None
@@ -97,6 +99,7 @@ class Iteration:
                     self._parts.check()
                 return self._next(time.perf_counter())
         except StopIteration:
+            self._parts.ended()
             self.close()
             raise
         except BaseException:

@@ -94,6 +94,7 @@ class Loader:
         self._place = (0, 0)  # epoch and position; one value, so that a signal's handler never sees half a change
         self._is_fresh = True  # whether the next iteration begins at the place, or behind what was abandoned there
         self._is_resumed = False
+        self._is_share_over = False  # of the epoch of the place: other ranks may still have a batch of it
         self._empty_loops = 0
         self._batches = self._samples = 0
         self._iteration: weakref.ref[Iteration] | None = None
@@ -201,6 +202,7 @@ class Loader:
             confirm_rank(self.rank, self.world_size)
         self._check_spending()  # the place stays where it is for a state to be saved
         self._leave()
+        self._end_epoch()
         is_abandoned = not self._is_fresh and self._place[1] > 0
         epoch = self._place[0] + is_abandoned
         is_over = self.config.epochs is not None and epoch >= self.config.epochs
@@ -221,6 +223,7 @@ class Loader:
             supply=self._supply,
             gathers_ahead=self._buffers is None,  # buffers know the asking thread's stream
             recorder=self._recorder,
+            ended=self._end_epoch,
             failed=self._keep_place,
         )
         asked = time.perf_counter()
@@ -228,8 +231,7 @@ class Loader:
         now = time.perf_counter()
         self._times.begun(asked, now)
         self._recorder.begun(asked, now)
-        if not is_over and not self.remaining:
-            self._place = (self._place[0] + 1, 0)  # nothing for this rank: its epoch is over, as the others' will be
+        self._is_share_over = not is_over and not self.remaining  # nothing for this rank
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -254,6 +256,17 @@ class Loader:
             stacklevel=3,
         )
 
+    def _others_have_more(self, batch: Batch) -> bool:
+        """Return whether another rank has a batch behind this one, so that the epoch is not over."""
+        if not batch.is_last or not self.config.evaluation:
+            return not batch.is_last
+        return replace(self._feed.config.partition(self._manifest.samples), rank=0).steps_from(batch.end) > 0
+
+    def _end_epoch(self) -> None:
+        """Go to the next epoch, if this rank has come to the end of its share."""
+        if self._is_share_over:
+            self._place, self._is_share_over = (self._place[0] + 1, 0), False
+
     def _keep_place(self) -> None:
         """Have the next iteration go on where this one is."""
         self._is_fresh = True
@@ -274,7 +287,10 @@ class Loader:
 
     def _note(self, batch: Batch, asked: float) -> None:
         """Take note of a batch that is being yielded."""
-        self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
+        self._place = (batch.epoch, batch.end)
+        self._is_share_over = batch.is_last
+        if not self._others_have_more(batch):
+            self._end_epoch()
         self._batches += 1
         self._samples += len(batch)
         now = time.perf_counter()
@@ -309,7 +325,7 @@ class Loader:
         if self._is_fresh and epoch == self._place[0]:
             return
         self._leave()
-        self._place, self._is_fresh = (int(epoch), 0), True
+        self._place, self._is_fresh, self._is_share_over = (int(epoch), 0), True, False
 
     # State.
 
@@ -323,7 +339,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the place behind the batch yielded last, with all that fixes the order: plain values, fit for JSON.
 
-        The state of any rank is the state of all.
+        The state of any rank is the state of all. At an epoch's end it is the start of the next one; with
+        ``evaluation=True`` a rank that has a batch less than others says so when its loop has ended.
         """
         return self._state().to_dict()
 
@@ -353,7 +370,7 @@ class Loader:
         # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
         is_left = replace(feed.config.partition(manifest.samples), rank=0).steps_from(loaded.position)
         self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
-        self._is_fresh = self._is_resumed = True
+        self._is_fresh, self._is_resumed, self._is_share_over = True, True, False
 
     # The end.
 

@@ -371,7 +371,11 @@ class StreamDataset(IterableDataset[Any]):
     def _state(self, progress: Progress) -> dict[str, Any]:
         delivered, repeated = progress.share.progress(progress.position)
         source = asdict(self._source(progress.share.lanes))
-        return StreamState(epoch=progress.epoch, delivered=delivered, repeated=repeated, **source).to_dict()
+        is_complete = not progress.share.steps_from(progress.position)
+        state = StreamState(
+            epoch=progress.epoch, delivered=delivered, repeated=repeated, is_complete=is_complete, **source
+        )
+        return (state if Worker.here().is_child else state.behind_end()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration go on where the state was taken.

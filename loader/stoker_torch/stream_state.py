@@ -20,16 +20,27 @@ class StreamState(SourceState):
         epoch: from 0.
         delivered: lane → places of it that were delivered; only of lanes that whoever took the state has.
         repeated: how many samples they delivered a second time.
+        is_complete: whether nothing of the epoch is left for whoever took the state.
     """
 
     epoch: int
     delivered: Mapping[int, int] = field(default_factory=dict)
     repeated: int = 0
+    is_complete: bool = False
+
+    def behind_end(self) -> StreamState:
+        """Return the start of the next epoch, where all lanes have come to the end of this one; else this state."""
+        if not self.is_complete or len(self.delivered) < self.lanes:
+            return self
+        return replace(
+            self, epoch=self.epoch + 1, delivered=dict.fromkeys(self.delivered, 0), repeated=0, is_complete=False
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON or ``torch.save``."""
         delivered = {str(lane): places for lane, places in self.delivered.items()}
-        return self.source_dict(epoch=self.epoch, repeated=self.repeated, lanes=delivered)
+        rest = {"complete": True} if self.is_complete else {}
+        return self.source_dict(epoch=self.epoch, repeated=self.repeated, lanes=delivered, **rest)
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Self:
@@ -49,7 +60,8 @@ class StreamState(SourceState):
         unknown = [lane for lane in delivered if not 0 <= lane < values["lanes"]]
         if unknown or not delivered:
             raise StateError(f"the state's lanes {unknown or '{}'} are not among {values['lanes']}")
-        return cls(epoch=epoch, repeated=repeated, delivered=delivered, **values)
+        is_complete = state.get("complete") is True
+        return cls(epoch=epoch, repeated=repeated, delivered=delivered, is_complete=is_complete, **values)
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -57,7 +69,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
     A :class:`~stoker_torch.StreamDataset` that loads it before its DataLoader is iterated over goes on with any number
     of workers and ranks that divides the lanes. The samples that are left are delivered once; where the new ranks have
-    not equally many of them left, those with fewer repeat their last one to make up.
+    not equally many of them left, those with fewer repeat their last one to make up. Where all have come to the end of
+    an epoch, the merged state is the start of the next one, as a :class:`~stoker_torch.Loader` says it.
 
     Args:
         states: of stream data sets, or of torchdata's ``StatefulDataLoader``, in which they are found.
@@ -70,12 +83,16 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         raise StateError("there is no state of a StreamDataset to merge")
     delivered: dict[int, int] = {}
     for state in found:
-        if replace(state, delivered=found[0].delivered, repeated=0) != replace(found[0], repeated=0):
+        if replace(state, delivered={}, repeated=0, is_complete=False) != replace(
+            found[0], delivered={}, repeated=0, is_complete=False
+        ):
             raise StateError("the states are of different epochs or runs, and cannot be merged")
         for lane, places in state.delivered.items():
             if delivered.setdefault(lane, places) != places:
                 raise StateError(f"lane {lane} has come to {delivered[lane]} and to {places} in states to be merged")
-    return replace(found[0], delivered=dict(sorted(delivered.items())), repeated=0).to_dict()
+    is_complete = all(state.is_complete for state in found)
+    merged = replace(found[0], delivered=dict(sorted(delivered.items())), repeated=0, is_complete=is_complete)
+    return merged.behind_end().to_dict()
 
 
 def _found(state: object) -> Iterator[Mapping[str, Any]]:

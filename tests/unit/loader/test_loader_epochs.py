@@ -218,6 +218,35 @@ def test_an_evaluation_that_was_left_goes_on_on_all_ranks_in_the_same_epoch(url:
     assert sorted(seen) == list(range(SAMPLES))
 
 
+@pytest.mark.parametrize("settings", [{}, {"transform": keep_x}], ids=["plain", "pool"])
+def test_a_rank_whose_share_of_an_evaluation_has_ended_says_the_place_until_the_epoch_is_over(
+    settings: dict[str, Any],
+) -> None:
+    """Five samples for three ranks, one at a time: the last rank has one batch, the others have two."""
+    url = pack_numbers(5)
+    delivered: list[int] = []
+    for step in range(2):
+        for rank in range(3):
+            with Loader(
+                url, batch_size=1, rank=rank, world_size=3, lanes=1, evaluation=True, epochs=1, **settings
+            ) as loader:
+                batches = iter(loader)
+                seen = [next(batches)["x"].item() for _ in range(1 if rank == 2 else step + 1)]
+                delivered += seen[step:]
+                state = loader.state_dict()
+                assert (state["epoch"], state["position"]) == ((0, 3) if rank == 2 or step == 0 else (1, 0))
+                if step == 0:
+                    with Loader(url, batch_size=9, evaluation=True) as rest:
+                        rest.load_state_dict(state)
+                        assert len(numbers(rest)) == 2, "what the other ranks have still to deliver"
+                elif rank == 2:
+                    assert list(batches) == []
+                    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (1, 0)
+                    with pytest.warns(UserWarning, match="epochs=1"):
+                        assert list(loader) == []
+    assert sorted(delivered) == list(range(5))
+
+
 # States.
 
 

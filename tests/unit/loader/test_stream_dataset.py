@@ -206,7 +206,22 @@ def test_behind_an_error_it_goes_on_at_its_place(url: str, settings: dict[str, A
     mended.append(True)
     take()
     assert seen == order_of(dataset, 0)
-    assert dataset.state_dict()["epoch"] in (0, 1)
+    assert dataset.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"drop_last": True}, {"evaluation": True}], ids=str)
+def test_the_state_of_all_ranks_at_an_epochs_end_is_the_start_of_the_next(url: str, settings: dict[str, Any]) -> None:
+    states = []
+    for rank in range(3):
+        dataset = StreamDataset(url, rank=rank, world_size=3, **settings)
+        xs(dataset)
+        states.append(dataset.state_dict())
+    merged = merge_states(states)
+    assert (merged["epoch"], set(merged["lanes"].values())) == (1, {0})
+    dataset = StreamDataset(url, lanes=3, rank=0, world_size=1)
+    dataset.load_state_dict(merged)
+    assert len(xs(dataset)) == SAMPLES
+    assert dataset.state_dict()["epoch"] == 2
 
 
 # State.

@@ -83,3 +83,13 @@ def test_states_of_workers_and_ranks_are_put_together_wherever_they_lie() -> Non
 def test_states_that_do_not_belong_together_are_not_merged(states: list[dict[str, Any]], match: str) -> None:
     with pytest.raises(StateError, match=match):
         merge_states(states)
+
+
+def test_states_of_all_at_an_epochs_end_are_merged_to_the_start_of_the_next_as_a_loader_says_it() -> None:
+    ended = [state({0: 5, 2: 4}, is_complete=True), state({1: 5, 3: 5}, is_complete=True, repeated=1)]
+    start = state({0: 0, 1: 0, 2: 0, 3: 0}, epoch=3)
+    assert merge_states(json.loads(json.dumps(ended))) == start
+    assert merge_states(ended[:1])["epoch"] == 2, "lanes are missing"
+    under_way = merge_states([ended[0], state({1: 5, 3: 4})])
+    assert (under_way["epoch"], under_way["lanes"]) == (2, {"0": 5, "1": 5, "2": 4, "3": 4})
+    assert "complete" not in under_way
