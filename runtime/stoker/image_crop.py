@@ -33,9 +33,13 @@ class RandomResizedCrop:
     def __post_init__(self) -> None:
         for name, most in (("scale", 1.0), ("ratio", math.inf)):
             values = getattr(self, name)
-            if not (len(values) == 2 and 0 < values[0] <= values[1] <= most and math.isfinite(values[1])):
+            try:
+                low, high = map(float, values)
+            except (TypeError, ValueError):
+                low = high = math.nan
+            if not (0 < low <= high <= most and math.isfinite(high)):
                 raise ConfigError(f"{name} {values!r} is not (least, most) with 0 < least <= most <= {most:g}")
-            object.__setattr__(self, name, (float(values[0]), float(values[1])))
+            object.__setattr__(self, name, (low, high))
 
     @property
     def numbers(self) -> int:

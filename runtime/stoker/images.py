@@ -100,7 +100,7 @@ class ImageDecoder:
         _check((self.height, self.width), self.mode, self.resize, self.max_pixels)
         if self.random_crop is not None and not isinstance(self.random_crop, RandomResizedCrop):
             raise ConfigError(f"random_crop {self.random_crop!r} is not a RandomResizedCrop: write RandomResizedCrop()")
-        if not 0 <= self.flip <= 1:
+        if not isinstance(self.flip, int | float) or not 0 <= self.flip <= 1:
             raise ConfigError(f"flip {self.flip!r} is not a probability from 0 to 1")
         if (self.mean is None) != (self.std is None):
             raise ConfigError("mean and std belong together: give both, or none")
@@ -185,7 +185,10 @@ def _check(size: tuple[int, int] | None, mode: str, resize: str, max_pixels: int
 
 
 def _checked_channels(name: str, values: Sequence[float], mode: Mode) -> tuple[float, ...]:
-    channels = tuple(map(float, values))
+    try:
+        channels = tuple(map(float, values))
+    except (TypeError, ValueError):
+        channels = ()
     least = 0 if name == "std" else -math.inf
     if len(channels) != (1 if mode == "L" else 3) or not all(least < value < math.inf for value in channels):
         raise ConfigError(f"{name} {values!r} is not a number{' above 0' * (name == 'std')} for each channel of {mode}")
