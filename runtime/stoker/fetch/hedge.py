@@ -103,13 +103,14 @@ class TransferTimes:
         """An answer began after ``seconds``."""
         self._first_bytes.append(seconds)
 
-    def expected_first_byte_seconds(self, least: int = LEAST_TRANSFERS) -> float | None:
-        """Return the median time until an answer begins; None before ``least`` were seen.
-
-        None, too, if the store does not tell.
-        """
+    def expected_first_byte_seconds(self) -> float | None:
+        """Return the median time until an answer begins; None before four were seen, or if the store does not tell."""
         recent = list(self._first_bytes)  # in one step: other threads ask for statistics
-        return median(recent) if len(recent) >= least else None
+        return median(recent) if len(recent) >= LEAST_TRANSFERS else None
+
+    def least_first_byte_seconds(self) -> float | None:
+        """Return the shortest time until an answer began, lately; None if none has."""
+        return min(list(self._first_bytes), default=None)
 
     def expected_seconds(self, size_bytes: int) -> float | None:
         """Return the median time of a transfer of ``size_bytes``; None before four transfers were seen.

@@ -30,7 +30,7 @@ from stoker.fetch.backoff import LONG_SECONDS, backoff_seconds
 from stoker.fetch.config import FetchConfig
 from stoker.fetch.deadline import Deadline
 from stoker.fetch.gate import Gate
-from stoker.fetch.hedge import LEAST_TRANSFERS, START_HEDGES, HedgeBudget, TransferTimes
+from stoker.fetch.hedge import START_HEDGES, HedgeBudget, TransferTimes
 from stoker.fetch.rate_limit import RateLimit
 from stoker.fetch.statistics import FetchStatistics, FetchTally
 from stoker.ring import Ring
@@ -49,8 +49,8 @@ LOOK_SECONDS = 0.02
 TIMER_SECONDS = 0.001
 """Timers are no finer: what is due sooner than this is due."""
 START_LATE_SECONDS, START_FACTOR = 0.08, 2.5
-"""In a start, when a request without a byte is late: in seconds while no answer has begun, and then in median first
-bytes' times."""
+"""In a start, when a request without a byte is late: in seconds while no answer has begun, and then in times of the
+shortest wait for one: a median of few is as late as they are."""
 GUESSED_BYTES_PER_SECOND = 100e6
 """Of one transfer, while none was seen."""
 HEDGES = 3
@@ -332,12 +332,11 @@ class RangeReader:
 
     def _first_byte_late_seconds(self) -> float:
         """Return when a request without a byte is late; in a start, the first answer of another is judge enough."""
-        is_start = self._budget.is_start
-        first_byte_seconds = self._times.expected_first_byte_seconds(1 if is_start else LEAST_TRANSFERS)
-        if first_byte_seconds is None:
-            return START_LATE_SECONDS if is_start else math.inf
-        factor = START_FACTOR if is_start else self._config.hedge_first_byte_factor
-        return factor * first_byte_seconds
+        if self._budget.is_start:
+            least_seconds = self._times.least_first_byte_seconds()
+            return START_LATE_SECONDS if least_seconds is None else START_FACTOR * least_seconds
+        first_byte_seconds = self._times.expected_first_byte_seconds()
+        return math.inf if first_byte_seconds is None else self._config.hedge_first_byte_factor * first_byte_seconds
 
     def earn(self) -> None:
         """A place that is read beside the store was asked: that allows as much of a hedge as a request does."""
