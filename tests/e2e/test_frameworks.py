@@ -118,8 +118,7 @@ def test_trainer_goes_on_from_a_checkpoint_with_exactly_the_rest(trainer: list[R
         assert report[f"{case}, resumed"] == report[case][CHECKPOINT_STEP:]
 
 
-@pytest.mark.parametrize("case", ["even", "endless"])
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize(("case", "step"), [("even", 1), ("endless", 2)])
 def test_trainer_makes_the_same_updates_of_several_batches_after_a_resume(
     trainer: list[Report], case: str, step: int
 ) -> None:

@@ -208,9 +208,10 @@ class _Program:
             loader.load_state_dict(torch.load(checkpoint / "loader.pt"))
             resumed = self._trained("loader", loader, checkpoint=checkpoint, ignore_data_skip=True)
             self.report["loader, resumed"] = resumed
-        for name, settings in (("rest", {}), ("even", {"limit": 12 * BATCH_SIZE}), ("endless", {})):
+        even = {"limit": 12 * BATCH_SIZE}
+        for name, settings, steps in (("rest", {}, (1, 2)), ("even", even, (1,)), ("endless", {}, (2,))):
             self.report[name] = self._updates(name, None, settings)
-            for step in (1, 2):
+            for step in steps:
                 checkpoint = self.folder / name / f"checkpoint-{step}"
                 self.report[f"{name}, resumed at {step}"] = self._updates(f"{name}-{step}", checkpoint, settings)
         again = self.folder / "rest-1" / "checkpoint-5"
