@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -70,19 +71,29 @@ PACK_POLICY = RetryPolicy(deadline_seconds=300.0)
 """Of whatever has work of hours to lose."""
 
 
+@dataclass(slots=True)
+class _Told:
+    """When it was last logged that something is tried again, in loop time; for all operations of a reader."""
+
+    seconds: float = -math.inf
+
+
 class _Attempts:
     """The attempts of one operation: counts failures in a row, and waits after each.
 
     Args:
         address: of what it is about, for the log.
+        told: when something was last logged.
         counts_at_once: whether the deadline counts from here on, or else from the first failure.
     """
 
-    def __init__(self, policy: RetryPolicy, rng: random.Random, address: str, *, counts_at_once: bool) -> None:
-        self._policy, self._random, self._address = policy, rng, address
+    def __init__(
+        self, policy: RetryPolicy, rng: random.Random, address: str, told: _Told, *, counts_at_once: bool
+    ) -> None:
+        self._policy, self._random, self._address, self._told = policy, rng, address, told
         self._failures: list[TransientError] = []
         self._begun_seconds: float | None = asyncio.get_running_loop().time() if counts_at_once else None
-        self._silent_since_seconds = asyncio.get_running_loop().time()
+        self._since_seconds = asyncio.get_running_loop().time()
 
     async def failed(self, error: TransientError) -> None:
         """Wait before the next attempt, or raise ``error`` if it was the last."""
@@ -119,9 +130,10 @@ class _Attempts:
     def _tell(self, error: TransientError, wait_seconds: float, left_seconds: float) -> None:
         """Log a long wait, and now and then that there still is one."""
         now_seconds = asyncio.get_running_loop().time()
-        if max(wait_seconds, now_seconds - self._silent_since_seconds) <= LONG_SECONDS:
+        silent_seconds = now_seconds - max(self._since_seconds, self._told.seconds)
+        if max(wait_seconds, silent_seconds) <= LONG_SECONDS:
             return
-        self._silent_since_seconds = now_seconds
+        self._told.seconds = now_seconds
         said = str(error) if self._address in str(error) else f"{self._address}: {error}"
         _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, said)
 
@@ -143,6 +155,7 @@ class RetryingReader(Generic[R_co]):
         if isinstance(store, RetryingReader):
             self.wrapped, self.policy = store.wrapped, policy or store.policy
         self.hedges = 0
+        self._told = _Told()
         self._random = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
 
     @property
@@ -195,7 +208,7 @@ class RetryingReader(Generic[R_co]):
                 await attempts.failed(error)
 
     def _attempts(self, key: str, *, counts_at_once: bool) -> _Attempts:
-        return _Attempts(self.policy, self._random, f"{self.url}/{key}", counts_at_once=counts_at_once)
+        return _Attempts(self.policy, self._random, f"{self.url}/{key}", self._told, counts_at_once=counts_at_once)
 
 
 class RetryingStore(RetryingReader[Store]):

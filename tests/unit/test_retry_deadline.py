@@ -103,6 +103,15 @@ def test_packing_has_more_patience(caplog: pytest.LogCaptureFixture) -> None:
     assert "s3://bucket/x: the connection broke" in caplog.text
 
 
+def test_operations_at_once_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def together(store: RetryingStore) -> None:
+        await asyncio.gather(*(store.get("x") for _ in range(20)))
+
+    with caplog.at_level(logging.WARNING, logger="stoker"):
+        run(Out(fresh_store(), out_seconds=50.0), together)
+    assert 3 <= len(caplog.messages) <= 5
+
+
 def test_a_short_failure_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="stoker"):
         run(Out(fresh_store(), out_seconds=5.0), OPERATIONS["get"])
