@@ -89,9 +89,9 @@ def test_a_slot_freed_before_its_transport_ended_is_caught(monkeypatch: pytest.M
     """A fetcher that does not wait for the losers of a race."""
     lend = RangeReader.lend
 
-    def not_for_long(reader: RangeReader, size_bytes: int, lent: ExitStack) -> memoryview | None:
+    def not_for_long(reader: RangeReader, size_bytes: int, lent: ExitStack, hedges: int = 0) -> memoryview | None:
         with ExitStack() as at_once:
-            return lend(reader, size_bytes, at_once)
+            return lend(reader, size_bytes, at_once, hedges)
 
     monkeypatch.setattr(RangeReader, "lend", not_for_long)
     caught = 0
