@@ -18,7 +18,7 @@ import stoker
 from stoker.access_token import Grant, TokenKeys
 from stoker.cli import main
 from stoker.plan.doctor import Examination, examine
-from stoker.plan.findings import Finding, Level
+from stoker.plan.findings import Finding, Level, machine_findings
 from stoker.plan.machine import Machine
 from stoker.plan.probe import ProbeLimits
 from stoker.plan.whereabouts import Whereabouts
@@ -166,8 +166,72 @@ def test_a_slow_and_distant_bucket_is_a_warning(monkeypatch: pytest.MonkeyPatch)
 def test_a_bucket_that_fails_now_and_then_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch) as running:
         pack(URL)
-        running.inject(FaultPlan(probabilities={FaultKind.SLOW_DOWN: 0.4}, key_prefix="data/data/", seed=1))
-        assert levels(found()) == {"errors": "warning"}
+        running.inject(FaultPlan(probabilities={FaultKind.INTERNAL_ERROR: 0.04}, key_prefix="data/data/", seed=1))
+        assert levels(found(limits=ProbeLimits(size_bytes=4 << 20))) == {"errors": "warning"}
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SLOW_DOWN, FaultKind.INTERNAL_ERROR])
+def test_a_bucket_that_fails_often_is_a_problem(kind: FaultKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.inject(FaultPlan(probabilities={kind: 0.3}, key_prefix="data/data/", seed=1))
+        problem = found(limits=ProbeLimits(size_bytes=4 << 20))["errors"]
+    assert problem.level is Level.PROBLEM
+    assert ("with a request to send fewer (503, 429)" in problem.text) == (kind is FaultKind.SLOW_DOWN)
+
+
+def test_a_limit_on_requests_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.reshape(Shape(first_byte_seconds=0.02, gets_per_second=25, gets_burst=10))
+        findings = found(limits=ProbeLimits(size_bytes=4 << 20))
+    assert levels(findings) == {"throttling": "warning"}
+    assert "were refused (503 SlowDown, 429)" in findings["throttling"].text
+    assert findings["throttling"].command == "stoker plan URL --gpu-rate N"
+
+
+def test_reads_that_are_late_now_and_then_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.reshape(Shape(first_byte_seconds=0.02, tail_fraction=0.05, tail_seconds=2.0, seed=2))
+        findings = found(is_shaped=True, limits=ProbeLimits(size_bytes=4 << 20))
+    assert findings["latency"].level is Level.WARNING
+    assert "late)" in findings["latency"].text
+
+
+def test_a_spoilt_or_missing_object_is_a_problem_and_names_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        key = min(key for key in running.objects["stoker"] if "/data/" in key)
+        data = bytearray(running.objects["stoker"][key].data)
+        data[len(data) // 2] ^= 1
+        running.put("stoker", key, bytes(data))
+        spoilt = found()["read"]
+        del running.objects["stoker"][key]
+        missing = found()["read"]
+    assert "is not what was packed: its crc32c is" in spoilt.text
+    assert spoilt.level is missing.level is Level.PROBLEM
+    assert spoilt.command == missing.command == "stoker verify URL"
+    assert spoilt.advice
+    assert missing.advice
+
+
+def test_super_samples_packed_with_a_limit_of_1_mib_are_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch):
+        pack(URL, samples=1200, super_sample_bytes=1 << 20)
+        assert found() == {}
+
+
+def test_no_more_open_files_are_advised_than_the_hard_limit() -> None:
+    (low,) = (
+        each
+        for each in machine_findings(replace(GOOD, open_files=100, most_open_files=100))
+        if each.check == "open files"
+    )
+    assert low.command == ""
+    assert "the hard limit is 100: have it raised where this process is started" in low.advice
+    (soft,) = (each for each in machine_findings(replace(GOOD, open_files=100)) if each.check == "open files")
+    assert soft.command == "ulimit -n 4096"
 
 
 def test_a_bucket_that_always_fails_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +258,9 @@ def test_a_super_sample_that_is_gone_is_a_problem(monkeypatch: pytest.MonkeyPatc
 
 
 def test_conditions_that_are_ignored_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_local.s3.operations.check_write_conditions", lambda bucket, call: None)
     with bucket(monkeypatch):
         pack(URL)
+        monkeypatch.setattr("stoker_local.s3.operations.check_write_conditions", lambda bucket, call: None)
         assert levels(found(write=True)) == {"conditional write": "problem"}
 
 

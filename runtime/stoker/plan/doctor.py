@@ -12,15 +12,17 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from stoker.checksum import crc32c
 from stoker.errors import (
     BucketNotFoundError,
+    ChecksumError,
     ConnectionLostError,
     CredentialsError,
     NotFoundError,
-    ObjectChangedError,
     PermissionDeniedError,
     PreconditionFailedError,
     StokerError,
+    TruncatedError,
 )
 from stoker.manifest import Manifest
 from stoker.plan.findings import Finding, Level, machine_findings, package_findings
@@ -33,6 +35,7 @@ from stoker.store import Store, StoreOptions, open_store
 from stoker.store.location import parse_url
 from stoker.store.protocol import Writable
 from stoker.store.standing import Endpoint, Introduced
+from stoker.tier import ObjectRef
 from stoker.versions import newest_manifest, read_manifest
 
 __all__ = ["Examination", "examine"]
@@ -42,7 +45,12 @@ _SKEW_WARNING_SECONDS, _SKEW_PROBLEM_SECONDS = 60.0, 900.0
 _SOON_SECONDS = 3600.0
 _FAR_SECONDS = 0.15
 _SLOW_BYTES_PER_SECOND = 20e6
-_SMALL_BYTES, _FEW = 1 << 20, 16
+_SMALL_BYTES, _FEW = 768 << 10, 16
+"""Below what packing with a limit of 1 MiB makes."""
+_LATE_PART, _FEW_LATE, _FAILING_PART = 0.01, 2, 0.1
+"""Of reads: from which part on late ones are a warning, if there are so many; and failing ones a problem."""
+_READ_WHOLE = 3
+"""Super-samples that are read and compared with their checksums."""
 _WINDOW = 10
 """Super-samples that a loader holds at least: a window of eight and two in flight."""
 _PROBE = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
@@ -156,20 +164,44 @@ class _Doctor:
     async def _read(self) -> Finding:
         try:
             self._manifest = manifest = await read_manifest(self._reader)
-            if len(manifest):
-                ref = manifest.ref(0)
-                head = memoryview(bytearray(min(64, ref.size_bytes)))
-                await self._reader.get_range(ref.key, 0, len(head), into=head, tag=ref.tag or None)
-        except ObjectChangedError as error:
-            advice = "if the bucket is a copy, all is well: objects are known by their checksums"
+            rows = sorted({*range(0, len(manifest), max(1, len(manifest) // _READ_WHOLE))})[:_READ_WHOLE]
+            tagged = [await self._is_whole(manifest.ref(row)) for row in rows]
+        except (ChecksumError, TruncatedError) as error:
+            advice = "a loader refuses it: see what else is spoilt, and pack that again, or restore it from a copy"
             return Finding(
-                check="read", level=Level.WARNING, text=str(error), advice=advice, command="stoker verify URL"
+                check="read", level=Level.PROBLEM, text=str(error), advice=advice, command="stoker verify URL"
             )
         except StokerError as error:
             if not isinstance(error, NotFoundError) or isinstance(error, BucketNotFoundError):
                 return _problem("read", error)
             return self._absent() if self._manifest is None else _lost(error)
-        return Finding(check="read", level=Level.OK, text="the manifest and super-samples can be read")
+        if not all(tagged):
+            return Finding(
+                check="read",
+                level=Level.WARNING,
+                text="super-samples have other tags than the manifest pins, and the contents that it knows",
+                advice="if the bucket is a copy, all is well: objects are known by their checksums",
+                command="stoker verify URL",
+            )
+        whole = f"{len(rows)} of {counted(len(manifest), 'super-sample')}"
+        return Finding(check="read", level=Level.OK, text=f"the manifest can be read, and {whole}, which are whole")
+
+    async def _is_whole(self, ref: ObjectRef) -> bool:
+        """Read an object and compare it with its checksum; return whether it has the tag that the manifest pins.
+
+        Raises:
+            ChecksumError: it is another object than was packed.
+            TruncatedError: it is shorter.
+            StoreError: it cannot be read.
+        """
+        data = memoryview(bytearray(ref.size_bytes))
+        info = await self._reader.get_range(ref.key, 0, len(data), into=data)
+        if (found := crc32c(data)) != ref.crc32c:
+            raise ChecksumError(
+                f"{self._store.url}/{ref.key} is not what was packed: its crc32c is {found:08x}, the manifest says "
+                f"{ref.crc32c:08x}"
+            )
+        return not ref.tag or info.tag == ref.tag
 
     def _absent(self) -> Finding:
         """Say that there is no data set; who asks whether he may write is about to make one."""
@@ -260,14 +292,45 @@ class _Doctor:
         try:
             refs = [manifest.ref(row) for row in range(0, len(manifest), max(1, len(manifest) // 64))]
             found = await probe(self._store, refs, self._what.limits)
+        except NotFoundError as error:
+            return [_lost(error)]
         except StokerError as error:
-            return [_problem("speed", error)]
+            return [
+                _problem(
+                    "speed", error, _REMEDIES.get(type(error), "see which objects cannot be read"), "stoker verify URL"
+                )
+            ]
         took = f"{counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
         findings = [*_speeds(found), Finding(check="measured", level=Level.OK, text=f"with {took}")]
-        if found.failed:
-            text = f"{found.failed} of {counted(found.requests, 'request')} failed in a way that may pass"
-            findings.append(Finding(check="errors", level=Level.WARNING, text=text, advice="look again later"))
-        return findings
+        return [*findings, *_failures(found)]
+
+
+def _failures(found: Probe) -> list[Finding]:
+    """Say which requests failed: because there were too many in a while, or for another reason."""
+    findings = []
+    refused = f"{found.throttled} of {counted(found.requests, 'request')}"
+    is_failing = found.failed_part >= _FAILING_PART
+    if found.failed > found.throttled or is_failing:
+        asked_for_less = (
+            f", {found.throttled} of them with a request to send fewer (503, 429)" if found.throttled else ""
+        )
+        text = f"{found.failed} of {counted(found.requests, 'request')} failed in a way that may pass{asked_for_less}"
+        advice = "find out why before training: each is sent again, and paid for" if is_failing else "look again later"
+        level = Level.PROBLEM if is_failing else Level.WARNING
+        findings.append(Finding(check="errors", level=level, text=text, advice=advice))
+    if (found.limit is not None or found.throttled) and not is_failing:
+        rate = f"about {found.limit.requests_per_second:,.3g} requests a second" if found.limit else "few requests"
+        what = f"{refused} were refused (503 SlowDown, 429)" if found.throttled else "more of them wait"
+        findings.append(
+            Finding(
+                check="throttling",
+                level=Level.WARNING,
+                text=f"the bucket answers {rate}; {what}",
+                advice="larger super-samples take fewer requests, and a cache on a disk none; or have the limit raised",
+                command="stoker plan URL --gpu-rate N",
+            )
+        )
+    return findings
 
 
 def _sizes(manifest: Manifest, machine: Machine) -> list[Finding]:
@@ -303,10 +366,13 @@ def _speeds(found: Probe) -> list[Finding]:
     if found.late:
         latency += f" ({found.late} of {counted(len(found.first_byte_seconds), 'request')} late)"
     is_far = found.median_seconds > _FAR_SECONDS
-    rate = found.total_bytes_per_second
-    more = "" if found.is_saturated else " or more"
+    is_late = found.late >= max(_FEW_LATE, _LATE_PART * len(found.first_byte_seconds))
+    advice = "train nearer to the bucket, or with larger super-samples and more memory" if is_far else ""
+    if is_late and not is_far:
+        advice = "a loader asks for late ones again, which is paid for; more memory looks farther ahead"
+    rate = found.observed_bytes_per_second
     together = counted(found.connections, "connection")
-    rates = f"{found.connection_bytes_per_second / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s{more} with {together}"
+    rates = f"{found.connection_bytes_per_second / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s with {together}"
     level = Level.WARNING if rate < _SLOW_BYTES_PER_SECOND else Level.OK
     is_slow = level is Level.WARNING
     if found.is_rate_assumed:
@@ -314,10 +380,10 @@ def _speeds(found: Probe) -> list[Finding]:
     return [
         Finding(
             check="latency",
-            level=Level.WARNING if is_far else Level.OK,
+            level=Level.WARNING if is_far or is_late else Level.OK,
             text=latency,
-            advice="train nearer to the bucket, or with larger super-samples and more memory" if is_far else "",
-            command="stoker plan URL --gpu-rate N" if is_far else "",
+            advice=advice,
+            command="stoker plan URL --gpu-rate N" if advice else "",
         ),
         Finding(
             check="bandwidth",
@@ -363,10 +429,10 @@ def _region(endpoint: Endpoint, where: Whereabouts) -> Finding:
     )
 
 
-def _problem(check: str, error: StokerError, advice: str = "") -> Finding:
+def _problem(check: str, error: StokerError, advice: str = "", command: str = "") -> Finding:
     advice = advice or next((said for kind, said in _REMEDIES.items() if isinstance(error, kind)), "")
     name = "credentials" if isinstance(error, CredentialsError) else check
-    return Finding(check=name, level=Level.PROBLEM, text=str(error), advice=advice)
+    return Finding(check=name, level=Level.PROBLEM, text=str(error), advice=advice, command=command)
 
 
 def _lost(error: NotFoundError) -> Finding:

@@ -111,10 +111,18 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
     if machine.open_files >= _ENOUGH_FILES:
         yield Finding(check="open files", level=Level.OK, text=files)
         return
+    advice, command = "a loader opens up to 64 connections, beside the files of everything else", ""
+    if machine.most_open_files > machine.open_files:
+        command = f"ulimit -n {min(4096, machine.most_open_files)}"
+    if machine.most_open_files < _ENOUGH_FILES:
+        advice += (
+            f"; the hard limit is {machine.most_open_files:,}: have it raised where this process is started "
+            "(limits.conf, LimitNOFILE= of systemd, --ulimit nofile= of Docker)"
+        )
     yield Finding(
         check="open files",
         level=Level.PROBLEM if machine.open_files < _FEW_FILES else Level.WARNING,
         text=files,
-        advice="a loader opens up to 64 connections, beside the files of everything else",
-        command=f"ulimit -n {min(4096, machine.most_open_files)}",
+        advice=advice,
+        command=command,
     )

@@ -50,6 +50,11 @@ _RATE_CONNECTIONS, _RATE_REQUESTS, _RATE_SECONDS = 8, 80, 1.5
 _PRESSURE, _LEAST_SPAN_SECONDS, _LONGEST_PAUSE_SECONDS = 4.0, 0.1, 0.5
 """Requests, then, for each that is answered; from when on it is known how many are; and what a connection waits after a
 refusal, at most."""
+_OBSERVED_SECONDS, _TELLING_SECONDS, _MUCH_LESS = 0.5, 0.1, 0.5
+"""For which several connections read, in the end; for which they must; and the part of what was expected of them below
+which the link is full."""
+_MOST_ERRORS, _FAILING = 0.9, 0.1
+"""Of requests, in a simulated bucket; and from which part on they fail for another reason than their rate."""
 _SPACING, _READS_PACED, _PACED_SECONDS = 1.1, 6, 8.0
 """Once there is a limit: requests are sent so many times the seconds apart that it leaves to each; small reads that
 tell of first bytes without a line; seconds that the rest may take."""
@@ -100,6 +105,9 @@ class Probe:
         connection_bytes_per_second: of one transfer alone.
         is_rate_assumed: whether the objects are too small to tell that rate, and the usual one is taken.
         total_bytes_per_second: of several together.
+        observed_bytes_per_second: that several reads brought, first bytes included, for half a second if there were
+            enough bytes to ask for.
+        failed_part: of requests, 0 to 1, that failed though they came no faster than the bucket would have them.
         is_saturated: whether more connections would bring no more; if not, there may be more than the total.
         connections: that brought it.
         requests: that were sent.
@@ -117,6 +125,8 @@ class Probe:
     connection_bytes_per_second: float
     is_rate_assumed: bool
     total_bytes_per_second: float
+    observed_bytes_per_second: float
+    failed_part: float
     is_saturated: bool
     connections: int
     requests: int
@@ -145,7 +155,7 @@ class Probe:
             requests_per_second=limit.requests_per_second,
             longest_line_seconds=limit.longest_line_seconds,
             burst=limit.burst,
-            error_fraction=(self.failed - self.throttled) / self.requests,
+            error_fraction=min(_MOST_ERRORS, self.failed_part),
         )
 
 
@@ -182,8 +192,11 @@ async def probe(store: Readable, refs: Sequence[ObjectRef], limits: ProbeLimits 
 class _Prober:
     def __init__(self, reader: TimedReader, limits: ProbeLimits) -> None:
         self._reader, self._limits = reader, limits
+        self._brought = 0.0
         self._connects: tuple[float, ...] = ()
         self._limit: RateLimit | None = None
+        self._asked = self._failed = 0
+        """Requests, and failed ones, before a limit to them was kept."""
 
     async def run(self) -> Probe:
         reader, loop = self._reader, asyncio.get_running_loop()
@@ -191,16 +204,22 @@ class _Prober:
         waits = await self._first_bytes()
         alone, is_assumed = await self._alone(median(waits))
         total, is_saturated, connections = await self._together(alone, is_assumed, median(waits))
-        if self._limit is None and reader.throttled:  # so much at once was too much
+        observed, is_full = await self._observed(connections, total, median(waits))
+        if is_full and not is_saturated:
+            total, is_saturated = observed, True
+        asked, failed = reader.requests - self._asked, reader.failed - self._failed
+        failed_part = failed / max(1, asked)
+        if self._limit is None and reader.throttled and failed_part < _FAILING:  # so much at once was too much
             await self._press(_RATE_CONNECTIONS, self._limits.requests - reader.requests)
             self._limit = rate_limit_of(reader.sent, median(waits))
             total, is_saturated = max(total, _BELIEVED * alone), False
         late_seconds = self._late_seconds  # before so many late answers are told at once that they are most of the last
         await reader.leave(min(_LEAVE_SECONDS, (self._limits.seconds - (loop.time() - begun)) / 2))
-        late = [wait for wait in reader.first_byte_seconds if wait > late_seconds]
+        told = reader.first_byte_seconds + (reader.patient_seconds if self._limit is None else [])
+        late = [wait for wait in told if wait > late_seconds]
         usual = [wait for wait in waits if wait <= late_seconds]
         connects = [max(0.0, each - median(waits)) for each in self._connects] or [0.0]
-        answers = max(len(reader.first_byte_seconds), len(waits))
+        answers = max(len(told), len(waits))
         return Probe(
             connect_seconds=connects[len(connects) // 2],
             connect_range_seconds=(connects[0], connects[-1]),
@@ -209,6 +228,8 @@ class _Prober:
             connection_bytes_per_second=alone,
             is_rate_assumed=is_assumed,
             total_bytes_per_second=total,
+            observed_bytes_per_second=observed,
+            failed_part=failed_part,
             is_saturated=is_saturated,
             connections=connections,
             requests=reader.requests,
@@ -232,6 +253,7 @@ class _Prober:
         self._limit = await self._rate_limit(median(waits or [0.0]))
         if self._limit is None:
             return waits or [read.done - read.sent for read in self._some(reads)]
+        self._asked, self._failed = reader.requests, reader.failed
         reader.spacing_seconds = _SPACING / self._limit.requests_per_second
         reads = [await reader.read(_SMALL_BYTES) for _ in range(_READS_PACED)]
         return [read.done - read.sent for read in self._some(reads)]
@@ -308,6 +330,8 @@ class _Prober:
             tried_bytes = size_bytes
             connected = await self._at_once(connections, _READS_EACH, size_bytes)
             batch = self._some(chain.from_iterable(connected))
+            sent = min(read.sent for read in batch)
+            self._brought = sum(read.size_bytes for read in batch) / max(1e-6, max(read.done for read in batch) - sent)
             if _slower(batch, alone, first_byte_seconds) <= 1.0:
                 believed = min(connections, _BELIEVED) if is_assumed else connections
                 found = believed * min(alone, _typical(batch, first_byte_seconds)), False, connections
@@ -321,6 +345,34 @@ class _Prober:
                 return rough, True, connections
             return _steady(await self._at_once(connections, _READS_STEADY, size_bytes)) or rough, True, connections
         return found
+
+    async def _observed(self, connections: int, total: float, first_byte_seconds: float) -> tuple[float, bool]:
+        """Return the bytes a second that several connections bring in a while, and whether that tells of a full link.
+
+        Short transfers come out of buffers: of them, only what all bring together is to be believed.
+        """
+        loop, reader = asyncio.get_running_loop(), self._reader
+        size_bytes = min(_LARGE_BYTES, max(LEAST_PROBE_BYTES, int(total / connections * _READ_SECONDS)))
+        begun_seconds, before_bytes, is_whole = loop.time(), reader.read_bytes, self._limit is None
+
+        async def connection() -> None:
+            nonlocal is_whole
+            while loop.time() < begun_seconds + _OBSERVED_SECONDS:
+                left = self._limits.size_bytes - reader.asked_bytes
+                if left < size_bytes or reader.requests >= self._limits.requests:
+                    is_whole = False
+                    return
+                is_whole = await reader.read(size_bytes) is not None and is_whole
+
+        async with task_group() as group:
+            for _ in range(connections):
+                group.create_task(connection())
+        seconds = loop.time() - begun_seconds
+        if reader.read_bytes == before_bytes or seconds < _TELLING_SECONDS:
+            return (self._brought or total), False
+        observed = max(self._brought, (reader.read_bytes - before_bytes) / seconds)
+        each_seconds = first_byte_seconds + size_bytes * connections / total
+        return observed, is_whole and observed < _MUCH_LESS * connections * size_bytes / each_seconds
 
     def _share(self, reads: int, alone: float, part: float) -> int:
         """Return how many bytes each of so many reads may ask for at a connection's rate; 0 if few are left.

@@ -57,6 +57,7 @@ class TimedReader:
         sent: what became of each request, in the order in which they were sent.
         spacing_seconds: from sending one request to sending the next, at least.
         first_byte_seconds: of each answer whose beginning was told, the first one aside: that one may have connected.
+        patient_seconds: likewise, of reads that had a patience of their own.
     """
 
     def __init__(self, store: Readable, refs: Sequence[ObjectRef], group: asyncio.TaskGroup) -> None:
@@ -70,6 +71,7 @@ class TimedReader:
         self._next_seconds = -math.inf
         self.last: TransientError | None = None
         self.first_byte_seconds: list[float] = []
+        self.patient_seconds: list[float] = []
 
     @property
     def late_seconds(self) -> float | None:
@@ -114,7 +116,9 @@ class TimedReader:
                 return None
             raise error
         self.read_bytes += end
-        if begun.done() and not is_first and not is_patient:
+        if begun.done() and is_patient:
+            self.patient_seconds.append(begun.result() - sent)
+        elif begun.done() and not is_first:
             self._told(begun.result() - sent)
         return TimedRead(sent, begun.result() if begun.done() else sent, loop.time(), end)
 
