@@ -168,7 +168,8 @@ class StreamReader:
             pin_memory=False,
             supply=self._supply,
         )
-        return Iteration(parts, progress.share.steps_from(0))
+        is_over = self._config.epochs is not None and progress.epoch >= self._config.epochs
+        return Iteration(parts, 0 if is_over else progress.share.steps_from(0))
 
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent."""
