@@ -195,8 +195,9 @@ def test_reads_that_find_too_little_go_to_the_bucket(tmp_path: Path) -> None:
     assert run.warm is not None
     assert usual.warm is not None
     assert run.warm.losses > 0
-    assert run.warm.hits == sum(each.tier_hits["warm"] for each in run.epochs) < usual.warm.hits
-    assert run.read_bytes == (3 * 40 - run.warm.hits) * SIZE_BYTES > usual.read_bytes
+    delivered = sum(each.tier_hits["warm"] for each in run.epochs)
+    assert run.warm.hits - 2 <= delivered <= run.warm.hits < usual.warm.hits, "but for those that were late"
+    assert run.read_bytes == (3 * 40 - delivered) * SIZE_BYTES > usual.read_bytes
 
 
 def test_the_outcome_says_what_the_tier_did_and_cost(tmp_path: Path) -> None:
