@@ -209,7 +209,7 @@ def test_that_is_what_loaders_plan() -> None:
 
 
 def test_packing_writes_each_super_sample_and_little_more() -> None:
-    assert packing_traffic(100, 10_000) == Traffic(requests={Operation.PUT: 117}, written_bytes=10_000)
+    assert packing_traffic(100, 10_000) == Traffic(requests={Operation.PUT: 118}, written_bytes=10_000)
 
 
 @pytest.mark.parametrize("super_samples", [1, 7, 8, 100, 400])

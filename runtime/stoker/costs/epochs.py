@@ -9,7 +9,8 @@ from stoker.prices import Egress, Operation
 
 __all__ = ["packing_traffic", "training_traffic"]
 
-_MANIFESTS = 2
+_MANIFESTS, _TRIALS = 2, 1
+"""The manifest and its copy; and the write that a store must refuse if it honours conditions."""
 
 
 def training_traffic(
@@ -52,5 +53,5 @@ def packing_traffic(super_samples: int, size_bytes: int, *, egress: Egress = "sa
 
     Uploads that end at the same time share a record, so there may be fewer of these.
     """
-    writes = super_samples + record_writes(super_samples) + _MANIFESTS
+    writes = super_samples + record_writes(super_samples) + _MANIFESTS + _TRIALS
     return Traffic(requests={Operation.PUT: writes}, written_bytes=size_bytes, egress=egress)

@@ -68,7 +68,7 @@ def test_a_data_set_is_known_by_its_manifest(capsys: pytest.CaptureFixture[str],
     found = bill(capsys, url, "--store", "s3", "--epochs", 10, "--nodes", 2, "--packing", "--egress", "other_region")
     assert found["data at rest"] == pytest.approx(size_bytes / 2**30 * 0.023)
     assert found["GET requests"] == pytest.approx((2 + 10 * 7) * 0.4e-6)
-    assert found["PUT requests"] == pytest.approx(11 * 5e-6)
+    assert found["PUT requests"] == pytest.approx(12 * 5e-6)
     assert found["egress, other region"] == pytest.approx(10 * 7 / 6 * size_bytes / 2**30 * 0.02)
     cached = bill(capsys, url, "--store", "s3", "--epochs", 11, "--hit-rate", 0.5)
     assert cached["GET requests"] == pytest.approx((1 + 6 + 10 * 3) * 0.4e-6)
