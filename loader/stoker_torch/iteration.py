@@ -91,13 +91,15 @@ class Iteration:
         return self
 
     def __next__(self) -> Any:
+        asked: float | None = None  # the time in line behind another thread is no wait for data
         try:
             if self._left and self._pid != os.getpid():
+                asked = time.perf_counter()
                 self._begin()
             with self._turn:
                 if self._left and self._parts.check is not None:
                     self._parts.check()
-                return self._next(time.perf_counter())
+                return self._next(time.perf_counter() if asked is None else asked)
         except StopIteration:
             self._parts.ended()
             self.close()
