@@ -88,9 +88,9 @@ BEGINNINGS = {
     "TFRecord file": _tfrecord(),
     "pickle": pickle.dumps({"data": 1}),
     "tar archive": tar_of([("a.txt", b"x")]),
-    "compressed tar archive": gzip.compress(tar_of([("a.txt", b"x")])),
+    "compressed tar archive": gzip.compress(tar_of([("a.txt", b"x")]), mtime=0),
     "JSON Lines file": b'{"a": {"b": 1}}\r\n {"a": 2}\n',
-    "compressed JSON Lines file": gzip.compress(b'{"a": 1}\n{"a": 2}\n'),
+    "compressed JSON Lines file": gzip.compress(b'{"a": 1}\n{"a": 2}\n', mtime=0),
     "xz file": b"\xfd7zXZ\0" + bytes(9),
 }
 
@@ -112,8 +112,8 @@ def test_a_super_sample_is_known_by_how_it_begins() -> None:
     [
         b"",
         b"\x1f\x8b",
-        gzip.compress(b"some text"),
-        gzip.compress(gzip.compress(b"PAR1")),
+        gzip.compress(b"some text", mtime=0),
+        gzip.compress(gzip.compress(b"PAR1", mtime=0), mtime=0),
         b'{"a": 1}\n',
         b'{\n  "a": 1\n}\n',
         b"[1, 2]\n[3]\n",
@@ -139,7 +139,7 @@ def test_documents_that_are_zip_archives_are_files() -> None:
     [
         ("x.csv", b"a,b\n1,2\n"),
         ("x.jsonl", b'{"a": 1}\n'),
-        ("x.tar.gz", gzip.compress(tar_of([("a.txt", b"x")]))),
+        ("x.tar.gz", gzip.compress(tar_of([("a.txt", b"x")]), mtime=0)),
         ("sub/x.parquet", b""),
         ("without-suffix", b"PAR1" + bytes(100)),
         ("x.json", b'{"a": 1}\n{"a": 2}\n'),
