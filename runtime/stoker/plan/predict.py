@@ -25,6 +25,8 @@ _EPOCHS, _EPOCHS_OF_RANKS = 3, 5
 to look ahead into. Of several ranks, now one and now another is behind, so more of them are simulated."""
 _START_WINDOWS = 2
 """Of super-samples, for each rank, that are simulated of a start."""
+_START_SPREAD = 1.5
+"""Starts took 0.67 to 1.5 of those that were simulated: on a quiet machine, and beside other programs."""
 _DRAWS = 501
 """Of a first byte, for its median: odd, so that it is one of them."""
 
@@ -85,7 +87,7 @@ class Prediction:
 
     Attributes:
         first_batch_seconds: from constructing the loader.
-        first_batch_range_seconds: the least and the most of several simulated starts.
+        first_batch_range_seconds: from below the least to above the most of several simulated starts.
         first: epoch, in which caches are empty, from constructing the loader.
         later: epochs.
         bound: of a later epoch.
@@ -172,12 +174,16 @@ def _first_batch_seconds(run: Run) -> float:
 def _first_batch_range(
     workload: Workload, small: Workload, begun: float, seed: int, starts: int
 ) -> tuple[float, float]:
-    """Return the least and the most that a first batch takes: first bytes and handshakes differ from start to start."""
+    """Return the least and the most that a first batch takes: first bytes and handshakes differ from start to start.
+
+    The processor's part of a start is not simulated, so the range is wider than what comes out, both ways.
+    """
     window, ranks = small.feed.order.window, small.feed.world_size
     few = beginning(small, _START_WINDOWS * window * ranks)
     others = [_first_batch_seconds(_simulated(few, 0.0, seed + each, 1)) for each in range(1, starts)]
     low, high = workload.start_range_seconds or (workload.start_seconds, workload.start_seconds)
-    return low + min([begun, *others]), high + max([begun, *others])
+    least_seconds, most_seconds = low + min([begun, *others]), high + max([begun, *others])
+    return least_seconds / _START_SPREAD, most_seconds * _START_SPREAD
 
 
 def _settled(cache: Cache, ranks_per_node: int, hit_rate: float) -> TierMaker:
