@@ -202,7 +202,7 @@ class Dataset:
     def close(self) -> None:
         """Close connections, end the thread and free the memory. Idempotent; reading again starts anew.
 
-        A call under way in another thread ends with ``concurrent.futures.CancelledError``.
+        A call under way in another thread raises StokerError.
         """
         self._thread.close()
 

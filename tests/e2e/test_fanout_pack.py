@@ -133,7 +133,7 @@ def test_a_command_that_is_killed_leaves_nothing_running_and_is_resumed_by_itsel
         np.asarray(path.name).tobytes() for path in sorted(source.iterdir())
     ]
     run("verify", "--deep", url)
-    assert run("gc", url) == "no garbage\n"
+    assert run("gc", url).startswith("no garbage\n")
 
 
 def test_workers_that_are_killed_are_replaced_within_the_same_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,13 @@ def test_an_object_shorter_than_the_manifest_says_is_refused(tmp_path: Path, cha
     refuse(tmp_path, StoreError, "bytes|changed|checksum")
 
 
+def doubled(manifest: Manifest) -> Manifest:
+    """Return a manifest with an object twice, which cannot be constructed."""
+    lying = copy.copy(manifest)
+    object.__setattr__(lying, "runs", (PackRun("f" * 16, 0, 1), PackRun("f" * 16, 0, len(manifest) - 1)))
+    return lying
+
+
 def test_no_run_leads_out_of_the_bucket_or_to_another_object_twice(tmp_path: Path) -> None:
     """A key is made of two numbers, so it can have no dots, no slash and no scheme."""
     folder = packed(tmp_path)
@@ -144,10 +152,7 @@ def test_no_run_leads_out_of_the_bucket_or_to_another_object_twice(tmp_path: Pat
     manifest = Manifest.from_bytes((folder / POINTER_KEY).read_bytes())
     assert manifest.key(len(manifest) - 1) == f"data/{'f' * 16}/{2**32 + len(manifest) - 2}"
     refuse(folder, StoreError, "does not exist")
-    told(
-        folder,
-        lambda manifest: replace(manifest, runs=(PackRun("f" * 16, 0, 1), PackRun("f" * 16, 0, len(manifest) - 1))),
-    )
+    told(folder, doubled)
     refuse(folder, FormatError, "object twice")
 
 

@@ -119,7 +119,7 @@ def test_who_reads_everything_in_each_epoch_is_as_fast_by_next_use_as_by_uniform
         error(share(0.75, KNEE), replace(AROUND, policy=policy, memory_bytes=256 << 20))
         for policy in ("uniform", "next-use")
     )
-    assert next_use == pytest.approx(uniform, abs=0.01)
+    assert next_use == pytest.approx(uniform, abs=0.02)
 
 
 def test_the_slower_the_answers_the_more_must_be_on_their_way() -> None:

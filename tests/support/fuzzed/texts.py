@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stoker import schema as schema_module
-from stoker.errors import SchemaError, ServerError, StateError, StoreError
+from stoker.errors import SchemaError, ServerError, StateError, StoreError, UnexpectedAnswerError
 from stoker.schema import Schema
 from stoker.store import gcs, s3
 from stoker.store.failures import error_of, retry_after_seconds
@@ -82,7 +82,7 @@ HEADER_VALUES = [
 ]
 MARKUP = [b"<Code>", b"</Code>", b"<Message>", b"<Region>", b"\x1b[2J", b"{0}{region.x}", b"\xff\xfe", b"{"]
 _ALIKE = ("DeadlineError", "NotFoundError", "ObjectChangedError", "PermissionDeniedError", "PreconditionFailedError")
-BOTH = (*_ALIKE, "ServerError", "StoreError", "ThrottledError", "TruncatedError", "ExpiredCredentialsError")
+BOTH = (*_ALIKE, "ServerError", "StoreError", "ThrottledError", "RangeBeyondEndError", "ExpiredCredentialsError")
 S3_ERRORS = (*BOTH, "BucketNotFoundError", "CredentialsError", "WrongRegionError")
 
 
@@ -195,7 +195,7 @@ TEXTS = {
         read=_read_gcs_object,
         seeds=_gcs_objects,
         mutate=mutated_json,
-        errors=(ServerError,),
+        errors=(ServerError, UnexpectedAnswerError),
         refusing=(gcs._object_info, gcs._said),
     ),
 }
