@@ -7,13 +7,14 @@ import gzip
 import logging
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import PermissionDeniedError, ServerError, StokerError, StoreError, ThrottledError, TruncatedError
 from stoker.store import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
+from support.speaking import Server, serving
 from support.stores import read_range
 from support.uses import USES, Use, every_use
 
@@ -36,34 +37,21 @@ async def endpoint(answer: Answer, asked: list[bytes], *, endless: bool = False)
 
     ``endless`` goes on with zeros until the client hangs up.
     """
-    tasks: set[asyncio.Task[None]] = set()
 
-    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            asked.append(head)
-            writer.write(answer(head))
-            while endless:
-                writer.write(bytes(1 << 16))
-                await writer.drain()
-            writer.write_eof()
+    async def speak(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(head)
+        writer.write(answer(head))
+        while endless:
+            writer.write(bytes(1 << 16))
             await writer.drain()
-            while await reader.read(1 << 16):
-                pass
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        writer.write_eof()
+        await writer.drain()
+        while await reader.read(1 << 16):
+            pass
 
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await server.wait_closed()
+    async with serving(speak) as server:
+        yield server.url
 
 
 def options(scheme: str, url: str) -> StoreOptions:

@@ -6,15 +6,16 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from stoker.errors import StokerError, TransientError
 from stoker.manifest import POINTER_KEY
 from stoker.store import GcsOptions, HttpOptions, S3Options, ServedOptions, Store, StoreOptions, gcs, open_store
+from support.speaking import Server, serving
 from support.stores import keys_of, read_range
 
 Transport = Literal["direct", "aiohttp"]
@@ -94,34 +95,21 @@ OTHERS: dict[str, Callable[[Store], Awaitable[object]]] = {
 @asynccontextmanager
 async def endpoint(faults: dict[str, Fault], chosen: list[str]) -> AsyncIterator[str]:
     """Serve the fault that is chosen to each request, over connections of their own."""
-    tasks: set[asyncio.Task[Any]] = set()
 
-    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            fault = faults[chosen[-1]]
-            writer.write(fault.words)
-            await writer.drain()
-            if fault.end == "reset":
-                gone: socket.socket = writer.get_extra_info("socket")
-                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                writer.transport.abort()
-            elif fault.end == "silence":
-                await reader.read()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+    async def speak(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        fault = faults[chosen[-1]]
+        writer.write(fault.words)
+        await writer.drain()
+        if fault.end == "reset":
+            gone: socket.socket = writer.get_extra_info("socket")
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        elif fault.end == "silence":
+            await reader.read()
 
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await server.wait_closed()
+    async with serving(speak) as server:
+        yield server.url
 
 
 def opened(scheme: str, url: str, transport: Transport) -> Store:
@@ -175,21 +163,19 @@ def test_a_body_that_nobody_takes_is_a_lost_connection(scheme: str) -> None:
     async def main() -> None:
         over = asyncio.Event()
 
-        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def speak(_: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.transport.pause_reading()  # type: ignore[attr-defined]  # a TCP transport has it
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             await over.wait()
             writer.transport.abort()
 
-        server = await asyncio.start_server(speak, "127.0.0.1", 0)
-        store = opened(scheme, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "direct")
-        with pytest.raises(TransientError):
-            async with asyncio.timeout(10.0):
-                await store.put("x", bytes(16 << 20))
-        over.set()
-        await store.close()
-        server.close()
-        await server.wait_closed()
+        async with serving(speak) as server:
+            store = opened(scheme, server.url, "direct")
+            with pytest.raises(TransientError):
+                async with asyncio.timeout(10.0):
+                    await store.put("x", bytes(16 << 20))
+            over.set()
+            await store.close()
 
     asyncio.run(main())
