@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import stoker
 from stoker.fetch.config import FetchConfig
-from support.datasets import SCHEMA, sample_of
+from support.datasets import pack_at, sample_of
 from support.stores import Place
 
 SAMPLES = 200
 
 
 def test_samples_asked_for_by_number_are_those_packed_on_every_store(place: Place) -> None:
-    with stoker.Packer(
-        place.url,
-        schema=SCHEMA,
-        super_sample_bytes=2000,
-        options=place.options,
-        single_writer=place.needs_single_writer,
-    ) as packer:
-        packer.extend(map(sample_of, range(SAMPLES)))
+    pack_at(place, SAMPLES)
     with stoker.open(place.url, options=place.options, memory="1MB", fetch=FetchConfig(hedge=False)) as dataset:
         for indices in ([7], [199, 3, 3, 50, -1], range(0, SAMPLES, 9), range(SAMPLES)):
             for index, found in zip(indices, dataset.samples(indices), strict=True):

@@ -6,26 +6,13 @@ from typing import Any
 
 import pytest
 
-import stoker
 from stoker.order import Order, OrderConfig
 from stoker.schedule import Continuous, FetchSize, NextBatch
 from stoker_torch import Loader
-from support.datasets import SCHEMA, sample_of
+from support.datasets import pack_at, sample_of
 from support.stores import Place
 
 SAMPLES = 200
-
-
-def packed(place: Place) -> Place:
-    with stoker.Packer(
-        place.url,
-        schema=SCHEMA,
-        super_sample_bytes=2000,
-        options=place.options,
-        single_writer=place.needs_single_writer,
-    ) as packer:
-        packer.extend(map(sample_of, range(SAMPLES)))
-    return place
 
 
 def sequence(loader: Loader) -> list[int]:
@@ -34,7 +21,7 @@ def sequence(loader: Loader) -> list[int]:
 
 @pytest.mark.parametrize("shuffle", ["none", "block", "window", "full"])
 def test_an_epoch_is_the_orders_on_every_store(place: Place, shuffle: Any) -> None:
-    packed(place)
+    pack_at(place, SAMPLES)
     with Loader(place.url, batch_size=32, shuffle=shuffle, seed=5, epochs=2, options=place.options) as loader:
         for epoch in range(2):
             order = Order(loader.manifest.rows.samples, OrderConfig(seed=5, shuffle=shuffle), epoch)
@@ -46,7 +33,8 @@ def test_an_epoch_is_the_orders_on_every_store(place: Place, shuffle: Any) -> No
     "schedule", [Continuous(), FetchSize(3, 2), FetchSize.half_and_half(8), NextBatch(), NextBatch(4)]
 )
 def test_a_schedule_changes_when_bytes_come_and_not_what_is_delivered(tmp_path: Any, schedule: Any) -> None:
-    place = packed(Place(name="folder", url=str(tmp_path / "ds"), missing_url=""))
+    place = Place(name="folder", url=str(tmp_path / "ds"), missing_url="")
+    pack_at(place, SAMPLES)
     with Loader(place.url, batch_size=8, seed=5, epochs=2) as loader:
         wanted = [sequence(loader), sequence(loader)]
     with Loader(place.url, batch_size=8, seed=5, epochs=2, schedule=schedule) as loader:
@@ -54,7 +42,7 @@ def test_a_schedule_changes_when_bytes_come_and_not_what_is_delivered(tmp_path: 
 
 
 def test_some_columns_and_samples_by_ranges_are_read_on_every_store(place: Place) -> None:
-    packed(place)
+    pack_at(place, SAMPLES)
     with Loader(place.url, batch_size=32, columns=["tokens", "x"], epochs=1, options=place.options) as loader:
         for batch in loader:
             for number, tokens in zip(batch["x"].tolist(), batch["tokens"], strict=True):

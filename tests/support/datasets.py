@@ -10,8 +10,9 @@ import numpy as np
 
 import stoker
 from stoker.schema import Column
+from support.stores import Place
 
-__all__ = ["SCHEMA", "numbers", "pack_numbers", "sample_of"]
+__all__ = ["SCHEMA", "numbers", "pack_at", "pack_numbers", "sample_of"]
 
 SCHEMA: dict[str, Column] = {
     "x": stoker.Array("int64"),
@@ -38,6 +39,18 @@ def pack_numbers(samples: int, *, super_sample_bytes: int = 2000, schema: Mappin
     with stoker.Packer(url, schema=schema, super_sample_bytes=super_sample_bytes) as packer:
         packer.extend({name: sample_of(index)[name] for name in schema} for index in range(samples))
     return url
+
+
+def pack_at(place: Place, samples: int) -> None:
+    """Pack samples 0, 1, 2 … into a new data set in a store of the contract."""
+    with stoker.Packer(
+        place.url,
+        schema=SCHEMA,
+        super_sample_bytes=2000,
+        options=place.options,
+        single_writer=place.needs_single_writer,
+    ) as packer:
+        packer.extend(map(sample_of, range(samples)))
 
 
 def numbers(batches: Iterable[Mapping[str, Any]]) -> list[int]:
