@@ -25,9 +25,10 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # Most tests wait for other processes, so two at a time take little more than half as long; more than four would be noise to
-# each other. The tests of a file stay together.
+# each other. The tests of a file stay together. Files run in their order, not the one with the most tests first: the few
+# long tests of tests/e2e are then done early, and the many short ones of tests/unit keep all processes busy to the end.
 test: lint
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

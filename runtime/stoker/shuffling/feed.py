@@ -267,6 +267,7 @@ class MaterializedFeed:
         if self.place is None:
             self._begin(*self._place, self._dealing, self._end_epoch)
         if self._is_over:
+            self._feed.stop()
             return None
         try:
             batch = self._feed.next()

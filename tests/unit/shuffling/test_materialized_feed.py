@@ -112,8 +112,14 @@ def test_every_rank_gets_the_positions_that_are_dealt_to_it(
                 assert batch.columns["x"].tolist() == full[positions].tolist()  # type: ignore[union-attr]
                 assert (batch.end, batch.is_last, batch.repeated) == (step.end, is_last, step.repeated)
             assert feed.next() is None
+            assert "Walk._run" not in thread.run(running())
     finally:
         thread.close()
+
+
+async def running() -> set[str]:
+    """Return the names of the coroutines that run on a thread."""
+    return {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
 
 
 class Hiding(Vanishing):
