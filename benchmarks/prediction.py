@@ -34,6 +34,8 @@ from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process
 from stoker_torch import Loader
 
 EPOCHS = 3
+REST_SECONDS = 2.0
+"""Before each prediction, so that a bucket that limits requests answers as many at once as behind any pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +84,11 @@ CONFIGURATIONS = (
     Configuration(name="large super-samples", shape=shape(0.05, 30, 60), super_sample_bytes=4 << 20, window=4),
     Configuration(name="small memory", shape=shape(0.2, 25, 80), memory_bytes=14_000_000, samples_per_second=10_000),
     Configuration(
-        name="20 requests a second",
+        name="20 requests a second, more wait",
         shape=replace(shape(0.02, 90, 600), gets_per_second=20, gets_burst=20, gets_wait=True),
+    ),
+    Configuration(
+        name="20 requests a second, then 503", shape=replace(shape(0.02, 90, 600), gets_per_second=20, gets_burst=20)
     ),
     Configuration(name="next batch only", shape=shape(0.08, 30, 70), schedule=NextBatch(), samples_per_second=7_000),
 )
@@ -192,7 +197,9 @@ def compared(configuration: Configuration, repeats: int) -> dict[str, object]:
     with bucket_process(BucketConfig()) as bucket, environment(bucket):
         pack(url, configuration)
         bucket.reshape(configuration.shape)
-        pairs += [(predicted(url, configuration), observed(url, configuration)) for _ in range(repeats)]
+        for _ in range(repeats):
+            time.sleep(REST_SECONDS)
+            pairs.append((predicted(url, configuration), observed(url, configuration)))
 
     def ratio(name: str) -> float:
         expected: Callable[[Prediction], float] = {

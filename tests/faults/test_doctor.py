@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
@@ -161,6 +162,22 @@ def test_a_slow_and_distant_bucket_is_a_warning(monkeypatch: pytest.MonkeyPatch)
         running.reshape(Shape(first_byte_seconds=0.2, total_bytes_per_second=4e6))
         telling = replace(QUICK, size_bytes=8 << 20, seconds=60.0)  # enough to see that connections share the link
         assert levels(found(is_shaped=True, limits=telling)) == {"latency": "warning", "bandwidth": "warning"}
+
+
+def test_no_bandwidth_is_reported_that_a_bucket_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(monkeypatch) as running:
+        pack(URL)
+        running.reshape(Shape(first_byte_seconds=0.02, total_bytes_per_second=50e6))
+
+        async def look() -> list[Finding]:
+            limits = ProbeLimits(size_bytes=32 << 20)
+            what = Examination(url=URL, limits=limits, machine=lambda: GOOD, whereabouts=Whereabouts)
+            return [finding async for finding in examine(what) if finding.check == "bandwidth"]
+
+        (rates,) = asyncio.run(look())
+    figures = [float(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) MB/s", rates.text)]
+    assert len(figures) == 2, rates.text
+    assert all(0 < figure <= 55 for figure in figures)  # a tenth more is caught up behind a late timer
 
 
 def test_a_bucket_that_fails_now_and_then_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -372,7 +372,8 @@ def _speeds(found: Probe) -> list[Finding]:
         advice = "a loader asks for late ones again, which is paid for; more memory looks farther ahead"
     rate = found.observed_bytes_per_second
     together = counted(found.connections, "connection")
-    rates = f"{found.connection_bytes_per_second / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s with {together}"
+    alone = found.observed_alone_bytes_per_second
+    rates = f"{alone / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s with {together}"
     level = Level.WARNING if rate < _SLOW_BYTES_PER_SECOND else Level.OK
     is_slow = level is Level.WARNING
     if found.is_rate_assumed:

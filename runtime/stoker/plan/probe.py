@@ -104,6 +104,7 @@ class Probe:
         late: of them, how many were late: a fetcher would ask for them a second time.
         connection_bytes_per_second: of one transfer alone.
         is_rate_assumed: whether the objects are too small to tell that rate, and the usual one is taken.
+        observed_alone_bytes_per_second: that reads one after the other brought, first bytes included.
         total_bytes_per_second: of several together.
         observed_bytes_per_second: that several reads brought, first bytes included, for half a second if there were
             enough bytes to ask for.
@@ -124,6 +125,7 @@ class Probe:
     late: int
     connection_bytes_per_second: float
     is_rate_assumed: bool
+    observed_alone_bytes_per_second: float
     total_bytes_per_second: float
     observed_bytes_per_second: float
     failed_part: float
@@ -202,7 +204,8 @@ class _Prober:
         reader, loop = self._reader, asyncio.get_running_loop()
         begun = loop.time()
         waits = await self._first_bytes()
-        alone, is_assumed = await self._alone(median(waits))
+        reads = await self._alone()
+        alone, is_assumed = _connection_rate(reads, median(waits))
         total, is_saturated, connections = await self._together(alone, is_assumed, median(waits))
         observed, is_full = await self._observed(connections, total, median(waits))
         if is_full and not is_saturated:
@@ -227,6 +230,7 @@ class _Prober:
             late=len(late),
             connection_bytes_per_second=alone,
             is_rate_assumed=is_assumed,
+            observed_alone_bytes_per_second=_observed_rate(reads),
             total_bytes_per_second=total,
             observed_bytes_per_second=observed,
             failed_part=failed_part,
@@ -301,8 +305,8 @@ class _Prober:
             tasks = [group.create_task(connection()) for _ in range(connections)]
         return [read for task in tasks if (read := task.result()) is not None]
 
-    async def _alone(self, first_byte_seconds: float) -> tuple[float, bool]:
-        """Return the bytes a second of one transfer alone, from three of growing size, and whether that is assumed."""
+    async def _alone(self) -> list[TimedRead]:
+        """Return the last two of three reads of growing size, one after the other."""
         reads: list[TimedRead] = []
         size_bytes = min(_LARGE_BYTES, self._limits.size_bytes // 16)
         for _ in range(min(_TRIES, self._limits.requests - self._limits.first_bytes)):
@@ -311,10 +315,7 @@ class _Prober:
             reads += [] if read is None else [read]
             if len(reads) == _READS_ALONE:
                 break
-        telling = self._some(reads)[-2:]
-        found = median(_rate(read, first_byte_seconds) for read in telling)
-        is_assumed = telling[-1].size_bytes < _TELLING_BYTES and found >= _USUAL_BYTES_PER_SECOND
-        return (_USUAL_BYTES_PER_SECOND if is_assumed else found), is_assumed
+        return self._some(reads)[-2:]
 
     async def _together(self, alone: float, is_assumed: bool, first_byte_seconds: float) -> tuple[float, bool, int]:
         """Return the bytes a second of several transfers, whether the link is full, and how many they were.
@@ -429,6 +430,18 @@ def _seconds(read: TimedRead, first_byte_seconds: float) -> float:
 
 def _rate(read: TimedRead, first_byte_seconds: float) -> float:
     return read.size_bytes / _seconds(read, first_byte_seconds)
+
+
+def _connection_rate(reads: Sequence[TimedRead], first_byte_seconds: float) -> tuple[float, bool]:
+    """Return the bytes a second of one transfer alone, and whether that is assumed."""
+    found = median(_rate(read, first_byte_seconds) for read in reads)
+    is_assumed = reads[-1].size_bytes < _TELLING_BYTES and found >= _USUAL_BYTES_PER_SECOND
+    return (_USUAL_BYTES_PER_SECOND if is_assumed else found), is_assumed
+
+
+def _observed_rate(reads: Sequence[TimedRead]) -> float:
+    """Return the bytes a second of reads one after the other, first bytes included."""
+    return sum(read.size_bytes for read in reads) / max(1e-6, sum(read.done - read.sent for read in reads))
 
 
 def _typical(reads: Sequence[TimedRead], first_byte_seconds: float) -> float:
