@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: small models gain nothing from idle threads
+
+import logging
 import signal
 from collections.abc import Iterator
 from dataclasses import replace

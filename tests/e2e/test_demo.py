@@ -67,7 +67,7 @@ def test_the_demo_trains_both_ways_shows_that_the_loader_stalls_less_and_leaves_
 @pytest.mark.timeout(TIMEOUT_SECONDS + 10)
 @pytest.mark.parametrize("sign", ["  images ", "  DataLoader: epoch 1/"])
 def test_ctrl_c_ends_the_demo_and_everything_it_started(empty_folder: Path, sign: str) -> None:
-    with demo("--workers", "4", folder=empty_folder) as process:
+    with demo("--workers", "12", folder=empty_folder) as process:
         output = read_until(process, sign)
         family = started_by(process.pid)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process in the foreground

@@ -175,9 +175,12 @@ LARGE_HEADERS = {
 }
 
 
-@pytest.mark.parametrize("text", LARGE_HEADERS.values(), ids=LARGE_HEADERS)
-@pytest.mark.parametrize("name", ["super-sample", "manifest"])
-def test_the_largest_header_takes_no_more_memory_than_stated(name: str, text: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [*(("super-sample", header) for header in LARGE_HEADERS), ("manifest", "tensors"), ("manifest", "metadata")],
+)
+def test_the_largest_header_takes_no_more_memory_than_stated(name: str, header: str) -> None:
+    text = LARGE_HEADERS[header]
     assert len(text) <= 1 << 20
     data = struct.pack("<Q", len(text)) + text
     outcome, peak = outcome_of(READERS[name], data)
