@@ -15,7 +15,9 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
 
-__all__ = ["Crew", "Executor", "wait_for_threads"]
+from stoker.errors import StokerError
+
+__all__ = ["Crew", "Executor", "Work", "wait_for_threads"]
 
 _CLOSE_SECONDS = 5.0
 """As long as a DataLoader waits for its worker processes."""
@@ -38,7 +40,7 @@ class Executor(Protocol):
 
 
 class Crew:
-    """Threads, started with the first work.
+    """Threads, started with the first work, and never again once they were dismissed or the interpreter is ending.
 
     An executor of ``concurrent.futures`` would do all that is queued before it let the interpreter exit.
 
@@ -53,17 +55,24 @@ class Crew:
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._is_dismissed = False
 
     def submit(self, work: Work) -> None:
-        """Have something done; it must not raise."""
+        """Have something done; it must not raise.
+
+        Raises:
+            StokerError: the threads were dismissed, or the interpreter is ending.
+        """
         with self._lock:
+            if self._is_dismissed or not threading.main_thread().is_alive():
+                raise StokerError(f"the threads {self._name} were closed while work was being given to them")
             for number in range(len(self._threads), self._count):
                 thread = threading.Thread(
                     target=_serve, args=(self._queue,), name=f"{self._name}-{number}", daemon=True
                 )
                 thread.start()
                 self._threads.append(thread)
-        self._queue.put(work)
+            self._queue.put(work)
 
     def close(self) -> bool:
         """Drop what is queued, wait a while for what is being done, and end the threads.
@@ -78,13 +87,13 @@ class Crew:
         if self._pid != os.getpid():  # a forked child has none of the threads, and what they locked stays locked
             return []
         with self._lock:
+            self._is_dismissed = True
             threads, self._threads = self._threads, []
-            queue, self._queue = self._queue, SimpleQueue()  # a stuck thread would take what new ones are to do
         with contextlib.suppress(Empty):
             while True:
-                queue.get_nowait()
+                self._queue.get_nowait()
         for _ in threads:
-            queue.put(None)
+            self._queue.put(None)
         return threads
 
 

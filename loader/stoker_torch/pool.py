@@ -165,12 +165,16 @@ class SamplePool:
             columns: name → values, tensors or ragged columns of one length.
             name_of: names a sample of the batch, for errors.
             context_of: returns a sample's context, for functions that ask for it.
+
+        Raises:
+            StokerError: the pool was closed meanwhile, by another thread or the end of the interpreter.
         """
         if self._pid != os.getpid():
             self._begin()
-        if self._crew is None:
-            self._crew = Crew(self._workers, "stoker-pool")
-            self._finalizer = weakref.finalize(self, _end, self._crew, self._tasks)
+        crew = self._crew
+        if crew is None:
+            crew = self._crew = Crew(self._workers, "stoker-pool")
+            self._finalizer = weakref.finalize(self, _end, crew, self._tasks)
         count = len(next(iter(columns.values()))) if self._work.by_sample else 0
         size = max(1, -(-count // (self._workers * _PARTS_PER_WORKER)))
         parts = [range(start, min(start + size, count)) for start in range(0, count, size)] or [range(0)]
@@ -183,7 +187,7 @@ class SamplePool:
         )
         self._pending.add(batch)
         for part in parts:
-            self._crew.submit(partial(batch.work_on, part))
+            crew.submit(partial(batch.work_on, part))
         return batch
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
 from stoker.sample_context import SampleContext
+from stoker_torch.crew import Crew, Work
 from stoker_torch.pool import SamplePool, SampleWork
 
 Pools = Callable[..., SamplePool]
@@ -224,6 +225,32 @@ def test_close_fails_what_is_under_way_and_queued_instead_of_letting_it_wait_for
             batch.result()
     leave.set()
     closing.join()
+    assert pool_threads() == []
+
+
+def test_a_pool_that_is_closed_while_it_is_given_a_batch_starts_no_thread_again(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, submit, parts = pools(SampleWork(decode={"x": int}), workers=2), Crew.submit, list[Work]()
+
+    def closing_behind_the_first(crew: Crew, part: Work) -> None:
+        submit(crew, part)
+        parts.append(part)
+        if len(parts) == 1:
+            pool.close()
+
+    monkeypatch.setattr(Crew, "submit", closing_behind_the_first)
+    with pytest.raises(StokerError, match="closed"):
+        pool.submit(columns(40), name_of, context_of)
+    assert len(parts) == 1
+    assert pool_threads() == []
+
+
+def test_no_thread_starts_while_the_interpreter_is_ending(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Thread()
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    with pytest.raises(StokerError, match="closed"):
+        pools(SampleWork(decode={"x": int})).submit(columns(3), name_of, context_of)
     assert pool_threads() == []
 
 
