@@ -1,0 +1,44 @@
+"""Names that the outside sees: what collects them from the running code, and the checked-in list of each kind.
+
+``PYTHONPATH=tests python -m support.outside_names`` writes the lists anew, in tests/golden/names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from support.outside_names.command_line import command_line
+
+__all__ = ["COLLECTORS", "GOLDEN", "REWRITE", "collected", "difference"]
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "names"
+REWRITE = "PYTHONPATH=tests python -m support.outside_names"
+
+COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
+    "command-line": command_line,
+}
+"""Kind → what returns its names, one a line; it may write into the empty folder that it is given."""
+
+
+def collected(kind: str, scratch: Path) -> list[str]:
+    """Return today's names of a kind, sorted, each once."""
+    return sorted(set(COLLECTORS[kind](scratch)))
+
+
+def difference(kind: str, lines: list[str]) -> str:
+    """Return what differs from the checked-in names, as a message; empty if nothing does."""
+    file = GOLDEN / f"{kind}.txt"
+    golden = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    gone, new = sorted(set(golden) - set(lines)), sorted(set(lines) - set(golden))
+    if not gone and not new:
+        return ""
+    return "\n".join(
+        [
+            f"{len(gone)} names that the outside sees are gone, and {len(new)} are new, of {file.name}:",
+            *(f"- {line}" for line in gone),
+            *(f"+ {line}" for line in new),
+            "A name that is gone needs an alias; one that is new needs its line in the list.",
+            f"If both are meant, write the list anew with `{REWRITE}`, and review its diff.",
+        ]
+    )

@@ -1,0 +1,14 @@
+"""Write the lists of the names that the outside sees anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from support.outside_names import COLLECTORS, GOLDEN, collected
+
+for kind in COLLECTORS:
+    with TemporaryDirectory() as folder:
+        lines = collected(kind, Path(folder))
+    (GOLDEN / f"{kind}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{kind}: {len(lines)} names")
