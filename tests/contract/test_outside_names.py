@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from support.outside_names import COLLECTORS, GOLDEN, collected, difference
+from support.outside_names.deployment import read_variables
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
@@ -18,3 +21,9 @@ def test_names_that_the_outside_sees_are_those_of_the_checked_in_list(kind: str,
 
 def test_each_checked_in_list_is_compared() -> None:
     assert {file.stem for file in GOLDEN.iterdir()} == set(COLLECTORS)
+
+
+def test_each_environment_variable_is_documented() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    assert not {name for name in read_variables() if f"`{name}" not in text and f"{name}=" not in text}

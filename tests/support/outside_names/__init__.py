@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from support.outside_names.command_line import command_line
+from support.outside_names.deployment import entry_points, environment, handlers
 
 __all__ = ["COLLECTORS", "GOLDEN", "REWRITE", "collected", "difference"]
 
@@ -17,6 +18,9 @@ REWRITE = "PYTHONPATH=tests python -m support.outside_names"
 
 COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "command-line": command_line,
+    "entry-points": entry_points,
+    "environment": environment,
+    "handlers": handlers,
 }
 """Kind → what returns its names, one a line; it may write into the empty folder that it is given."""
 
