@@ -1,0 +1,120 @@
+"""What stoker 1 wrote is read, and what it would write today is the same: see ``tests/golden/v1``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker
+from golden.v1 import make_fixtures
+from golden.v1.make_fixtures import CREATED, FOLDER, SAMPLES, SCHEMA, plain
+from stoker.cli import main
+from stoker.manifest import Manifest
+from stoker_local.bucket import LocalBucket
+from support.stores import run_with
+
+SAMPLES_WRITTEN = json.loads((FOLDER / "samples.json").read_text())
+FILES = {str(path.relative_to(FOLDER / "dataset")): path for path in (FOLDER / "dataset").rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The data set as files, which have other tags than they had in the bucket."""
+    shutil.copytree(FOLDER / "dataset", tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+@pytest.fixture
+def options(local_bucket: LocalBucket) -> stoker.S3Options:
+    return stoker.S3Options(
+        endpoint_url=local_bucket.url,
+        region="us-east-1",
+        access_key_id="stoker",
+        secret_access_key="stoker-secret",
+    )
+
+
+@pytest.fixture
+def url(options: stoker.S3Options, tmp_path: Path) -> str:
+    """The data set in a bucket, whose ETags are those that its manifests name."""
+    url = f"s3://stoker/golden/{tmp_path.name}"
+
+    async def upload(store: Any) -> None:
+        for key, path in FILES.items():
+            await store.put(key, path.read_bytes())
+
+    run_with(stoker.open_store(url, options=options), upload)
+    return url
+
+
+def written(samples: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: plain(value) for name, value in sample.items()} for sample in samples]
+
+
+def stored(url: str, options: stoker.S3Options) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+
+    async def read(store: Any) -> None:
+        async for info in store.list():
+            found[info.key], _ = await store.get(info.key)
+
+    run_with(stoker.open_store(url, options=options), read)
+    return found
+
+
+@pytest.mark.parametrize(("version", "samples"), [(None, SAMPLES), (2, SAMPLES), (1, CREATED)])
+def test_each_version_of_a_data_set_has_the_samples_that_were_packed(
+    url: str, options: stoker.S3Options, version: int | None, samples: int
+) -> None:
+    with stoker.open(url, options=options, version=version) as dataset:
+        assert dict(dataset.schema) == SCHEMA
+        assert len(dataset) == samples
+        assert written(iter(dataset)) == SAMPLES_WRITTEN[:samples]
+        assert written(iter(dataset.samples([17, 0, samples - 1]))) == [
+            SAMPLES_WRITTEN[index] for index in (17, 0, samples - 1)
+        ]
+
+
+def test_a_copy_of_a_data_set_is_read_and_found_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stoker.open(folder) as dataset, pytest.warns(UserWarning, match="seems to be a copy"):
+        assert written(iter(dataset)) == SAMPLES_WRITTEN
+    assert main(["verify", str(folder)]) == 0
+    assert "5 super-samples of version 2" in capsys.readouterr().err
+
+
+def test_a_data_set_is_appended_to(url: str, options: stoker.S3Options) -> None:
+    with stoker.Packer(url, schema=SCHEMA, mode="append", options=options) as packer:
+        packer.extend(map(make_fixtures.sample_of, range(7)))
+    with stoker.open(url, options=options) as dataset:
+        assert dataset.manifest.version == 3
+        assert written(iter(dataset)) == SAMPLES_WRITTEN + SAMPLES_WRITTEN[:7]
+
+
+@pytest.mark.parametrize("flags", [[], ["--adopt"]], ids=["manifests", "manifests and records"])
+def test_a_lost_index_is_rebuilt(folder: Path, flags: list[str]) -> None:
+    for path in [folder / "manifest.safetensors", *(folder / "manifests").iterdir()]:
+        path.unlink()
+    if flags:
+        shutil.rmtree(folder / "packs")
+    main(["rebuild-manifest", str(folder), *flags])
+    with stoker.open(folder) as dataset:
+        assert sorted(written(iter(dataset)), key=SAMPLES_WRITTEN.index) == SAMPLES_WRITTEN
+
+
+def test_packed_today_a_data_set_is_the_same_to_the_byte(options: stoker.S3Options, tmp_path: Path) -> None:
+    url = f"s3://stoker/golden/again-{tmp_path.name}"
+    make_fixtures.pack_dataset(url, options)
+    found = stored(url, options)
+    assert found.keys() == FILES.keys()
+    assert [key for key, data in found.items() if data != FILES[key].read_bytes()] == []
+
+
+@pytest.mark.parametrize("key", [key for key in FILES if "manifest" in key])
+def test_a_manifest_parsed_and_written_again_is_the_same(key: str) -> None:
+    data = FILES[key].read_bytes()
+    assert Manifest.from_bytes(data).to_bytes() == data

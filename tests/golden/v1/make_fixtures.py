@@ -1,0 +1,133 @@
+"""Write the files beside this script: what stoker 1 leaves in buckets, caches, catalogs and checkpoints.
+
+``python tests/golden/v1/make_fixtures.py`` (with ``PYTHONPATH=tests``) made them once, with the release that they are
+of, and leaves alone what is there. They are not made again: later versions have to read these very bytes, so if a test
+no longer agrees with a file, the code has to change, and not the file. The bucket is the local one, whose ETags are
+those of Amazon S3: the MD5 of an object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import stoker
+from stoker.dtypes import DTYPES
+from stoker.schema import Column
+from stoker_local.host import running_bucket
+from support.stores import run_with
+
+FOLDER = Path(__file__).parent
+URL = "s3://stoker/golden/v1"
+CREATED, SAMPLES = 18, 30
+SUPER_SAMPLE_BYTES = 1600
+SCHEMA: dict[str, Column] = {
+    "number": stoker.Array("int64"),
+    "label": stoker.Array("uint8", classes=("cat", "dog", "é")),
+    "image": stoker.Array("uint8", (2, 3)),
+    **{f"as_{name}": stoker.Array(name, (2,)) for name in DTYPES},
+    "data": stoker.Bytes(),
+    "text": stoker.Text(),
+    "tokens": stoker.Ragged("uint16"),
+    "boxes": stoker.Ragged("float32", (2,)),
+}
+
+
+def sample_of(index: int) -> dict[str, Any]:
+    """Return sample ``index``: no two are alike, and some of its values are empty."""
+    sample: dict[str, Any] = {
+        "number": index * 1_000_003,
+        "label": np.uint8(index % 3),
+        "image": np.arange(index, index + 6, dtype=np.uint8).reshape(2, 3),
+        "data": bytes(range(index, index + index % 7)),
+        "text": f"sample {index} " + "é🎲" * (index % 3) if index % 5 else "",
+        "tokens": np.arange(index % 4, dtype=np.uint16) * np.uint16(9973),
+        "boxes": np.linspace(-index, index, 2 * (index % 3), dtype=np.float32).reshape(-1, 2),
+    }
+    for name, dtype in DTYPES.items():
+        pair = [index % 2, index % 3 == 0] if name == "bool" else [index + 1, 127 - index]
+        sample[f"as_{name}"] = (
+            np.array([index / 4, -1.5 * index], dtype.holder)
+            if dtype.holder.kind == "f"
+            else np.array(pair, dtype.holder)
+        )
+    return sample
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON says it: text, the digits of bytes, or type, shape and digits of an array."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    array = np.asarray(value)
+    return [array.dtype.str, list(array.shape), array.tobytes().hex()]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file unless it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError), path.open("xb") as file:
+        file.write(data)
+
+
+def write_json(name: str, value: dict[str, Any] | list[Any]) -> None:
+    """Write a list or object as JSON, one element a line."""
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()]
+        text = "{\n" + ",\n".join(lines) + "\n}\n"
+    else:
+        text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]\n"
+    write_file(FOLDER / name, text.encode())
+
+
+@contextmanager
+def bucket() -> Iterator[stoker.S3Options]:
+    """Options of an empty bucket ``stoker``."""
+    with running_bucket() as found:
+        yield stoker.S3Options(
+            endpoint_url=found.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
+        )
+
+
+def pack_dataset(url: str, options: stoker.S3Options) -> None:
+    """Pack the data set: one run creates it, a second one appends to it."""
+    for mode, start, end in (("create", 0, CREATED), ("append", CREATED, SAMPLES)):
+        with stoker.Packer(
+            url,
+            schema=SCHEMA,
+            super_sample_bytes=SUPER_SAMPLE_BYTES,
+            mode=mode,  # type: ignore[arg-type]  # mypy takes it for any text
+            source=f"samples {start} to {end}",
+            options=options,
+        ) as packer:
+            packer.extend(map(sample_of, range(start, end)))
+
+
+def dump(url: str, options: stoker.S3Options, folder: Path) -> None:
+    """Write every object below a URL into a folder, by its key."""
+
+    async def write(store: Any) -> None:
+        async for info in store.list():
+            data, _ = await store.get(info.key)
+            write_file(folder / info.key, data)
+
+    run_with(stoker.open_store(url, options=options), write)
+
+
+def make_dataset() -> None:
+    """Write ``dataset/``, and ``samples.json``: what each of its samples is."""
+    with bucket() as options:
+        pack_dataset(URL, options)
+        dump(URL, options, FOLDER / "dataset")
+    samples = map(sample_of, range(SAMPLES))
+    write_json("samples.json", [{name: plain(value) for name, value in sample.items()} for sample in samples])
+
+
+if __name__ == "__main__":
+    make_dataset()
