@@ -1,4 +1,4 @@
-"""A thousand random fault schedules: every item and sample right, exactly once, or a typed error in time.
+"""Hundreds of random fault schedules: every item and sample right, exactly once, or a typed error in time.
 
 The mutation tests at the end show that the net holds: with the checksum off, or with a slot released twice, the same
 run fails.
@@ -18,7 +18,7 @@ from support.fault_schedules import LEVELS, play
 from support.fault_weather import Tables
 from support.faulty_store import FAULTS
 
-SCHEDULES = {"objects": 600, "samples": 400}
+SCHEDULES = {"objects": 400, "samples": 250}
 """``make soak`` plays more."""
 INJECTED = {
     *FAULTS,

@@ -15,7 +15,7 @@ from support.warm_platform import Tier, named
 from support.warm_schedules import FAULTS, play, play_all
 from support.warm_wires import End
 
-SCHEDULES = 500
+SCHEDULES = 350
 """``make soak`` plays more."""
 
 
