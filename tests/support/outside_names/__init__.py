@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.outside_names.command_line import command_line
 from support.outside_names.deployment import entry_points, environment, handlers
+from support.outside_names.python_api import documented_imports, python_api
 
 __all__ = ["COLLECTORS", "GOLDEN", "REWRITE", "collected", "difference"]
 
@@ -18,9 +19,11 @@ REWRITE = "PYTHONPATH=tests python -m support.outside_names"
 
 COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "command-line": command_line,
+    "documented-imports": documented_imports,
     "entry-points": entry_points,
     "environment": environment,
     "handlers": handlers,
+    "python-api": python_api,
 }
 """Kind → what returns its names, one a line; it may write into the empty folder that it is given."""
 

@@ -1,0 +1,130 @@
+"""Names that a program imports: of ``__all__``, with their parameters and members, and of documents."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
+
+import stoker
+import stoker_functions
+import stoker_local
+import stoker_torch
+from stoker import errors, images, trace
+from stoker.fetch.config import FetchConfig
+from stoker.schedule import Continuous, FetchSize, NextBatch
+from stoker.store import HttpOptions
+from stoker_torch.config import LoaderConfig
+
+__all__ = ["documented_imports", "python_api"]
+
+_ROOT = Path(__file__).parents[3]
+_MODULES = (stoker, errors, images, trace, stoker_torch, stoker_functions, stoker_local)
+_TAKEN = (Continuous, FetchConfig, FetchSize, HttpOptions, NextBatch)
+"""What arguments take, and no ``__all__`` has yet."""
+_CODE = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
+_IMPORT = re.compile(r"^[ \t]*(?:from|import) stoker[\w.]*(?:[^\n(]*|[^\n(]*\([^)]*\))$", re.MULTILINE)
+_DEFAULTS = {field.name: field.default for field in fields(LoaderConfig)}
+
+
+def python_api(_: Path) -> Iterator[str]:
+    """Return the public names of each package and module, with parameters, their defaults, and members."""
+    for module in _MODULES:
+        for name in getattr(module, "__all__", ()):
+            yield from _lines(f"{module.__name__}.{name}", getattr(module, name))
+    for kind in _TAKEN:
+        yield from _lines(kind.__name__, kind)
+
+
+def documented_imports(_: Path) -> Iterator[str]:
+    """Return what README, documents and examples import from our packages, all of which is there."""
+    for page in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]:
+        for code in _CODE.findall(page.read_text(encoding="utf-8")):
+            for statement in _IMPORT.findall(code):
+                yield from _imported(textwrap.dedent(statement))
+    for file in (_ROOT / "examples").glob("*.py"):
+        for statement in _IMPORT.findall(file.read_text(encoding="utf-8")):
+            yield from _imported(textwrap.dedent(statement))
+
+
+def _imported(statement: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(statement)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                value = getattr(import_module(node.module), alias.name)
+                yield f"from {node.module} import {alias.name}"
+                if node.module not in {module.__name__ for module in _MODULES}:
+                    yield from _lines(f"{node.module}.{alias.name}", value)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield f"import {import_module(alias.name).__name__}"
+
+
+def _lines(path: str, value: object) -> Iterator[str]:
+    if not inspect.isclass(value):
+        yield path
+        if inspect.isfunction(value):
+            yield from _parameters(path, value)
+        return
+    if path.rpartition(".")[2] != value.__name__:
+        yield f"{path} is {value.__name__}"
+        return
+    ours = (each for each in value.__mro__[1:] if each not in (Exception, BaseException, object))
+    bases = [each.__name__ for each in ours if issubclass(value, BaseException)]
+    yield f"{path} is {' '.join(bases)}" if bases else path
+    if issubclass(value, enum.Enum):
+        yield from (f"{path}.{each.name} = {each.value!r}" for each in value)
+        return
+    if not issubclass(value, BaseException) or inspect.isfunction(value.__init__):
+        yield from _parameters(path, value)
+    for name in dir(value):
+        owner = next(each for each in value.__mro__ if name in {*vars(each), *getattr(each, "__annotations__", ())})
+        if name.startswith("_") or not owner.__module__.startswith("stoker"):
+            continue
+        member = inspect.getattr_static(value, name)
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        yield f"{path}.{name}"
+        if inspect.isfunction(function):
+            yield from _parameters(f"{path}.{name}", function)
+
+
+def _parameters(path: str, function: Callable[..., Any]) -> Iterator[str]:
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in ("self", "cls"):
+            continue
+        if parameter.kind is parameter.VAR_KEYWORD and (settings := _settings(function)):
+            for name, is_required in settings:
+                default = "=…" if _DEFAULTS.get(name, MISSING) is MISSING else _default(_DEFAULTS[name])
+                yield f"{path}(*, {name}{'' if is_required else default})"
+            continue
+        stars: dict[object, str] = {
+            parameter.VAR_POSITIONAL: "*",
+            parameter.VAR_KEYWORD: "**",
+            parameter.KEYWORD_ONLY: "*, ",
+        }
+        end = ", /" if parameter.kind is parameter.POSITIONAL_ONLY else ""
+        yield f"{path}({stars.get(parameter.kind, '')}{parameter.name}{_default(parameter.default)}{end})"
+
+
+def _settings(function: Callable[..., Any]) -> list[tuple[str, bool]]:
+    """Return the keyword arguments that a typed dictionary describes, if one does, and whether each must be given."""
+    construct = function.__init__ if inspect.isclass(function) else function
+    hints = get_type_hints(inspect.unwrap(construct), include_extras=True)
+    found = [get_args(hint)[0] for hint in hints.values() if get_origin(hint) is Unpack]
+    return [(name, name in each.__required_keys__) for each in found for name in get_type_hints(each)]
+
+
+def _default(value: object) -> str:
+    if value in (inspect.Parameter.empty, MISSING):
+        return ""
+    if isinstance(value, type) or inspect.isroutine(value):
+        return f"={value.__name__}"
+    text = repr(value)
+    return f"={text}" if " at 0x" not in text and "<factory>" not in text else "=…"
