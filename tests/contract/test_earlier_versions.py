@@ -12,14 +12,17 @@ import pytest
 
 import stoker
 from golden.v1 import make_fixtures
-from golden.v1.make_fixtures import CREATED, FOLDER, SAMPLES, SCHEMA, plain
+from golden.v1.make_fixtures import COMMON, CREATED, FOLDER, SAMPLES, SCHEMA, numbers_of, plain
 from stoker.cli import main
 from stoker.manifest import Manifest
 from stoker_local.bucket import LocalBucket
+from stoker_torch import Loader
+from support.earlier_versions import files_of, options_of, stored, upload
 from support.stores import run_with
 
+STATES = json.loads((FOLDER / "states.json").read_text())
 SAMPLES_WRITTEN = json.loads((FOLDER / "samples.json").read_text())
-FILES = {str(path.relative_to(FOLDER / "dataset")): path for path in (FOLDER / "dataset").rglob("*") if path.is_file()}
+FILES = files_of("dataset")
 
 
 @pytest.fixture
@@ -31,40 +34,19 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def options(local_bucket: LocalBucket) -> stoker.S3Options:
-    return stoker.S3Options(
-        endpoint_url=local_bucket.url,
-        region="us-east-1",
-        access_key_id="stoker",
-        secret_access_key="stoker-secret",
-    )
+    return options_of(local_bucket)
 
 
 @pytest.fixture
 def url(options: stoker.S3Options, tmp_path: Path) -> str:
-    """The data set in a bucket, whose ETags are those that its manifests name."""
+    """The data set in a bucket, with a materialized epoch."""
     url = f"s3://stoker/golden/{tmp_path.name}"
-
-    async def upload(store: Any) -> None:
-        for key, path in FILES.items():
-            await store.put(key, path.read_bytes())
-
-    run_with(stoker.open_store(url, options=options), upload)
+    upload(url, options, "dataset", "epoch")
     return url
 
 
 def written(samples: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: plain(value) for name, value in sample.items()} for sample in samples]
-
-
-def stored(url: str, options: stoker.S3Options) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-
-    async def read(store: Any) -> None:
-        async for info in store.list():
-            found[info.key], _ = await store.get(info.key)
-
-    run_with(stoker.open_store(url, options=options), read)
-    return found
 
 
 @pytest.mark.parametrize(("version", "samples"), [(None, SAMPLES), (2, SAMPLES), (1, CREATED)])
@@ -111,10 +93,49 @@ def test_packed_today_a_data_set_is_the_same_to_the_byte(options: stoker.S3Optio
     make_fixtures.pack_dataset(url, options)
     found = stored(url, options)
     assert found.keys() == FILES.keys()
-    assert [key for key, data in found.items() if data != FILES[key].read_bytes()] == []
+    assert [key for key, data in found.items() if data != FILES[key]] == []
 
 
 @pytest.mark.parametrize("key", [key for key in FILES if "manifest" in key])
 def test_a_manifest_parsed_and_written_again_is_the_same(key: str) -> None:
-    data = FILES[key].read_bytes()
+    data = FILES[key]
     assert Manifest.from_bytes(data).to_bytes() == data
+
+
+def test_a_materialized_epoch_is_read_without_the_objects_that_it_was_made_of(
+    url: str, options: stoker.S3Options, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def delete(store: Any) -> None:
+        for key in FILES:
+            if key.startswith("data/"):
+                await store.delete(key)
+
+    run_with(stoker.open_store(url, options=options), delete)
+    wanted = STATES["materialized"]["delivered"] + STATES["materialized"]["rest"]
+    with caplog.at_level("WARNING"), Loader(url, options=options, shuffle="materialized", **COMMON) as loader:
+        assert numbers_of(loader) == wanted
+    assert caplog.messages == []
+    assert sorted(wanted) == list(range(SAMPLES))
+
+
+def test_materialized_today_an_epoch_is_the_same_to_the_byte(options: stoker.S3Options, tmp_path: Path) -> None:
+    url = f"s3://stoker/golden/again-{tmp_path.name}"
+    upload(url, options, "dataset")
+    make_fixtures.shuffle_epoch(url, options)
+    assert stored(url, options, "epochs/") == files_of("epoch")
+
+
+def test_what_a_disk_cache_holds_is_not_read_from_the_bucket(
+    url: str, options: stoker.S3Options, tmp_path: Path
+) -> None:
+    shutil.copytree(FOLDER / "cache", tmp_path / "cache")
+    for path in (tmp_path / "cache").rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)  # a cache that others may write to is not read
+    files = sorted(path.name for path in (tmp_path / "cache").rglob("*"))
+    cache = f"disk:{tmp_path / 'cache'}?limit=1MB"
+    with Loader(url, batch_size=5, memory="1MB", options=options, cache=cache, epochs=1) as loader:
+        assert sorted(numbers_of(loader)) == list(range(SAMPLES))
+        (found,) = loader.stats().caches.values()
+        assert (found.look_ups, found.hits) == (5, 5)
+        assert loader.stats().get_requests == 1  # the manifest
+    assert sorted(path.name for path in (tmp_path / "cache").rglob("*")) == files

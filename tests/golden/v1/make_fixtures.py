@@ -9,22 +9,26 @@ those of Amazon S3: the MD5 of an object.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import stoker
 from stoker.dtypes import DTYPES
 from stoker.schema import Column
 from stoker_local.host import running_bucket
+from stoker_torch import Loader, StreamDataset, merge_states
+from support.materialized import carry_out, phases
 from support.stores import run_with
 
 FOLDER = Path(__file__).parent
 URL = "s3://stoker/golden/v1"
-CREATED, SAMPLES = 18, 30
+CREATED, SAMPLES, SEED = 18, 30, 7
 SUPER_SAMPLE_BYTES = 1600
 SCHEMA: dict[str, Column] = {
     "number": stoker.Array("int64"),
@@ -109,11 +113,11 @@ def pack_dataset(url: str, options: stoker.S3Options) -> None:
             packer.extend(map(sample_of, range(start, end)))
 
 
-def dump(url: str, options: stoker.S3Options, folder: Path) -> None:
-    """Write every object below a URL into a folder, by its key."""
+def dump(url: str, options: stoker.S3Options, folder: Path, prefix: str = "") -> None:
+    """Write the objects whose keys begin with a prefix into a folder, by their keys."""
 
     async def write(store: Any) -> None:
-        async for info in store.list():
+        async for info in store.list(prefix):
             data, _ = await store.get(info.key)
             write_file(folder / info.key, data)
 
@@ -129,5 +133,92 @@ def make_dataset() -> None:
     write_json("samples.json", [{name: plain(value) for name, value in sample.items()} for sample in samples])
 
 
+def shuffle_epoch(url: str, options: stoker.S3Options) -> None:
+    """Materialize an epoch of the data set."""
+    tasks = phases("scattered", slices=2, scatters=2, object_bytes=1600, lanes=2, seed=SEED, version=2, url=url)
+    run_with(stoker.open_store(url, options=options), lambda store: carry_out(store, tasks))
+
+
+def make_epoch() -> None:
+    """Write ``epoch/``: what a materialized epoch adds to the data set."""
+    with bucket() as options:
+        pack_dataset(URL, options)
+        shuffle_epoch(URL, options)
+        dump(URL, options, FOLDER / "epoch", "epochs/")
+
+
+def make_cache() -> None:
+    """Write ``cache/``: a disk cache that holds the data set."""
+    with bucket() as options:
+        pack_dataset(URL, options)
+        cache = f"disk:{FOLDER / 'cache'}?limit=1MB"
+        with Loader(URL, batch_size=5, seed=SEED, memory="1MB", options=options, cache=cache, epochs=1) as loader:
+            numbers_of(loader)
+
+
+# What is loaded, how far it has come (batches, or samples of a stream), and in which epoch.
+LOADED: dict[str, tuple[dict[str, Any], int, int]] = {
+    "none": ({"shuffle": "none"}, 3, 1),
+    "block": ({"shuffle": "block"}, 3, 1),
+    "window": ({"shuffle": "window"}, 3, 1),
+    "full": ({"shuffle": "full"}, 3, 1),
+    "materialized": ({"shuffle": "materialized"}, 3, 0),
+    "a whole epoch": ({"shuffle": "block"}, 8, 4),
+    "version 1": ({"shuffle": "window", "version": 1}, 2, 0),
+    "limit": ({"shuffle": "window", "limit": 22}, 2, 3),
+}
+COMMON: dict[str, Any] = {"batch_size": 4, "seed": SEED, "window": 2, "lanes": 2, "memory": "1MB"}
+
+
+def numbers_of(batches: Iterable[Any]) -> list[int]:
+    """Return which samples batches have."""
+    return [number // 1_000_003 for batch in batches for number in batch["number"].tolist()]
+
+
+def make_states() -> None:
+    """Write ``states.json``: loaders' states, and the samples that come behind each in its epoch."""
+    made: dict[str, Any] = {}
+    with bucket() as options:
+        pack_dataset(URL, options)
+        shuffle_epoch(URL, options)
+        for name, (settings, batches, epoch) in LOADED.items():
+            with Loader(URL, options=options, **COMMON, **settings) as loader:
+                loader.set_epoch(epoch)
+                iteration = iter(loader)
+                delivered = numbers_of(islice(iteration, batches))
+                state = loader.state_dict()
+                rest = numbers_of(iteration) or numbers_of(loader)
+            made[name] = {"delivered": delivered, "state": state, "rest": rest}
+    write_json("states.json", made)
+
+
+def stream_loader(url: str, options: stoker.S3Options) -> Any:
+    """Return a loader whose two workers keep a state each."""
+    dataset = StreamDataset(url, seed=SEED, window=2, lanes=4, memory="4MB", columns=["number"], options=options)
+    return StatefulDataLoader(dataset, batch_size=3, num_workers=2)
+
+
+def make_streams() -> None:
+    """Write ``streams.json``: the state of workers, what it is merged to, and the samples behind each of the two."""
+    with bucket() as options:
+        pack_dataset(URL, options)
+        loader = stream_loader(URL, options)
+        iteration = iter(loader)
+        delivered = numbers_of(islice(iteration, 5))
+        state = loader.state_dict()
+        rest = numbers_of(iteration)
+        merged = merge_states([state])
+        dataset = StreamDataset(URL, batch_size=3, seed=SEED, window=2, memory="1MB", options=options)
+        dataset.load_state_dict(merged)
+        rest_of_merged = numbers_of(dataset)
+        dataset.close()
+    made = {"delivered": delivered, "state": state, "rest": rest, "merged": merged, "rest of merged": rest_of_merged}
+    write_json("streams.json", made)
+
+
 if __name__ == "__main__":
     make_dataset()
+    make_epoch()
+    make_cache()
+    make_states()
+    make_streams()

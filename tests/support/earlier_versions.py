@@ -1,0 +1,51 @@
+"""The files of earlier versions, put where today's code reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import stoker
+from golden.v1.make_fixtures import FOLDER
+from stoker_local.bucket import LocalBucket
+from support.stores import run_with
+
+__all__ = ["files_of", "options_of", "stored", "upload"]
+
+
+def files_of(*folders: str) -> dict[str, bytes]:
+    """Return the objects in folders of fixtures, by key."""
+    return {
+        path.relative_to(FOLDER / folder).as_posix(): path.read_bytes()
+        for folder in folders
+        for path in (FOLDER / folder).rglob("*")
+        if path.is_file()
+    }
+
+
+def options_of(bucket: LocalBucket) -> stoker.S3Options:
+    """Return how to reach the bucket ``stoker`` of a local bucket server."""
+    return stoker.S3Options(
+        endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
+    )
+
+
+def upload(url: str, options: stoker.S3Options, *folders: str) -> None:
+    """Write fixtures into a bucket, whose ETags are those that their manifests name."""
+
+    async def write(store: Any) -> None:
+        for key, data in files_of(*folders).items():
+            await store.put(key, data)
+
+    run_with(stoker.open_store(url, options=options), write)
+
+
+def stored(url: str, options: stoker.S3Options, prefix: str = "") -> dict[str, bytes]:
+    """Return the objects in a bucket, by key."""
+    found: dict[str, bytes] = {}
+
+    async def read(store: Any) -> None:
+        async for info in store.list(prefix):
+            found[info.key], _ = await store.get(info.key)
+
+    run_with(stoker.open_store(url, options=options), read)
+    return found
