@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.outside_names.command_line import command_line
 from support.outside_names.deployment import entry_points, environment, handlers
+from support.outside_names.json_output import json_output
 from support.outside_names.python_api import documented_imports, python_api
 
 __all__ = ["COLLECTORS", "GOLDEN", "REWRITE", "collected", "difference"]
@@ -23,6 +24,7 @@ COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "entry-points": entry_points,
     "environment": environment,
     "handlers": handlers,
+    "json-output": json_output,
     "python-api": python_api,
 }
 """Kind → what returns its names, one a line; it may write into the empty folder that it is given."""

@@ -31,7 +31,11 @@ _TAKEN = (Continuous, FetchConfig, FetchSize, HttpOptions, NextBatch)
 """What arguments take, and no ``__all__`` has yet."""
 _CODE = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
 _IMPORT = re.compile(r"^[ \t]*(?:from|import) stoker[\w.]*(?:[^\n(]*|[^\n(]*\([^)]*\))$", re.MULTILINE)
-_DEFAULTS = {field.name: field.default for field in fields(LoaderConfig)}
+_DEFAULTS = {
+    field.name: field.default
+    for field in fields(LoaderConfig)
+    if field.default is not MISSING or field.default_factory is MISSING
+}
 
 
 def python_api(_: Path) -> Iterator[str]:
@@ -101,7 +105,7 @@ def _parameters(path: str, function: Callable[..., Any]) -> Iterator[str]:
             continue
         if parameter.kind is parameter.VAR_KEYWORD and (settings := _settings(function)):
             for name, is_required in settings:
-                default = "=…" if _DEFAULTS.get(name, MISSING) is MISSING else _default(_DEFAULTS[name])
+                default = _default(_DEFAULTS[name]) if name in _DEFAULTS else "=…"
                 yield f"{path}(*, {name}{'' if is_required else default})"
             continue
         stars: dict[object, str] = {
