@@ -127,11 +127,15 @@ PEERS, RESULTS = ROOT / "benchmarks" / "peers", ROOT / "benchmarks" / "results"
 
 @pytest.mark.parametrize(
     ("folders", "of_users"),
-    [(PACKAGES, True), ([*PACKAGES, *(ROOT / name for name in ("tests", "benchmarks", "examples"))], False)],
+    [(PACKAGES, True), ([*PACKAGES, *(ROOT / name for name in ("tests", "tools", "benchmarks", "examples"))], False)],
     ids=["users", "developers"],
 )
 def test_what_is_imported_is_asked_for(folders: list[Path], of_users: bool) -> None:
-    ours = {package.name for package in PACKAGES} | {"benchmarks"} | {path.name for path in (ROOT / "tests").iterdir()}
+    ours = (
+        {package.name for package in PACKAGES}
+        | {"benchmarks", "tools"}
+        | {path.name for path in (ROOT / "tests").iterdir()}
+    )
     ours |= {path.stem for path in (ROOT / "examples").glob("*.py")}
     files = [file for folder in folders for file in folder.rglob("*.py") if not file.is_relative_to(PEERS)]
     files = [file for file in files if not file.is_relative_to(RESULTS)]

@@ -1,0 +1,1 @@
+"""Moves modules and renames names all over the repository, as a table says; a second run changes nothing."""
