@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.outside_names.command_line import command_line
 from support.outside_names.deployment import entry_points, environment, handlers
+from support.outside_names.events import events
 from support.outside_names.json_output import json_output
 from support.outside_names.python_api import documented_imports, python_api
 
@@ -23,6 +24,7 @@ COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "documented-imports": documented_imports,
     "entry-points": entry_points,
     "environment": environment,
+    "events": events,
     "handlers": handlers,
     "json-output": json_output,
     "python-api": python_api,

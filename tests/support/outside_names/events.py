@@ -1,0 +1,137 @@
+"""Events that functions receive, and what they return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from stoker.fields import Fields
+from stoker.pack.part import KeySlice, Part
+from stoker.schema import Array, Schema
+from stoker.store.protocol import ObjectInfo
+from stoker.warm.handshake import Secret
+from stoker.warm.shelf import Digest
+from stoker.warm.wake import Report, Wake
+from stoker_functions.commit import commit
+from stoker_functions.compact import compact
+from stoker_functions.deployment import Deployment
+from stoker_functions.hosted import Hosted
+from stoker_functions.ingest import ingest_queue
+from stoker_functions.pack import pack
+from stoker_functions.serve.handlers import serve_url
+from stoker_functions.shuffle import shuffle
+from support.deployments import Place, plenty
+from support.materialized import WAYS, phases
+from support.outside_names.shape import shape
+
+__all__ = ["events"]
+
+_ELEMENTS = ("commit event takes run (", "pack event's object takes")
+"""Elements of arrays, which have no fields, but are checked as if they were some."""
+_JOB = "f" * 16
+_NOTIFICATION = {
+    "eventName": "ObjectCreated:Put",
+    "s3": {"bucket": {"name": "somewhere"}, "object": {"key": "0.bin", "size": 1, "eTag": "a"}},
+}
+_URL_REQUEST = {
+    "version": "2.0",
+    "requestContext": {"http": {"method": "GET"}},
+    "rawPath": "/v1/train/manifest",
+    "rawQueryString": "",
+    "headers": {},
+}
+
+
+def events(_: Path) -> list[str]:
+    """Return the fields of each event, those that are taken from it, and those of the answer."""
+    with _taken() as lines:
+        lines += asyncio.run(_all())
+        Report.parse(_report())
+    return [line for line in lines if not line.startswith(_ELEMENTS)]
+
+
+@contextmanager
+def _taken() -> Iterator[list[str]]:
+    """Collect the fields that are asked for, by what has them."""
+    lines: list[str] = []
+    take, contains = Fields._take, Fields.__contains__
+
+    def noted_take(fields: Fields, name: str, default: object) -> Any:
+        lines.append(f"{fields._what} takes {name} ({'required' if default is None else 'optional'})")
+        return take(fields, name, default)
+
+    def noted_contains(fields: Fields, name: str) -> bool:
+        lines.append(f"{fields._what} may have {name}")
+        return contains(fields, name)
+
+    with patch.object(Fields, "_take", noted_take), patch.object(Fields, "__contains__", noted_contains):
+        yield lines
+
+
+async def _all() -> list[str]:
+    place, lines = Place(), list[str]()
+    deployment = place.deployment(warm_secret=Secret.generate().reveal())
+    raw = await place.put(range(20))
+    part = place.part(raw, job=_JOB)
+    for each in (part, *_other_parts(place, raw[0])):
+        lines += shape("pack event", each.to_json())
+        Part.from_json(each.to_json())
+    lines += _answer("pack", await pack(part.to_json(), deployment, plenty()))
+    job = {"dataset": place.dataset, "job": _JOB, "runs": [part.run], "mode": "create"}
+    lines += _answer("commit", await commit(job, deployment, plenty()))
+    lines += _answer("compact", await compact({"dataset": place.dataset}, deployment, plenty()))
+    lines += await _shuffled(place, deployment)
+    lines += await _ingested(deployment)
+    lines += shape("warm_node event", Wake(node="warm-1", proxy="127.0.0.1:1").to_event())
+    Wake.parse(Wake(node="warm-1", proxy="127.0.0.1:1").to_event())
+    lines += shape("warm_node answers", _report())
+    lines += _answer("serve", await serve_url(_URL_REQUEST, deployment, plenty()))
+    lines += await _hosted(deployment)
+    await deployment.close()
+    return lines
+
+
+def _other_parts(place: Place, raw: ObjectInfo) -> Iterator[Part]:
+    keys = KeySlice(after="", until=raw.key, objects=1, fingerprint="0" * 64)
+    yield place.part((), keys=keys)
+    yield place.part([raw], is_remembered=True)
+    yield place.part([raw], kind="npy", rows=(0, 1), schema=Schema({"data": Array("uint8", (2,), classes=None)}))
+
+
+async def _shuffled(place: Place, deployment: Deployment) -> list[str]:
+    lines: list[str] = []
+    for epoch, way in enumerate(WAYS):
+        for tasks in phases(way, url=place.dataset, epoch=epoch):
+            for task in tasks:
+                lines += shape("shuffle event", task.to_event())
+                lines += _answer(f"shuffle {task.step}", await shuffle(task.to_event(), deployment, plenty()))
+    return lines
+
+
+async def _ingested(deployment: Deployment) -> list[str]:
+    message = {"messageId": "1", "body": json.dumps({"Records": [_NOTIFICATION]})}
+    return _answer("ingest", await ingest_queue({"Records": [message]}, deployment, plenty()))
+
+
+async def _hosted(deployment: Deployment) -> list[str]:
+    hosted = Hosted(deployment.settings)
+    announced = {"bucket": "somewhere", "name": "0.bin", "size": "1", "generation": "1"}
+    wrong, _ = await hosted.answer(hosted.ingest, json.dumps(announced).encode())
+    await hosted.deployment.close()
+    return list(shape("an error of a function on Google's answers", wrong))
+
+
+def _answer(name: str, document: dict[str, Any]) -> list[str]:
+    if document.get("requests"):
+        counts = next(iter(document["requests"].values()))
+        document["requests"] = {"STORE": {"OPERATION": next(iter(counts.values()))}}
+    return list(shape(f"{name} answers", document))
+
+
+def _report() -> dict[str, Any]:
+    return Report(instance="0" * 16, digest=Digest(1, 2), held_bytes=3, limit_bytes=4).to_json()
