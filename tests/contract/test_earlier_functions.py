@@ -22,8 +22,9 @@ from golden.v1.make_function_fixtures import (
     run_compaction,
     run_functions,
 )
+from stoker.pack.digest import digest_bytes, digested
 from stoker.pack.part import Part
-from stoker.pack.record import PackRecord
+from stoker.pack.record import PackRecord, record_key
 from stoker_functions.commit import commit
 from stoker_functions.pack import pack
 from stoker_local.host import running_bucket
@@ -63,6 +64,15 @@ def test_a_record_says_what_it_said_and_is_written_the_same(name: str) -> None:
     record = PackRecord.from_bytes(data)
     assert plain_record(record) == RECORDS[name]
     assert record.to_bytes() == data
+
+
+def test_the_digest_of_committed_records_is_read_and_written_the_same() -> None:
+    data = (FOLDER / "digest.safetensors").read_bytes()
+    found = digested(data)
+    ((key, (tag, record)),) = found.items()
+    assert (key, tag) == (record_key(record.run), '"a tag"')
+    assert plain_record(record) == RECORDS["deferred-committed"]
+    assert digest_bytes(found) == data
 
 
 @pytest.mark.parametrize("number", range(len(PARTS)))

@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from golden.v1 import make_fixtures
-from golden.v1.make_fixtures import COMMON, CREATED, FOLDER, SAMPLES, SCHEMA, numbers_of, plain
+from golden.v1.make_fixtures import COMMON, CREATED, FOLDER, SAMPLES, SCHEMA, TAGS, numbers_of, plain
 from stoker.cli import main
 from stoker.manifest import Manifest
 from stoker_local.bucket import LocalBucket
@@ -100,6 +100,15 @@ def test_packed_today_a_data_set_is_the_same_to_the_byte(options: stoker.S3Optio
 def test_a_manifest_parsed_and_written_again_is_the_same(key: str) -> None:
     data = FILES[key]
     assert Manifest.from_bytes(data).to_bytes() == data
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_a_manifest_has_the_tags_that_its_store_gave(name: str) -> None:
+    data = (FOLDER / "manifests" / f"{name}.safetensors").read_bytes()
+    manifest = Manifest.from_bytes(data)
+    tags = manifest.rows.tags
+    assert tags == TAGS[name] if isinstance(tags, tuple) else (tags == TAGS[name]).all()
+    assert manifest.to_bytes() == data
 
 
 def test_a_materialized_epoch_is_read_without_the_objects_that_it_was_made_of(

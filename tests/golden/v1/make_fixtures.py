@@ -11,15 +11,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import stoker
 from stoker.dtypes import DTYPES
+from stoker.manifest import Manifest
 from stoker.schema import Column
 from stoker_local.host import running_bucket
 from stoker_torch import Loader, StreamDataset, merge_states
@@ -216,8 +220,36 @@ def make_streams() -> None:
     write_json("streams.json", made)
 
 
+def make_trace() -> None:
+    """Write ``trace.json``: what a loader traced."""
+    with bucket() as options, TemporaryDirectory() as folder:
+        pack_dataset(URL, options)
+        path = Path(folder) / "trace.json"
+        with Loader(URL, options=options, trace=path, **COMMON) as loader:
+            numbers_of(loader)
+        write_file(FOLDER / "trace.json", path.read_bytes())
+
+
+TAGS: dict[str, NDArray[Any] | tuple[str, ...]] = {
+    "etags": np.arange(5 * 16, dtype=np.uint8).reshape(5, 16),
+    "generations": np.array([1, 1_700_000_000_000_000, 7, 8, (1 << 63) - 1], "<i8"),
+    "texts": ("1477-18a-f", "", "W/x", "d41d8cd98f00b204e9800998ecf8427e-2", "~"),
+}
+"""Of five objects, as the stores give them: S3's ETags, Google's generations, and what others say."""
+
+
+def make_manifests() -> None:
+    """Write ``manifests/``: one of each kind of tags."""
+    manifest = Manifest.from_bytes((FOLDER / "dataset" / "manifest.safetensors").read_bytes())
+    for name, tags in TAGS.items():
+        tagged = replace(manifest, rows=replace(manifest.rows, tags=tags))
+        write_file(FOLDER / "manifests" / f"{name}.safetensors", tagged.to_bytes())
+
+
 if __name__ == "__main__":
     make_dataset()
+    make_trace()
+    make_manifests()
     make_epoch()
     make_cache()
     make_states()

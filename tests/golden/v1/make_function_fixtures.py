@@ -17,10 +17,13 @@ from redis import Redis
 
 import stoker
 from golden.v1.make_fixtures import FOLDER, bucket, dump, write_file, write_json
+from stoker.fanout.job import JobConfig, plan_job
 from stoker.maintenance.compaction import compact
+from stoker.pack.digest import digest_bytes
 from stoker.pack.merge import merge
 from stoker.pack.part import KeySlice, Part
-from stoker.pack.record import MODES, PackRecord
+from stoker.pack.record import MODES, PackRecord, record_key
+from stoker.sources import open_source
 from stoker.sources.folders import files_schema
 from stoker_functions.deployment import Deployment
 from stoker_functions.pack import pack
@@ -118,7 +121,7 @@ def hashes_of(server: RedisServer) -> dict[str, dict[str, str]]:
 
 
 def make_catalog() -> None:
-    """Write ``functions/``, ``compaction/`` (what that adds), ``redis.json``, ``catalog.json`` and ``records/``."""
+    """Write ``functions/``, ``compaction/`` (what that adds), ``redis.json``, ``catalog.json``, and the records."""
     with TemporaryDirectory() as folder, bucket() as options, RedisServer(Path(folder)) as server:
         with deployed(server, options) as opened:
             write_json("catalog.json", asyncio.run(run_functions(opened, options)))
@@ -136,7 +139,7 @@ def make_catalog() -> None:
 
 
 def make_records(complete: PackRecord) -> None:
-    """Write ``records/``, one of each mode and state, and ``records.json``: what they say."""
+    """Write ``records/``, one of each mode and state; ``records.json``: what they say; and ``digest.safetensors``."""
     made: dict[str, PackRecord] = {}
     for mode in MODES:
         record = replace(complete, mode=mode, job=JOB if mode == "deferred" else "")
@@ -149,6 +152,8 @@ def make_records(complete: PackRecord) -> None:
     made["nameless"] = replace(complete, sources=complete.sources[:0])
     for name, record in made.items():
         write_file(FOLDER / "records" / f"{name}.safetensors", record.to_bytes())
+    committed = {record_key(each.run): ('"a tag"', each) for each in made.values() if each.is_committed}
+    write_file(FOLDER / "digest.safetensors", digest_bytes(committed))
     write_json("records.json", {name: plain_record(record) for name, record in made.items()})
 
 
@@ -162,6 +167,26 @@ def make_events() -> None:
     write_json("parts.json", [{"event": part.to_json(), "identity": part.identity, "run": part.run} for part in found])
 
 
+async def plan_fanout(options: stoker.S3Options) -> dict[str, Any]:
+    """Return what a pack in many functions of three raw objects is: the job, its parts and its commit."""
+    raw, data = (stoker.open_store(f"s3://stoker/golden-job/{name}", options=options) for name in ("raw", "data"))
+    for number in range(3):
+        await raw.put(f"{number}.bin", bytes([number]) * 10)
+    source = await open_source(raw.url, kind="files", options=options)
+    config = JobConfig(dataset="s3://bucket/train", super_sample_bytes=15, part_bytes=20)
+    job = await plan_job(source, data, config)
+    for opened in (raw, data, source):
+        await opened.close()
+    return {"job": job.id, "parts": [dict(task.event) for task in job.tasks], "commit": dict(job.commit.event)}
+
+
+def make_job() -> None:
+    """Write ``job.json``: a pack in many functions."""
+    with bucket() as options:
+        write_json("job.json", asyncio.run(plan_fanout(options)))
+
+
 if __name__ == "__main__":
+    make_job()
     make_catalog()
     make_events()
