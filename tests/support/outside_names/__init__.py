@@ -11,8 +11,10 @@ from pathlib import Path
 from support.outside_names.command_line import command_line
 from support.outside_names.deployment import entry_points, environment, handlers
 from support.outside_names.events import events
+from support.outside_names.files import files, loader_documents
 from support.outside_names.json_output import json_output
 from support.outside_names.python_api import documented_imports, python_api
+from support.outside_names.telemetry import telemetry
 
 __all__ = ["COLLECTORS", "GOLDEN", "REWRITE", "collected", "difference"]
 
@@ -25,9 +27,12 @@ COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "entry-points": entry_points,
     "environment": environment,
     "events": events,
+    "files": files,
     "handlers": handlers,
     "json-output": json_output,
+    "loader-documents": loader_documents,
     "python-api": python_api,
+    "telemetry": telemetry,
 }
 """Kind → what returns its names, one a line; it may write into the empty folder that it is given."""
 
