@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from support.outside_names import COLLECTORS, GOLDEN, collected, difference
+from support.outside_names import COLLECTORS, GOLDEN, REWRITE, collected, difference
 from support.outside_names.deployment import read_variables
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in read_variables():
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("kind", COLLECTORS)
@@ -21,6 +27,16 @@ def test_names_that_the_outside_sees_are_those_of_the_checked_in_list(kind: str,
 
 def test_each_checked_in_list_is_compared() -> None:
     assert {file.stem for file in GOLDEN.iterdir()} == set(COLLECTORS)
+
+
+def test_a_difference_says_what_went_what_came_and_what_to_do() -> None:
+    golden = (GOLDEN / "entry-points.txt").read_text(encoding="utf-8").splitlines()
+    assert difference("entry-points", golden) == ""
+    first, *_, advice = difference("entry-points", [*golden[1:], "stoker.stores ftp"]).splitlines()
+    assert first == "names that the outside sees, entry-points.txt: 1 gone, 1 new"
+    assert f"- {golden[0]}" in difference("entry-points", golden[1:]).splitlines()
+    assert "+ stoker.stores ftp" in difference("entry-points", [*golden, "stoker.stores ftp"]).splitlines()
+    assert REWRITE in advice
 
 
 def test_each_environment_variable_is_documented() -> None:

@@ -15,6 +15,7 @@ from support.outside_names.files import files, loader_documents
 from support.outside_names.json_output import json_output
 from support.outside_names.python_api import documented_imports, python_api
 from support.outside_names.telemetry import telemetry
+from support.outside_names.warm_status import warm_output
 
 __all__ = ["COLLECTORS", "GOLDEN", "REWRITE", "collected", "difference"]
 
@@ -33,6 +34,7 @@ COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "loader-documents": loader_documents,
     "python-api": python_api,
     "telemetry": telemetry,
+    "warm-output": warm_output,
 }
 """Kind → what returns its names, one a line; it may write into the empty folder that it is given."""
 
@@ -51,7 +53,7 @@ def difference(kind: str, lines: list[str]) -> str:
         return ""
     return "\n".join(
         [
-            f"{len(gone)} names that the outside sees are gone, and {len(new)} are new, of {file.name}:",
+            f"names that the outside sees, {file.name}: {len(gone)} gone, {len(new)} new",
             *(f"- {line}" for line in gone),
             *(f"+ {line}" for line in new),
             "A name that is gone needs an alias; one that is new needs its line in the list.",
