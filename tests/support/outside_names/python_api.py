@@ -129,6 +129,7 @@ def _default(value: object) -> str:
     if value in (inspect.Parameter.empty, MISSING):
         return ""
     if isinstance(value, type) or inspect.isroutine(value):
-        return f"={value.__name__}"
+        module = value.__module__ or ""
+        return "=…" if module.startswith("stoker") else f"={value.__name__}"
     text = repr(value)
     return f"={text}" if " at 0x" not in text and "<factory>" not in text else "=…"
