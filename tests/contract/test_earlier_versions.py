@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from golden.v1 import make_fixtures
-from golden.v1.make_fixtures import COMMON, CREATED, FOLDER, SAMPLES, SCHEMA, TAGS, numbers_of, plain
+from golden.v1.make_fixtures import COMMON, CREATED, FOLDER, INTERRUPTED, SAMPLES, SCHEMA, TAGS, numbers_of, plain
 from stoker.cli import main
 from stoker.manifest import Manifest
 from stoker_local.bucket import LocalBucket
@@ -148,3 +148,24 @@ def test_what_a_disk_cache_holds_is_not_read_from_the_bucket(
         assert (found.look_ups, found.hits) == (5, 5)
         assert loader.stats().get_requests == 1  # the manifest
     assert sorted(path.name for path in (tmp_path / "cache").rglob("*")) == files
+
+
+@pytest.mark.parametrize("steps", [["scatter"], ["slice", "commit"]], ids=["scatter", "slice and commit"])
+def test_an_epoch_is_gone_on_with_from_what_was_scattered(
+    options: stoker.S3Options, tmp_path: Path, steps: list[str]
+) -> None:
+    url = f"s3://stoker/golden/scattered-{tmp_path.name}"
+    upload(url, options, "dataset", *(["scattered"] if "slice" in steps else []))
+    make_fixtures.shuffle_epoch(url, options, steps)
+    assert stored(url, options, "epochs/") == files_of("scattered" if "scatter" in steps else "epoch")
+
+
+def test_a_pack_that_was_interrupted_is_resumed(options: stoker.S3Options, tmp_path: Path) -> None:
+    url = f"s3://stoker/golden/{tmp_path.name}"
+    upload(url, options, "interrupted")
+    assert make_fixtures.pack_interrupted(url, options) == INTERRUPTED - 1  # the last one was not cut yet
+    with stoker.open(url, options=options) as dataset:
+        assert [int(sample["number"][0]) for sample in dataset] == list(range(20))
+    found = stored(url, options)
+    written = files_of("interrupted")
+    assert [key for key, data in written.items() if found[key] != data and not key.startswith("packs/")] == []

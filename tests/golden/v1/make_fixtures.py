@@ -9,7 +9,7 @@ those of Amazon S3: the MD5 of an object.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
@@ -137,18 +137,46 @@ def make_dataset() -> None:
     write_json("samples.json", [{name: plain(value) for name, value in sample.items()} for sample in samples])
 
 
-def shuffle_epoch(url: str, options: stoker.S3Options) -> None:
-    """Materialize an epoch of the data set."""
+def shuffle_epoch(url: str, options: stoker.S3Options, steps: Sequence[str] = ("scatter", "slice", "commit")) -> None:
+    """Carry out steps of materializing an epoch of the data set."""
     tasks = phases("scattered", slices=2, scatters=2, object_bytes=1600, lanes=2, seed=SEED, version=2, url=url)
-    run_with(stoker.open_store(url, options=options), lambda store: carry_out(store, tasks))
+    wanted = [phase for phase in tasks if phase[0].step in steps]
+    run_with(stoker.open_store(url, options=options), lambda store: carry_out(store, wanted))
 
 
 def make_epoch() -> None:
-    """Write ``epoch/``: what a materialized epoch adds to the data set."""
+    """Write ``scattered/`` and ``epoch/``: what a materialized epoch adds to the data set on its way and at its end."""
     with bucket() as options:
         pack_dataset(URL, options)
-        shuffle_epoch(URL, options)
+        shuffle_epoch(URL, options, ["scatter"])
+        dump(URL, options, FOLDER / "scattered", "epochs/")
+        shuffle_epoch(URL, options, ["slice", "commit"])
         dump(URL, options, FOLDER / "epoch", "epochs/")
+
+
+INTERRUPTED = 14
+"""Behind so many samples, one a super-sample, the source of a pack failed."""
+
+
+def pack_interrupted(url: str, options: stoker.S3Options, *, samples: int = 20, fails_at: int | None = None) -> int:
+    """Pack numbers, and return how many of them an earlier pack had left."""
+    with stoker.Packer(
+        url, schema={"number": stoker.Array("int64", (8,))}, super_sample_bytes=72, source="numbers", options=options
+    ) as packer:
+        durable = packer.durable_samples
+        for number in range(samples):
+            if number == fails_at:
+                raise InterruptedError
+            packer.write({"number": np.full(8, number)})
+    return durable
+
+
+def make_interrupted() -> None:
+    """Write ``interrupted/``: a pack that did not come to its end."""
+    with bucket() as options:
+        with suppress(InterruptedError):
+            pack_interrupted(URL, options, fails_at=INTERRUPTED)
+        dump(URL, options, FOLDER / "interrupted")
 
 
 def make_cache() -> None:
@@ -251,6 +279,7 @@ if __name__ == "__main__":
     make_trace()
     make_manifests()
     make_epoch()
+    make_interrupted()
     make_cache()
     make_states()
     make_streams()
