@@ -15,6 +15,7 @@ from support.outside_names.files import files, loader_documents
 from support.outside_names.json_output import json_output
 from support.outside_names.python_api import documented_imports, python_api
 from support.outside_names.telemetry import telemetry
+from support.outside_names.urls import urls
 from support.outside_names.warm_status import warm_output
 
 __all__ = ["COLLECTORS", "GOLDEN", "REWRITE", "collected", "difference"]
@@ -34,6 +35,7 @@ COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "loader-documents": loader_documents,
     "python-api": python_api,
     "telemetry": telemetry,
+    "urls": urls,
     "warm-output": warm_output,
 }
 """Kind → what returns its names, one a line; it may write into the empty folder that it is given."""

@@ -1,0 +1,60 @@
+"""Schemes of URLs and their settings, caches and their policies, and what requests to a served data set may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from stoker.cache.policies import POLICIES
+from stoker.cache.spec import CacheSpec
+from stoker.errors import ConfigError
+from stoker.store.location import parse_url
+from stoker.warm.location import WarmLocation
+from stoker_functions.serve import Request
+from stoker_functions.serve.messages import Refusal
+from stoker_functions.serve.routing import parse
+
+__all__ = ["urls"]
+
+_WARM = {
+    "warm": "warm://10.0.0.5:7411",
+    "warm+lambda": "warm+lambda://stoker?listen=10.0.0.5:7411",
+    "warm+gcf": "warm+gcf://stoker?listen=10.0.0.5:7411",
+}
+_STORES = ("folder", "file:///folder", "s3://bucket/data", "gs://bucket/data", "memory://bucket/data")
+_SERVED = ("stoker+https://host/data", "stoker+http://127.0.0.1:8080/data")
+_CACHES = ("disk:/folder?limit=20GB", "memory:?limit=2GB", "memory:?limit=node:2GB")
+
+
+def urls(_: Path) -> Iterator[str]:
+    """Return what is understood; the settings of warm tiers and of requests are those that a refusal lists."""
+    for text in (*_STORES, *_SERVED):
+        parse_url(text)
+        yield f"store {text}"
+    for scheme, text in _WARM.items():
+        WarmLocation.parse(text)
+        yield from (f"tier {scheme}:// with {name}=" for name in _listed_settings(text))
+    for text in _CACHES:
+        CacheSpec.parse(text)
+        yield f"cache {text}"
+        for policy in POLICIES:
+            CacheSpec.parse(f"{text}&policy={policy}")
+            yield f"cache {text}&policy={policy}"
+    for path in ("manifest", "super-samples/0", "batches/0"):
+        yield from (f"request /v1/NAME/{path} with {name}=" for name in _listed_parameters(f"/v1/train/{path}"))
+
+
+def _listed_settings(text: str) -> list[str]:
+    try:
+        WarmLocation.parse(f"{text}{'&' if '?' in text else '?'}nothing=1")
+    except ConfigError as error:
+        return str(error).rpartition("there are ")[2].split(", ")
+    raise AssertionError(f"{text} takes any setting")
+
+
+def _listed_parameters(path: str) -> list[str]:
+    try:
+        parse(Request(method="GET", path=path, query="nothing=1", headers={}))
+    except Refusal as refusal:
+        return str(refusal).rpartition("at most once: ")[2].split(", ")
+    raise AssertionError(f"{path} takes any parameter")
