@@ -50,8 +50,9 @@ def json_output(folder: Path) -> Iterator[str]:
     """Return the shape of what each command writes; the data set has columns ``data`` and ``path``."""
     url = _packed(folder)
     yield from _written("pack", str(folder / "raw"), url, "--kind", "files", "--quiet", "--append")
-    for command, *flags in (("info",), ("verify",), ("verify", "--deep"), ("plan", *_FIGURES), ("doctor", "--write")):
+    for command, *flags in (("info",), ("verify",), ("verify", "--deep"), ("plan", *_FIGURES)):
         yield from _written(command, url, *flags)
+    yield from _written("doctor", url, "--write", code=None)  # which depends on the machine
     yield from _written("plan", url, *_FIGURES, "--price-of-hour", "2", "--loader-memory", "1KB")
     yield from _written("cost", url, "--store", "s3", "--epochs", "2", "--machine", "p5.48xlarge", "--wait-hours", "1")
     yield from _written("compact", url)
@@ -86,9 +87,10 @@ def _file(folder: Path, name: str, text: str) -> Path:
     return folder / name
 
 
-def _written(command: str, *arguments: str, code: int = 0) -> Iterator[str]:
+def _written(command: str, *arguments: str, code: int | None = 0) -> Iterator[str]:
     with redirect_stdout(StringIO()) as out:
-        assert cli.main([command, *arguments, "--json"]) == code
+        found = cli.main([command, *arguments, "--json"])
+    assert code in (None, found)
     document = json.loads(out.getvalue())
     path = f"stoker {command} --json "
     if isinstance(document, dict) and "requests" in document:
