@@ -123,6 +123,7 @@ def test_a_second_run_over_a_repository_changes_nothing(tmp_path: Path) -> None:
         "runtime/stoker/fetch/__init__.py": "",
         "runtime/stoker/fetch/gate.py": "class Gate: ...\n",
         "runtime/stoker/plan/published/a.csv": "1\n",
+        "tests/golden/names.txt": "stoker.clock.now\n",
         "docs/page.md": "`stoker.fetch.gate.Gate` in runtime/stoker/fetch/gate.py\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +139,7 @@ def test_a_second_run_over_a_repository_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "runtime/stoker/_fetch/limiter.py").read_text() == "class Limiter: ...\n"
     assert (tmp_path / "runtime/stoker_sim/published/a.csv").exists()
     assert not (tmp_path / "runtime/stoker/fetch").exists()
+    assert (tmp_path / "tests/golden/names.txt").read_text() == "stoker.clock.now\n"
     second = apply(tmp_path, TABLE)
     assert (second.moved, second.rewritten) == (0, [])
 
