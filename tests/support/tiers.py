@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from stoker.order import OrderConfig
 from stoker.partition import Partition
 from stoker.schema import Array, Schema
 from stoker.steps import Stretch
+from stoker.tier import ObjectRef
 from support.packed_objects import packed_objects
 
 COUNTS = [5 + row % 3 for row in range(20)]
@@ -74,3 +76,22 @@ async def offer(tier: KeepingTier, *rows: int) -> None:
         tier.offer(MANIFEST.ref(row), memoryview(body(row)))
         if isinstance(tier, DiskTier):
             await tier.flush()
+
+
+class SilentTier:
+    """A tier that never answers.
+
+    Args:
+        name: in statistics and traces.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        await asyncio.sleep(1e6)
+        return True
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None: ...
+
+    async def close(self) -> None: ...

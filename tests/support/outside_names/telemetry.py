@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,32 +12,18 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from stoker.tier import ObjectRef
 from stoker.trace.chrome import ChromeTrace
 from stoker.trace.open_telemetry import OpenTelemetrySink
 from stoker.trace.phases import Phase
 from stoker.trace.prometheus import PrometheusSink
 from support.faulty_store import Weather
 from support.outside_names.shape import shape
+from support.tiers import SilentTier
 from support.traced import TracedRun
 
 __all__ = ["telemetry"]
 
 _ROUGH = Weather(late_fraction=0.1, probability={"throttle_bare": 0.1, "corrupt": 0.05}, total_bytes_per_second=2e6)
-
-
-class _Silent:
-    """A tier that never answers."""
-
-    name = "silent"
-
-    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        await asyncio.sleep(1e6)
-        return True
-
-    def offer(self, ref: ObjectRef, data: memoryview) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 def telemetry(folder: Path) -> Iterator[str]:
@@ -51,7 +36,7 @@ def telemetry(folder: Path) -> Iterator[str]:
         tracers.add_span_processor(SimpleSpanProcessor(spans))
         open_telemetry = OpenTelemetrySink(tracer_provider=tracers, meter_provider=meters)
         TracedRun(objects=40, weather=_ROUGH, compute_seconds=0.05, sinks=[prometheus, chrome, open_telemetry]).run()
-        TracedRun(tiers=[_Silent()], slots=3, sinks=[prometheus, chrome, open_telemetry]).run()
+        TracedRun(tiers=[SilentTier("silent")], slots=3, sinks=[prometheus, chrome, open_telemetry]).run()
         yield from _prometheus(prometheus)
         yield from _spans(spans)
         yield from _metrics(metrics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,36 +9,24 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker.tier import ObjectRef
 from stoker.trace.chrome import ChromeTrace
 from stoker.trace.prometheus import PrometheusSink
+from support.tiers import SilentTier
 from support.traced import TracedRun
 
-
-class Frozen:
-    """A tier that never answers."""
-
-    name = 'peer "a"'
-
-    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
-        await asyncio.sleep(1e6)
-        return True
-
-    def offer(self, ref: ObjectRef, data: memoryview) -> None: ...
-
-    async def close(self) -> None: ...
+FROZEN = SilentTier('peer "a"')
 
 
 def test_a_tier_that_is_late_and_then_left_alone_is_told(tmp_path: Path) -> None:
     path, prometheus = tmp_path / "trace.json", PrometheusSink()
     with ChromeTrace(path, clock=lambda: 0.0) as trace:
-        TracedRun(tiers=[Frozen()], slots=3, sinks=[trace, prometheus]).run()
+        TracedRun(tiers=[FROZEN], slots=3, sinks=[trace, prometheus]).run()
     events = json.loads(path.read_text())
     told = [tuple(tier) for event in events if event.get("cat") == "fetch" for tier in event["args"]["tiers"]]
     counts = Counter(told)
     assert {outcome for _, outcome in counts} <= {"late", "beaten", "not asked"}
     assert len(told) == 12
-    assert counts[Frozen.name, "not asked"] >= 8
+    assert counts[FROZEN.name, "not asked"] >= 8
     families = text_string_to_metric_families(generate_latest(prometheus.registry).decode())
     samples = [sample for family in families for sample in family.samples if sample.name == "stoker_tier_reads_total"]
     assert {(each.labels["tier"], each.labels["outcome"]): each.value for each in samples} == counts
