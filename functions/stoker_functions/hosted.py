@@ -27,7 +27,7 @@ from stoker_functions.settings import Settings
 
 __all__ = ["Hosted"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker_functions.hosted")
 _MOST_INGESTED = 1000
 _INGEST_WAIT_SECONDS = 1.0
 _STATUSES: tuple[tuple[type[StokerError], int], ...] = (

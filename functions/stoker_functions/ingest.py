@@ -41,7 +41,7 @@ from stoker_functions.settings import Ingest
 
 __all__ = ["ingest_objects", "ingest_queue"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker_functions.ingest")
 _HEADS_AT_ONCE = 32
 _RUN_BYTES = 256 << 20  # read in some ten seconds
 _MOST_ALONE = 16

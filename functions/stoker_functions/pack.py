@@ -26,7 +26,7 @@ from stoker_functions.deployment import Deployment
 
 __all__ = ["pack", "pack_part", "pack_result"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker_functions.pack")
 _BASE_BYTES = 128 << 20  # Python, numpy and the cloud's SDK, measured on Lambda's runtime client
 _BUILDING_SUPER_SAMPLES = 3  # under construction: its values, its data section, the object
 _MOST_UPLOADS = 8

@@ -38,7 +38,7 @@ _LEAST_ATTEMPTS = 3  # after a write of minutes, and where this process was stop
 _ANSWERS: tuple[tuple[type[TransientError], int], ...] = ((RangeBeyondEndError, 2), (UnexpectedAnswerError, 8))
 """What a store may mean as it says it, and how many such answers confirm that it does."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.retry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from tools.codemod.text import TextRewriter
 
 __all__ = ["rewrite_python"]
 
+_NAMING_A_LOGGER = {"getLogger", "logging.getLogger"}  # a name that people set levels by, wherever the file lies
+
 
 def rewrite_python(source: str, module: str, text: TextRewriter, files: dict[str, str]) -> str:
     """Return a module's source with moved modules and renamed names in their new place.
@@ -106,6 +108,9 @@ class _Moves(cst.CSTTransformer):
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
         return False
+
+    def visit_Call(self, node: cst.Call) -> bool:
+        return get_full_name_for_node(node) not in _NAMING_A_LOGGER
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
         name = get_full_name_for_node(node)

@@ -38,7 +38,7 @@ from stoker.retry import RetryingStore
 
 __all__ = ["RedisCatalog"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker_functions.catalog.redis")
 _SAVE = """
 local known = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 and redis.call('HGET', KEYS[2], ARGV[1])
 if known and tonumber(known) >= tonumber(ARGV[2]) then return 0 end

@@ -17,7 +17,7 @@ from stoker_functions.serve.messages import Refusal, Request, Response
 
 __all__ = ["Wanted", "answer_object", "caching"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker_functions.serve.objects")
 
 
 def caching(*, pinned: bool) -> dict[str, str]:

@@ -31,7 +31,7 @@ from stoker_functions.serve.routing import BatchAsk, ManifestAsk, SuperSampleAsk
 
 __all__ = ["Service"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker_functions.serve.service")
 _BEARER = re.compile(r"[Bb]earer +([A-Za-z0-9._-]{1,10000})", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker"'}
 

@@ -42,7 +42,7 @@ from stoker.trace.phases import Phase
 
 __all__ = ["Pursuit", "RangePart", "RangeReader"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.fetch.range_reader")
 
 LOOK_SECONDS = 0.02
 """How often a request that is late looks whether it may be hedged: about a first byte's time."""

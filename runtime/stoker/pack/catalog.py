@@ -25,7 +25,7 @@ from stoker.store.protocol import Store
 
 __all__ = ["BucketCatalog", "Catalog", "RunJournal"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.pack.catalog")
 _REQUESTS_AT_ONCE = 16
 _LEAST_LACKING = 256
 _LACKING_FRACTION = 16

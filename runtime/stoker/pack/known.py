@@ -14,7 +14,7 @@ from stoker.pack.record import SOURCE_BYTES, PackRecord, no_sources
 
 __all__ = ["REMEMBERED_SECONDS", "Known", "Memory", "remembered"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.pack.known")
 
 REMEMBERED_SECONDS = 15 * 86_400
 """How long records name raw objects; a queue of Amazon keeps messages for 14 days at most, Google's for 7."""

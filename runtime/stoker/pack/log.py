@@ -20,7 +20,7 @@ from stoker.store.protocol import ObjectInfo, Readable, Store
 
 __all__ = ["Journal", "Logged", "list_records", "read_record"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.pack.log")
 _READS_AT_ONCE = 16
 
 

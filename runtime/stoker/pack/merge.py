@@ -32,7 +32,7 @@ from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
 __all__ = ["Job", "Merged", "merge"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.pack.merge")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

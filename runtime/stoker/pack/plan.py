@@ -31,7 +31,7 @@ __all__ = [
     "successor",
 ]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.pack.plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

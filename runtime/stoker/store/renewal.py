@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 _AGAIN_SECONDS = 10.0  # between two attempts to renew credentials that last
 _SLACK_SECONDS = 10.0  # credentials are not used this close to their end: clocks differ, and requests take time
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.store.renewal")
 
 
 class ExpiredCredentialsError(CredentialsError):

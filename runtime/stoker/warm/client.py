@@ -25,7 +25,7 @@ from stoker.warm.wire import MAX_BODY_BYTES, Head, Kind
 
 __all__ = ["ClientConfig", "ClientStatistics", "Connect", "WarmClient"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.warm.client")
 
 
 @dataclass(slots=True)

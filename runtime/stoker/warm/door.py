@@ -21,7 +21,7 @@ from stoker.warm.sockets import Address, Certificate, check_privacy
 
 __all__ = ["MOST_STRANGERS", "Door", "TcpDoor"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.warm.door")
 
 MOST_STRANGERS = 256
 """Connections at a time without a proof of who is there, besides those of nodes that may all dial at once: more than

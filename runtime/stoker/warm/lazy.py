@@ -12,7 +12,7 @@ from stoker.warm.tier import Keeper
 
 __all__ = ["LazyKeeper"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.warm.lazy")
 
 _PATIENCE_SECONDS = 30.0
 

@@ -39,7 +39,7 @@ from stoker.warm.writing import ShardWriter
 
 __all__ = ["Clients", "Proxy", "ProxyStatistics"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.warm.proxy")
 
 
 class Proxy:

@@ -28,7 +28,7 @@ from stoker.warm.writing import Shards, ShardWriter, encoded
 
 __all__ = ["NAMES_AT_ONCE", "PutBack", "takes_whole"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.warm.put_back")
 
 NAMES_AT_ONCE = 256
 """Objects that are looked up at once, and put back before more are."""

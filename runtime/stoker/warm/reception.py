@@ -17,7 +17,7 @@ from stoker.warm.wire import Head, Kind
 
 __all__ = ["Clients", "Reception"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.warm.reception")
 
 _QUIET_SECONDS = 10.0
 """Between two words about connections that ended for the same kind of reason."""

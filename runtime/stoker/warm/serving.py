@@ -13,7 +13,7 @@ from stoker.warm.wire import ANSWERS, Frame, Head, Kind
 
 __all__ = ["Answer", "Serve", "Serving"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("stoker.warm.serving")
 _TOLD_CHARACTERS = 500
 
 Answer = tuple[Kind, Head, Sequence[Buffer]]

@@ -23,7 +23,7 @@ from stoker.warm.wire import Head, Kind
 
 __all__ = ["ShardWriter", "Shards", "Written", "encoded"]
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("stoker.warm.writing")
 
 Shards = Mapping[int, memoryview]
 """Payloads by position."""

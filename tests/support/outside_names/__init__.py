@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from support.outside_names.command_line import command_line
-from support.outside_names.deployment import entry_points, environment, handlers
+from support.outside_names.deployment import entry_points, environment, handlers, loggers
 from support.outside_names.events import events
 from support.outside_names.files import files, loader_documents
 from support.outside_names.json_output import json_output
@@ -33,6 +33,7 @@ COLLECTORS: dict[str, Callable[[Path], Iterable[str]]] = {
     "handlers": handlers,
     "json-output": json_output,
     "loader-documents": loader_documents,
+    "loggers": loggers,
     "python-api": python_api,
     "telemetry": telemetry,
     "urls": urls,

@@ -1,4 +1,4 @@
-"""Entry points, handlers that deploy files name, and environment variables."""
+"""Entry points, handlers that deploy files name, environment variables, and loggers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 from stoker_functions import aws, gcp
 from stoker_functions.handlers import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
 
-__all__ = ["entry_points", "environment", "handlers", "read_variables"]
+__all__ = ["entry_points", "environment", "handlers", "loggers", "read_variables"]
 
 _ROOT = Path(__file__).parents[3]
 _VARIABLE = re.compile(r"STOKER_[A-Z_]+")
 _HANDLER = re.compile(r"\bstoker_functions(?:\.\w+)+")
+_LOGGER = re.compile(r"\bgetLogger\((.*?)\)")
 _GOOGLE_TARGET = re.compile(r"FUNCTION_TARGET *= .*")
 _GOOGLE_SOURCE = re.compile(r"FUNCTION_SOURCE=\S*/site-packages/(\S+)\.py")
 
@@ -62,13 +63,25 @@ def environment(_: Path) -> Iterator[str]:
 def read_variables() -> set[str]:
     """Return the variables that are a string of their own in a program, as in ``environ.get``; messages are not."""
     found: set[str] = set()
+    for text in _programs():
+        if "STOKER_" in text:
+            strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+            found |= {each for each in strings if isinstance(each, str) and _VARIABLE.fullmatch(each)}
+    return found
+
+
+def loggers(_: Path) -> Iterator[str]:
+    """Return the names of our loggers, by which a person sets levels: no file's place decides one."""
+    for text in _programs():
+        for argument in _LOGGER.findall(text):
+            yield str(ast.literal_eval(argument))
+
+
+def _programs() -> Iterator[str]:
+    """Yield the text of every module that is shipped."""
     for package in _project()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
         for file in (_ROOT / package).rglob("*.py"):
-            text = file.read_text(encoding="utf-8")
-            if "STOKER_" in text:
-                strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
-                found |= {each for each in strings if isinstance(each, str) and _VARIABLE.fullmatch(each)}
-    return found
+            yield file.read_text(encoding="utf-8")
 
 
 def _project() -> dict[str, Any]:

@@ -61,6 +61,7 @@ def rewriter() -> TextRewriter:
         ("patch('stoker.fetch.gate.Gate.y', 1)\n", "patch('stoker._fetch.limiter.Limiter.y', 1)\n"),
         ("f'{a} stoker.clock:now'  # stoker.clock\n", "f'{a} stoker._base.clock:now'  # stoker._base.clock\n"),
         ("span('stoker.fetch', 'stoker.fetch.duration')\n", "span('stoker.fetch', 'stoker.fetch.duration')\n"),
+        ("logging.getLogger('stoker.clock')\n", "logging.getLogger('stoker.clock')\n"),
         ("place('gate.py')\n", "place('limiter.py')\n"),
     ],
 )
