@@ -21,21 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from stoker.cache.disk_folder import FolderConfig
-from stoker.cache.disk_tier import DiskTier
-from stoker.cache.future import Future
-from stoker.cache.keeping import KeepingTier
-from stoker.cache.memory_tier import MemoryTier
-from stoker.checksum import crc32c
-from stoker.fetch.fetcher import Fetcher
-from stoker.manifest import Manifest, PackRun, Rows
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.ring import Ring
-from stoker.schema import Bytes, Schema
-from stoker.steps import Stretch
-from stoker.store import open_store
-from stoker.store.protocol import Store
+from stoker._base.checksum import crc32c
+from stoker._base.store_protocol import Store
+from stoker._cache.disk_folder import FolderConfig
+from stoker._cache.disk_tier import DiskTier
+from stoker._cache.future import Future
+from stoker._cache.keeping import KeepingTier
+from stoker._cache.memory_tier import MemoryTier
+from stoker._fetch.fetcher import Fetcher
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.schema import Bytes, Schema
+from stoker._memory.ring import Ring
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Stretch
+from stoker._stores import open_store
 
 OBJECT_BYTES, OBJECTS, ROUNDS, AT_ONCE = 8 << 20, 48, 9, 4
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from stoker.plan.deli import SampleCosts, SampleEpoch, simulate_samples
-from stoker.plan.experiments.deli_workloads import WORKLOADS, Measurement, Setting, measurements, sample_run
+from stoker_sim._experiments.deli_workloads import WORKLOADS, Measurement, Setting, measurements, sample_run
+from stoker_sim._scenarios.deli import SampleCosts, SampleEpoch, simulate_samples
 
 MOST_MISS_ERROR = 0.03
 MOST_WAIT_ERROR = 0.15

@@ -15,8 +15,8 @@ from statistics import median
 
 import numpy as np
 
-from stoker.checksum import crc32c
-from stoker.warm.code import Code, encode, restore
+from stoker._base.checksum import crc32c
+from stoker_warm._code import Code, encode, restore
 
 SIZES_MIB = (1, 8, 32)
 CODES = ("4+2", "10+1", "10+2", "10+3")

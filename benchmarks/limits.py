@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 import stoker
 from benchmarks.peers.common import SIDE
 from benchmarks.workloads import Jpegs
+from stoker._format.manifest import Manifest
+from stoker._format.versions import read_manifest
 from stoker.images import ImageDecoder
-from stoker.manifest import Manifest
-from stoker.versions import read_manifest
 
 _BUFFER_BYTES = 1 << 20
 _HEAD_END = b"\r\n\r\n"

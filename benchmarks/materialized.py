@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import stoker
+from stoker._base.sizes import format_bytes
 from stoker.cli import main as command
-from stoker.sizes import format_bytes
 from stoker_local import PROFILES, BucketConfig, BucketProcess, BucketSpec, bucket_process
 from stoker_torch import Loader
 

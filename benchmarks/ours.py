@@ -8,10 +8,10 @@ from typing import Any
 import numpy.random  # noqa: F401  (numpy imports it at its first use)
 
 import stoker
-import stoker.store.s3  # what opening an s3:// URL imports
+import stoker._stores.s3  # what opening an s3:// URL imports
 from benchmarks.peers.common import SHAPES, SIDE, Packing, Running, main
+from stoker._order.order import Shuffle
 from stoker.images import ImageDecoder
-from stoker.order import Shuffle
 from stoker_torch import Loader
 
 

@@ -15,11 +15,11 @@ from statistics import median
 
 import numpy as np
 
-from stoker.manifest import Manifest, PackRun, Rows
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.schema import Array, Schema
-from stoker.steps import Steps, Stretch
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.schema import Array, Schema
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Steps, Stretch
 
 SUPER_SAMPLES = 1_000_000
 SAMPLES_EACH = 1000

@@ -22,15 +22,15 @@ from pathlib import Path
 import numpy as np
 
 import stoker
-from stoker.feed import FeedConfig
-from stoker.manifest import Manifest
-from stoker.order import OrderConfig
-from stoker.plan.predict import Prediction, predict
-from stoker.plan.probe import Probe, ProbeLimits, probe
-from stoker.plan.workload import Workload
-from stoker.schedule import Continuous, NextBatch, Schedule
-from stoker.versions import read_manifest
+from stoker._diagnostics.probe import Probe, ProbeLimits, probe
+from stoker._fetch.feed import FeedConfig
+from stoker._fetch.schedule import Continuous, NextBatch, Schedule
+from stoker._format.manifest import Manifest
+from stoker._format.versions import read_manifest
+from stoker._order.order import OrderConfig
 from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process
+from stoker_sim._planning.predict import Prediction, predict
+from stoker_sim._planning.workload import Workload
 from stoker_torch import Loader
 
 EPOCHS = 3

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.order import Lane, Order, OrderConfig, Shuffle
+from stoker._order.order import Lane, Order, OrderConfig, Shuffle
 
 SUPER_SAMPLES = 64
 SAMPLES_EACH = 256

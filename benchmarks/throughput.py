@@ -25,9 +25,9 @@ import torch
 
 import stoker
 from benchmarks.limits import gather, pull_with_aiohttp
-from stoker.fetch.fetcher import Fetcher
-from stoker.ring import Ring
-from stoker.versions import read_manifest
+from stoker._fetch.fetcher import Fetcher
+from stoker._format.versions import read_manifest
+from stoker._memory.ring import Ring
 from stoker_local import PROFILES, BucketConfig, BucketSpec, bucket_process
 from stoker_torch import Loader
 

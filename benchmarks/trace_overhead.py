@@ -27,17 +27,17 @@ import numpy as np
 
 import stoker
 from benchmarks.virtual_clock import BODY, REF, SleepingStore
-from stoker.clock import VirtualClockLoop, run_virtual
-from stoker.feed import BatchSource
-from stoker.fetch.fetcher import Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.manifest import Manifest
-from stoker.ring import Ring
-from stoker.schedule import Continuous
-from stoker.trace.chrome import ChromeTrace
-from stoker.trace.fetches import Request, strand
-from stoker.trace.phases import Phase
-from stoker.trace.recorder import Recorder
+from stoker._base.clock import VirtualClockLoop, run_virtual
+from stoker._base.fetch_record import Request, strand
+from stoker._base.phases import Phase
+from stoker._base.recorder import Recorder
+from stoker._fetch.feed import BatchSource
+from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous
+from stoker._format.manifest import Manifest
+from stoker._memory.ring import Ring
+from stoker._trace.chrome import ChromeTrace
 from stoker_torch import Loader
 
 SAMPLES, BATCH, ROUNDS = 50_000, 256, 25

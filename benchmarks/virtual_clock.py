@@ -15,14 +15,14 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from stoker.checksum import crc32c
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.ring import Ring
-from stoker.schedule import Continuous
-from stoker.store.protocol import ObjectInfo
-from stoker.tier import ObjectRef
+from stoker._base.checksum import crc32c
+from stoker._base.clock import run_virtual
+from stoker._base.store_protocol import ObjectInfo
+from stoker._base.tier import ObjectRef
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous
+from stoker._memory.ring import Ring
 
 FETCHES = 2000
 ROUNDS = 7

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from stoker_local.config import BucketConfig
-from stoker_local.host import bucket_process
-from stoker_local.shape import PROFILES
+from stoker_local._config import BucketConfig
+from stoker_local._host import bucket_process
+from stoker_local._shape import PROFILES
 from stoker_torch import CachedDataset, InformedDataLoader, MemoryCache, PrefetchSampler
 
 SAMPLES, BATCH_SIZE, EPOCHS, STEP_SECONDS = 100, 10, 2, 0.2

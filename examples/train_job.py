@@ -39,9 +39,9 @@ from torch.distributed.run import main as torchrun
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker import Array, open_store
+from stoker._base.retry import RetryingStore
 from stoker.errors import NotFoundError
 from stoker.images import ImageDecoder
-from stoker.retry import RetryingStore
 from stoker_torch import Loader, Preemption, save_on_sigterm
 
 TAKEN_AWAY = 128 + signal.SIGTERM

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 
-from stoker.store import GcsOptions, HttpOptions, S3Options
-from stoker_local.bucket import LocalBucket
-from stoker_local.config import BucketConfig
-from stoker_local.gcs import LocalGcs
-from stoker_local.host import running_bucket, running_gcs
+from stoker._stores import GcsOptions, HttpOptions, S3Options
+from stoker_local._bucket import LocalBucket
+from stoker_local._config import BucketConfig
+from stoker_local._gcs import LocalGcs
+from stoker_local._host import running_bucket, running_gcs
 from support.local_bucket import s3_client
 from support.stores import Deviation, Place
 

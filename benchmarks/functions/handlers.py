@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker_functions.instance import Instance
+    from stoker_functions._instance import Instance
 
 # What is imported here is part of the bare runtime's start.
 
@@ -25,16 +25,16 @@ def one_by_one(event: Any, context: Any) -> dict[str, Any]:
 
 @cache
 def _instance() -> Instance:
-    from stoker_functions.instance import Instance
-    from stoker_functions.settings import Settings
+    from stoker_functions._instance import Instance
+    from stoker_functions._settings import Settings
 
     return Instance(Settings.from_environment())
 
 
 async def _copy(event: Any, deployment: Any, deadline: Any) -> dict[str, Any]:
-    from stoker.bounded import for_each
-    from stoker.sources.reading import read
-    from stoker.store.protocol import ObjectInfo
+    from stoker._base.bounded import for_each
+    from stoker._base.store_protocol import ObjectInfo
+    from stoker._pack.object_reading import read
 
     source, target = deployment.source(event["source"]), deployment.dataset(event["dataset"])
 

@@ -16,14 +16,14 @@ from typing import Any
 from benchmarks.document import table
 from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import DATA, Stage, function, pack_event, stage
-from stoker.shuffling.task import ShuffleTask
-from stoker.warm.wake import Task, Wake
+from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_local import PROFILES
-from stoker_local.functions.triggers.event_source import batch_event
-from stoker_local.functions.triggers.notification import created_message
-from stoker_local.functions.triggers.queue import Delivery
-from stoker_local.functions.url_event import UrlRequest, request_event
-from stoker_local.objects import ObjectCreated
+from stoker_local._objects import ObjectCreated
+from stoker_local.functions._triggers.event_source import batch_event
+from stoker_local.functions._triggers.notification import created_message
+from stoker_local.functions._triggers.queue import Delivery
+from stoker_local.functions._url_event import UrlRequest, request_event
+from stoker_warm._wake import Task, Wake
 
 __all__ = ["latency"]
 

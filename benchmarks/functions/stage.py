@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.functions.quiet import functions_cpu_seconds
-from stoker.pack.part import Part
-from stoker.prices import GB_BYTES
-from stoker.sources.folders import files_schema
-from stoker.store.protocol import ObjectInfo
-from stoker.warm.handshake import Secret
+from stoker._base.store_protocol import ObjectInfo
+from stoker._cost.prices import GB_BYTES
+from stoker._pack.part import Part
+from stoker._sources.folders import files_schema
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
+from stoker_local._shape import Shape
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud
-from stoker_local.shape import Shape
+from stoker_warm._handshake import Secret
 
 __all__ = ["DATA", "MEMORY_BYTES", "Stage", "Usage", "function", "gb_seconds", "pack_event", "stage"]
 

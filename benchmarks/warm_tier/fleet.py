@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import psutil
 
-from stoker.cache.naming import name_of
-from stoker.checksum import crc32c
-from stoker.fanout import ExecutorOptions, open_executor
-from stoker.tier import ObjectRef
-from stoker.warm.door import TcpDoor
-from stoker.warm.handshake import Secret
-from stoker.warm.proxy import Proxy
-from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address
+from stoker._base.checksum import crc32c
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of
+from stoker._fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
+from stoker_warm._door import TcpDoor
+from stoker_warm._handshake import Secret
+from stoker_warm._proxy import Proxy
+from stoker_warm._settings import WarmConfig
+from stoker_warm._sockets import Address
 
 __all__ = ["Fleet", "Object", "fleet", "made_objects", "processor_seconds"]
 

@@ -8,7 +8,7 @@ import psutil
 
 from benchmarks.warm_tier.fleet import fleet, made_objects
 from benchmarks.warm_tier.rate import patient
-from stoker.warm.code import Code
+from stoker_warm._code import Code
 
 __all__ = ["Memory", "memory"]
 

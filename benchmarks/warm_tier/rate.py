@@ -14,10 +14,10 @@ from statistics import median
 
 from benchmarks.warm_tier.fleet import Object, fleet, made_objects, processor_seconds
 from benchmarks.warm_tier.plain import Copied, copied
-from stoker.warm.client import ClientConfig, WarmClient
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
-from stoker.warm.tier import Keeper
+from stoker_warm._client import ClientConfig, WarmClient
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._tier import Keeper
 
 __all__ = ["Rates", "measured", "measured_program", "patient"]
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from benchmarks.warm_tier.fleet import Object, fleet, made_objects
 from benchmarks.warm_tier.rate import patient
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.ring import Ring
-from stoker.store import open_store
-from stoker.warm.code import Code
-from stoker.warm.tier import WarmTier
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._memory.ring import Ring
+from stoker._stores import open_store
 from stoker_local import PROFILES, BucketConfig, bucket_process
+from stoker_warm._code import Code
+from stoker_warm._tier import WarmTier
 
 __all__ = ["Tail", "tails"]
 

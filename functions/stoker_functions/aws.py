@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from stoker_functions.handlers import LAMBDA_HANDLERS, handler_of
-from stoker_functions.instance import Instance
-from stoker_functions.settings import Settings
+from stoker_functions._handlers import LAMBDA_HANDLERS, handler_of
+from stoker_functions._instance import Instance
+from stoker_functions._settings import Settings
 
 
 @cache

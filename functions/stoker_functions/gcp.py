@@ -8,9 +8,9 @@ from typing import Any
 
 import functions_framework.aio as framework
 
-from stoker_functions.handlers import HANDLERS, SERVING_HANDLERS, handler_of
-from stoker_functions.hosted import Hosted
-from stoker_functions.settings import Settings
+from stoker_functions._handlers import HANDLERS, SERVING_HANDLERS, handler_of
+from stoker_functions._hosted import Hosted
+from stoker_functions._settings import Settings
 
 _hosted = cache(lambda: Hosted(Settings.from_environment()))
 

@@ -3,20 +3,20 @@
 from stoker.errors import MissingExtraError
 
 try:
-    from stoker_torch.cached_dataset import CachedDataset
-    from stoker_torch.config import LoaderConfig
-    from stoker_torch.disk_cache import DiskCache
-    from stoker_torch.informed_loader import InformedDataLoader
-    from stoker_torch.loader import Loader
-    from stoker_torch.look_ups import CacheStatistics
-    from stoker_torch.memory_cache import MemoryCache
-    from stoker_torch.plan import LoaderPlan
-    from stoker_torch.preempt import Preemption, save_on_sigterm
-    from stoker_torch.prefetch_sampler import PrefetchSampler
-    from stoker_torch.statistics import LoaderStatistics
-    from stoker_torch.stream_dataset import StreamDataset
-    from stoker_torch.stream_state import merge_states
-    from stoker_torch.tensors import RaggedColumn
+    from stoker_torch._cached_dataset import CachedDataset
+    from stoker_torch._config import LoaderConfig
+    from stoker_torch._disk_cache import DiskCache
+    from stoker_torch._informed_loader import InformedDataLoader
+    from stoker_torch._loader import Loader
+    from stoker_torch._look_ups import CacheStatistics
+    from stoker_torch._memory_cache import MemoryCache
+    from stoker_torch._plan import LoaderPlan
+    from stoker_torch._preempt import Preemption, save_on_sigterm
+    from stoker_torch._prefetch_sampler import PrefetchSampler
+    from stoker_torch._statistics import LoaderStatistics
+    from stoker_torch._stream_dataset import StreamDataset
+    from stoker_torch._stream_state import merge_states
+    from stoker_torch._tensors import RaggedColumn
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "torch":
         raise

@@ -3,12 +3,12 @@
 The loader for PyTorch is the package ``stoker_torch``.
 """
 
-from stoker.dataset import Dataset
-from stoker.pack.packer import Packer
-from stoker.sample_context import SampleContext
-from stoker.schema import Array, Bytes, Ragged, Schema, Text
-from stoker.store import GcsOptions, S3Options, ServedOptions, open_store
-from stoker.version import __version__
+from stoker._dataset import Dataset
+from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
+from stoker._order.sample_context import SampleContext
+from stoker._pack.packer import Packer
+from stoker._stores import GcsOptions, S3Options, ServedOptions, open_store
+from stoker._version import __version__
 
 __all__ = [
     "Array",

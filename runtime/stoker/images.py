@@ -20,10 +20,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._image_crop import RandomResizedCrop
+from stoker._image_orientation import UPRIGHT, jpeg_orientation, orientation_of
+from stoker._order.sample_context import SampleContext, Stream
 from stoker.errors import ConfigError, MissingExtraError, SampleError
-from stoker.image_crop import RandomResizedCrop
-from stoker.orientation import UPRIGHT, jpeg_orientation, orientation_of
-from stoker.sample_context import SampleContext, Stream
 
 try:
     from PIL import Image

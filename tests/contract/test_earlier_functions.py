@@ -22,12 +22,12 @@ from golden.v1.make_function_fixtures import (
     run_compaction,
     run_functions,
 )
-from stoker.pack.digest import digest_bytes, digested
-from stoker.pack.part import Part
-from stoker.pack.record import PackRecord, record_key
-from stoker_functions.commit import commit
-from stoker_functions.pack import pack
-from stoker_local.host import running_bucket
+from stoker._pack.digest import digest_bytes, digested
+from stoker._pack.part import Part
+from stoker._pack.record import PackRecord, record_key
+from stoker_functions._commit import commit
+from stoker_functions._pack import pack
+from stoker_local._host import running_bucket
 from support.deployments import content, plenty
 from support.earlier_versions import files_of, options_of, stored, upload
 from support.redis_server import PASSWORD, RedisServer

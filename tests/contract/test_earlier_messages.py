@@ -16,11 +16,11 @@ from torch import distributed
 import stoker
 from golden.v1.make_fixtures import COMMON, FOLDER, SEED
 from golden.v1.make_function_fixtures import plan_fanout
-from stoker.access_token import Grant, TokenKeys, key_text
+from stoker._pack.part import provisional_dataset
+from stoker._stores.access_token import Grant, TokenKeys, key_text
 from stoker.cli import main
-from stoker.pack.part import provisional_dataset
-from stoker.shuffling.task import ShuffleTask
-from stoker_local.bucket import LocalBucket
+from stoker_functions._shuffle_job.task import ShuffleTask
+from stoker_local._bucket import LocalBucket
 from stoker_torch import Loader, StreamDataset
 from support.earlier_versions import options_of, upload
 from support.materialized import phases

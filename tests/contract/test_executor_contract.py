@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker._fanout import Executor, ExecutorOptions, open_executor
 from stoker.errors import ConfigError
-from stoker.fanout import Executor, ExecutorOptions, open_executor
+from stoker_local._host import running
 from stoker_local.functions import FunctionSpec
-from stoker_local.host import running
 from support.executor_checks import CHECKS, own_functions
 from support.function_cloud import cloud_of
 from support.function_endpoints import gcf_endpoint

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker._stores import GcsOptions, Store, open_store
+from stoker._stores.gcs_access import GcsAccess
 from stoker.errors import (
     BucketNotFoundError,
     ConnectionLostError,
@@ -19,10 +21,8 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
-from stoker.store import GcsOptions, Store, open_store
-from stoker.store.gcs_access import GcsAccess
-from stoker_local.gcs import GcsConfig, LocalGcs
-from stoker_local.host import running_gcs
+from stoker_local._gcs import GcsConfig, LocalGcs
+from stoker_local._host import running_gcs
 from support.stores import run_with
 from support.uses import USES, Use, error_of, every_use
 
@@ -118,8 +118,8 @@ def test_a_token_is_fetched_once_for_many_and_again_once_it_is_refused(
         return issued[-1], float("inf")
 
     monkeypatch.setattr(GcsAccess, "_fetch_token", fetch)
-    monkeypatch.setattr("stoker.store.gcs_access._emulator", lambda *_: None)
-    monkeypatch.setattr("stoker.store.gcs_access._GOOGLE", gcs.url)
+    monkeypatch.setattr("stoker._stores.gcs_access._emulator", lambda *_: None)
+    monkeypatch.setattr("stoker._stores.gcs_access._GOOGLE", gcs.url)
 
     async def check(store: Store) -> None:
         found = await asyncio.gather(*(store.get("none") for _ in range(8)), return_exceptions=True)

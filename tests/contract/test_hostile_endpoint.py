@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker._stores import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
 from stoker.errors import PermissionDeniedError, ServerError, StokerError, StoreError, ThrottledError, TruncatedError
-from stoker.store import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
 from support.speaking import Server, serving
 from support.stores import read_range
 from support.uses import USES, Use, every_use
@@ -181,7 +181,7 @@ RANGE = b"HTTP/1.1 206 OK\r\nETag: x\r\nx-goog-generation: 1\r\nContent-Range: b
 
 @pytest.mark.parametrize(("scheme", "use"), [("s3", "get"), ("s3", "list"), ("s3", "put"), ("gs", "get")])
 def test_an_answer_that_never_ends_has_a_limit(scheme: str, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.store.http._MAX_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr("stoker._stores.http._MAX_WHOLE_BYTES", 1 << 20)
     error, _ = meet(scheme, lambda _: WHOLE, USES[use], endless=True)
     assert isinstance(error, StoreError)
     assert "too many to read at once" in str(error)

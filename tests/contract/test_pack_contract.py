@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import Store
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY, Manifest, version_key
+from stoker._maintenance import gc, plan_removal, rebuild_manifest, remove, verify
+from stoker._maintenance.compaction import compact
+from stoker._pack.catalog import BucketCatalog
+from stoker._stores import S3Options, open_store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
-from stoker.maintenance import gc, plan_removal, rebuild_manifest, remove, verify
-from stoker.maintenance.compaction import compact
-from stoker.manifest import POINTER_KEY, Manifest, version_key
-from stoker.pack.catalog import BucketCatalog
-from stoker.retry import RetryingStore
-from stoker.store import S3Options, open_store
-from stoker.store.protocol import Store
-from stoker_local.config import BucketConfig
-from stoker_local.host import running_bucket
-from stoker_local.s3.model import BucketSpec
+from stoker_local._config import BucketConfig
+from stoker_local._host import running_bucket
+from stoker_local._s3.model import BucketSpec
 from support.packing import labels, numbered, pack, stored
 from support.stores import Deviation, Place
 

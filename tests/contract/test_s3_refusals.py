@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from stoker import Bytes, Packer
+from stoker._base.retry import RetryingStore
+from stoker._stores import HttpOptions, ObjectInfo, S3Options, Store, open_store
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,
@@ -22,14 +24,12 @@ from stoker.errors import (
     TruncatedError,
     WrongRegionError,
 )
-from stoker.retry import RetryingStore
-from stoker.store import HttpOptions, ObjectInfo, S3Options, Store, open_store
-from stoker_local.bucket import LocalBucket
-from stoker_local.config import BucketConfig
-from stoker_local.faults import Fault, FaultKind, FaultPlan
-from stoker_local.host import running_bucket
-from stoker_local.s3.model import BucketSpec
-from stoker_local.s3.signature import KeyPair
+from stoker_local._bucket import LocalBucket
+from stoker_local._config import BucketConfig
+from stoker_local._faults import Fault, FaultKind, FaultPlan
+from stoker_local._host import running_bucket
+from stoker_local._s3.model import BucketSpec
+from stoker_local._s3.signature import KeyPair
 from support.stores import eventually, keys_of, read_range, run_with
 from support.uses import USES, Use, error_of, every_use
 

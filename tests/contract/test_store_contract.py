@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from stoker._format.manifest import POINTER_KEY
+from stoker._stores import ObjectInfo, Store
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,
@@ -14,8 +16,6 @@ from stoker.errors import (
     PreconditionFailedError,
     TruncatedError,
 )
-from stoker.manifest import POINTER_KEY
-from stoker.store import ObjectInfo, Store
 from support.stores import Deviation, Place, keys_of, read_range
 
 BODY = bytes(range(256)) * 4096  # 1 MiB

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 
-from stoker_local.bucket import LocalBucket
+from stoker_local._bucket import LocalBucket
 
 PROGRAM = """
 import asyncio, gc, os, sys
-from stoker.store import S3Options, open_store
+from stoker._stores import S3Options, open_store
 
 async def read():
     async with asyncio.timeout(60):

@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 def test_a_data_loader_asks_for_a_batch_in_one_go(url: str, tmp_path: Path) -> None:
     body = """
-from stoker.fetch.config import FetchConfig
+from stoker._fetch.config import FetchConfig
 from torch.utils.data import DataLoader
 with stoker.open(URL, fetch=FetchConfig(hedge=False)) as dataset:
     requests = dataset.stats().get_requests
@@ -114,7 +114,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 def test_an_interrupt_ends_a_call_that_waits_and_leaves_a_data_set_that_works(url: str, tmp_path: Path) -> None:
     body = """
 import asyncio
-from stoker.store.local import LocalStore
+from stoker._stores.local import LocalStore
 read, reading = LocalStore.get_range, threading.Event()
 async def stalled(*args, **settings):
     reading.set()

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.meter import Reading
-from stoker.prices import Operation, Prices
+from stoker._cost.meter import Reading
+from stoker._cost.prices import Operation, Prices
 from stoker_local import BucketConfig, BucketSpec, bucket_process
-from stoker_local.demo import digits, direct
-from stoker_local.demo.direct import ImageObjects
-from stoker_local.demo.screen import Screen
-from stoker_local.demo.table import Result, failures, read_counts, table
-from stoker_local.demo.training import Timing, new_model
+from stoker_local._demo import digits, direct
+from stoker_local._demo.direct import ImageObjects
+from stoker_local._demo.screen import Screen
+from stoker_local._demo.table import Result, failures, read_counts, table
+from stoker_local._demo.training import Timing, new_model
 from stoker_torch import Loader
 from support.demo import cells, demo, mislead, read_until, running, started_by
 

@@ -16,12 +16,12 @@ import pytest
 from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
-from stoker.access_token import DATASET_NAME
-from stoker.warm.settings import WarmConfig
-from stoker.warm.wake import Task, Wake
-from stoker_functions.events import CommitEvent, CompactEvent
-from stoker_functions.settings import Settings
-from stoker_functions.warm_node import shelf_bytes
+from stoker._stores.access_token import DATASET_NAME
+from stoker_functions._events import CommitEvent, CompactEvent
+from stoker_functions._settings import Settings
+from stoker_functions._warm_node import shelf_bytes
+from stoker_warm._settings import WarmConfig
+from stoker_warm._wake import Task, Wake
 from support.cloud_template import Statement, Template
 from support.function_rights import RIGHTS
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import stoker
 import stoker_functions.gcp
-from stoker.bounded import for_each
-from stoker.fanout import Driver, ExecutorOptions, FanoutConfig, Report, Task, open_executor
-from stoker.fanout.job import JobConfig, PackJob, plan_job
-from stoker.retry import RetryPolicy
-from stoker.sources import open_source
-from stoker.store import GcsOptions, open_store
+from stoker._base.bounded import for_each
+from stoker._base.retry import RetryPolicy
+from stoker._fanout import Driver, ExecutorOptions, FanoutConfig, Report, Task, open_executor
+from stoker._fanout.job import JobConfig, PackJob, plan_job
+from stoker._sources import open_source
+from stoker._stores import GcsOptions, open_store
 from stoker_local import GcsConfig, LocalGcs
 from stoker_local.functions import FunctionCloudConfig, FunctionFaultKind, FunctionFaultPlan, GoogleSpec, function_cloud
 from support.deployments import content

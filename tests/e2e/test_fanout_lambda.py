@@ -13,8 +13,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 import stoker
-from stoker.store import S3Options, open_store
+from stoker._stores import S3Options, open_store
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
+from stoker_local._host import running
 from stoker_local.functions import (
     FunctionCloud,
     FunctionCloudConfig,
@@ -24,7 +25,6 @@ from stoker_local.functions import (
     function_cloud,
 )
 from stoker_local.functions import FunctionFaultKind as Kind
-from stoker_local.host import running
 from support.deployments import content
 
 RAW, DATASET = "s3://raw/in", "s3://stoker/train"

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 import stoker
+from stoker._fanout import Answer
 from stoker.cli import functions, main
-from stoker.fanout import Answer
 from stoker_local import BucketConfig, BucketSpec
-from stoker_local.host import running_bucket
+from stoker_local._host import running_bucket
 from support.fanout import ScriptedExecutor, answer
 from support.places import tar_of
 

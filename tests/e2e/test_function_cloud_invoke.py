@@ -11,8 +11,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from stoker_local import KeyPair
+from stoker_local._host import running
 from stoker_local.functions import QueueSpec
-from stoker_local.host import running
 from support.function_cloud import cloud_of, function, lambda_client, until
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
-from stoker.bounded import for_each
-from stoker.store import S3Options, Store, open_store
+from stoker._base.bounded import for_each
+from stoker._format import versions
+from stoker._stores import S3Options, Store, open_store
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
 from stoker_local.functions import (
     EventSource,

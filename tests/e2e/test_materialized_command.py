@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker._fanout import Answer
+from stoker._order.order import Order, OrderConfig
 from stoker.cli import functions, main
-from stoker.fanout import Answer
-from stoker.order import Order, OrderConfig
 from stoker_torch import Loader
 from support.fanout import ScriptedExecutor
 

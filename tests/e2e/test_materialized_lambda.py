@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.store import S3Options
+from stoker._stores import S3Options
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
+from stoker_local._host import running
 from stoker_local.functions import (
     FunctionCloud,
     FunctionCloudConfig,
@@ -24,9 +25,8 @@ from stoker_local.functions import (
     function_cloud,
 )
 from stoker_local.functions import FunctionFaultKind as Kind
-from stoker_local.host import running
 from stoker_torch import Loader
-from stoker_torch.config import LoaderShuffle
+from stoker_torch._config import LoaderShuffle
 
 DATASET = "s3://stoker/train"
 SAMPLES = 2000

@@ -12,11 +12,11 @@ import pytest
 
 import stoker
 import stoker_functions.gcp
+from stoker._stores import GcsOptions, ServedOptions
 from stoker.errors import CredentialsError
-from stoker.store import GcsOptions, ServedOptions
 from stoker_local import GcsConfig, LocalGcs
+from stoker_local._host import running
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, GoogleSpec, function_cloud
-from stoker_local.host import running
 from stoker_torch import Loader
 from support.google_metadata import machine_account
 

@@ -10,14 +10,14 @@ import pytest
 
 import stoker
 from stoker import cli
+from stoker._stores import S3Options, ServedOptions, Store, open_store
 from stoker.errors import CredentialsError
-from stoker.store import S3Options, ServedOptions, Store, open_store
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
-from stoker_local.config import WELL_KNOWN
+from stoker_local._config import WELL_KNOWN
+from stoker_local._host import running
+from stoker_local._s3.signature import KeyPair
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
-from stoker_local.host import running
-from stoker_local.s3.signature import KeyPair
 from stoker_torch import Loader
 from support.platform_doors import enter
 from support.stores import run_with

@@ -16,12 +16,12 @@ import pytest
 from safetensors.numpy import load_file
 
 import stoker
-from stoker.access_token import TokenKeys
-from stoker.manifest import Manifest
-from stoker.store import S3Options
-from stoker.store.options import Auth
-from stoker_functions.serve.asgi import AsgiApp
-from stoker_local.bucket import LocalBucket
+from stoker._format.manifest import Manifest
+from stoker._stores import S3Options
+from stoker._stores.access_token import TokenKeys
+from stoker._stores.options import Auth
+from stoker_functions.serve._asgi import AsgiApp
+from stoker_local._bucket import LocalBucket
 from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.serving_host import hosting, running_service
 

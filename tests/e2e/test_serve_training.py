@@ -12,13 +12,13 @@ import pytest
 
 import stoker
 from stoker import cli
-from stoker.access_token import Grant, TokenKeys
+from stoker._fetch.config import FetchConfig
+from stoker._order.order import Order, OrderConfig
+from stoker._stores import S3Options, ServedOptions
+from stoker._stores.access_token import Grant, TokenKeys
 from stoker.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError
-from stoker.fetch.config import FetchConfig
-from stoker.order import Order, OrderConfig
-from stoker.store import S3Options, ServedOptions
 from stoker_functions.serve import Refusal, Request, Response
-from stoker_local.bucket import LocalBucket
+from stoker_local._bucket import LocalBucket
 from stoker_torch import Loader
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
 from support.serving_host import running_service

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import stoker
+from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, SampleError, StateError, StokerError
-from stoker.order import Order, OrderConfig
 from stoker_torch import RaggedColumn, StreamDataset, merge_states
 from support.datasets import SCHEMA, numbers, sample_of
 
@@ -48,7 +48,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are read in many chunks, as those of a large data set are."""
-    monkeypatch.setattr("stoker_torch.stream_reader._CHUNK_SAMPLES", 11)
+    monkeypatch.setattr("stoker_torch._stream_reader._CHUNK_SAMPLES", 11)
 
 
 @pytest.fixture

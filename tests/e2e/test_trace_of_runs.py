@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
+from stoker._fetch.config import FetchConfig
+from stoker._trace.recording import Recording, read_trace
 from stoker.cli import main
-from stoker.fetch.config import FetchConfig
-from stoker.trace.recording import Recording, read_trace
-from stoker_local.bucket import environment_of
-from stoker_local.config import BucketConfig
-from stoker_local.host import running_bucket
-from stoker_local.shape import Shape
+from stoker_local._bucket import environment_of
+from stoker_local._config import BucketConfig
+from stoker_local._host import running_bucket
+from stoker_local._shape import Shape
 from stoker_torch import Loader
 from support.processes import ended, running
 from support.traced_training import train_and_die

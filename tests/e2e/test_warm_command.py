@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 import stoker
-from stoker.cache.naming import name_of
-from stoker.warm.client import ClientConfig, WarmClient
-from stoker.warm.handshake import Secret
-from stoker.warm.location import WarmLocation
+from stoker._cache.naming import name_of
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
+from stoker_warm._client import ClientConfig, WarmClient
+from stoker_warm._handshake import Secret
+from stoker_warm._location import WarmLocation
 from support.function_cloud import cloud_of, until
 from support.tls import make_authority
 from support.warm_clients import loaded

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.warm.code import Code
-from stoker.warm.handshake import Secret
-from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Certificate
-from stoker.warm.wake import Report, Task, Wake
-from stoker_functions.warm_node import RESERVED_BYTES
+from stoker_functions._warm_node import RESERVED_BYTES
+from stoker_warm._code import Code
+from stoker_warm._handshake import Secret
+from stoker_warm._settings import WarmConfig
+from stoker_warm._sockets import Certificate
+from stoker_warm._wake import Report, Task, Wake
 from support.function_cloud import until
 from support.tls import make_authority
 from support.warm_cloud import PREFIX, SECRET, instances_of, objects, warm_cloud

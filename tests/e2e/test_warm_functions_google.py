@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
 from support.function_cloud import until
 from support.warm_cloud import google_warm_cloud, objects
 

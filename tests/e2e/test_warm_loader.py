@@ -12,14 +12,14 @@ import pytest
 
 import stoker
 from stoker.errors import ConfigError
-from stoker.warm.handshake import Secret
-from stoker.warm.lazy import LazyKeeper
-from stoker.warm.own_proxy import OwnProxy
-from stoker.warm.statistics import ProxyStatistics
-from stoker.warm.tier import WarmTier
+from stoker_local._host import running
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
-from stoker_local.host import running
 from stoker_torch import Loader, StreamDataset
+from stoker_warm._handshake import Secret
+from stoker_warm._lazy import LazyKeeper
+from stoker_warm._own_proxy import OwnProxy
+from stoker_warm._statistics import ProxyStatistics
+from stoker_warm._tier import WarmTier
 from support.warm_cloud import instances_of
 
 SECRET = Secret(bytes(range(32)))

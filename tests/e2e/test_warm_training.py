@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 
 import stoker
-from stoker.store import S3Options
-from stoker.warm.wake import Task, Wake
+from stoker._stores import S3Options
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
+from stoker_local._shape import Shape
 from stoker_local.functions import FunctionCloud
-from stoker_local.shape import Shape
 from stoker_torch import Loader
+from stoker_warm._wake import Task, Wake
 from support.warm_cloud import PREFIX, instances_of, node_cloud
 
 NODES = 12

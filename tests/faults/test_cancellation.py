@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.ring import Ring
-from stoker.schedule import Continuous
+from stoker._base.clock import run_virtual
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous
+from stoker._memory.ring import Ring
 from support.faulty_store import FAULTS, FaultyStore, Weather, pin
 
 OBJECTS = {f"data/{number:02}": bytes([number]) * 4000 for number in range(30)}

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.access_token import Grant, TokenKeys
+from stoker._diagnostics.doctor import Examination, examine
+from stoker._diagnostics.findings import Finding, Level, machine_findings
+from stoker._diagnostics.machine import Machine
+from stoker._diagnostics.probe import ProbeLimits
+from stoker._diagnostics.whereabouts import Whereabouts
+from stoker._stores import S3Options, ServedOptions
+from stoker._stores.access_token import Grant, TokenKeys
 from stoker.cli import main
-from stoker.plan.doctor import Examination, examine
-from stoker.plan.findings import Finding, Level, machine_findings
-from stoker.plan.machine import Machine
-from stoker.plan.probe import ProbeLimits
-from stoker.plan.whereabouts import Whereabouts
-from stoker.store import S3Options, ServedOptions
 from stoker_local import (
     BucketConfig,
     BucketSpec,
@@ -35,7 +35,7 @@ from stoker_local import (
     running_bucket,
     running_gcs,
 )
-from stoker_local.s3.errors import S3Error
+from stoker_local._s3.errors import S3Error
 from support.serving_host import running_service
 
 GOOD = Machine(memory_bytes=8 << 30, free_bytes=4 << 30, limited_by="", cores=4, open_files=4096, most_open_files=4096)
@@ -277,7 +277,7 @@ def test_a_super_sample_that_is_gone_is_a_problem(monkeypatch: pytest.MonkeyPatc
 def test_conditions_that_are_ignored_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch):
         pack(URL)
-        monkeypatch.setattr("stoker_local.s3.operations.check_write_conditions", lambda bucket, call: None)
+        monkeypatch.setattr("stoker_local._s3.operations.check_write_conditions", lambda bucket, call: None)
         assert levels(found(write=True)) == {"conditional write": "problem"}
 
 

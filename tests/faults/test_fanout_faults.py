@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.retry import RetryPolicy
+from stoker._fanout import Answer, Driver, FanoutConfig
 from stoker.errors import ConnectionLostError, DeadlineError, FanoutError, FunctionError, ThrottledError
-from stoker.fanout import Answer, Driver, FanoutConfig
-from stoker.retry import RetryPolicy
 from support.fanout import ScriptedExecutor, answer, numbered
 
 SEEDS = range(100)

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stoker._format.manifest import POINTER_KEY
+from stoker._stores import GcsOptions, HttpOptions, Store, gcs, open_store
 from stoker.errors import BucketNotFoundError, NotFoundError
-from stoker.manifest import POINTER_KEY
-from stoker.store import GcsOptions, HttpOptions, Store, gcs, open_store
 from support.speaking import Server, Speak, serving
 
 NOT_FOUND = b"HTTP/1.1 404 No\r\nContent-Length: 9\r\n\r\nNot Found"

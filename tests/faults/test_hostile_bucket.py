@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker._fetch.fetcher import FetchConfig
+from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, version_key
+from stoker._format.supersample import MAX_OBJECT_BYTES
 from stoker.errors import BudgetError, FormatError, StoreError
-from stoker.fetch.fetcher import FetchConfig
-from stoker.manifest import POINTER_KEY, Manifest, PackRun, version_key
-from stoker.supersample import MAX_OBJECT_BYTES
 from stoker_torch import Loader
 from support.memory import memory_of
 

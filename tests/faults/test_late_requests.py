@@ -13,11 +13,11 @@ from statistics import harmonic_mean, median
 
 import pytest
 
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.ring import Ring
-from stoker.schedule import Continuous
+from stoker._base.clock import run_virtual
+from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous
+from stoker._memory.ring import Ring
 from support.faulty_store import FaultyStore, Weather, pin
 
 SMALLER = 64

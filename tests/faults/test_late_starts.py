@@ -9,24 +9,24 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Prefetcher
-from stoker.fetch.statistics import FetchStatistics
-from stoker.fetch.step_queue import StepQueue
-from stoker.manifest import POINTER_KEY
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.reading.protocol import ReadingParts
-from stoker.reading.super_samples import SuperSampleReading
-from stoker.retry import RetryingReader
-from stoker.ring import Ring
-from stoker.schedule import Continuous
-from stoker.schema import Array, Schema
-from stoker.steps import Stretch
-from stoker.store.protocol import ObjectInfo
-from stoker.task_group import task_group
-from stoker.versions import read_manifest
+from stoker._base.clock import run_virtual
+from stoker._base.retry import RetryingReader
+from stoker._base.store_protocol import ObjectInfo
+from stoker._base.task_group import task_group
+from stoker._fetch.batch_source import ReadingParts
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.prefetcher import Prefetcher
+from stoker._fetch.schedule import Continuous
+from stoker._fetch.statistics import FetchStatistics
+from stoker._fetch.step_queue import StepQueue
+from stoker._fetch.super_samples import SuperSampleReading
+from stoker._format.manifest import POINTER_KEY
+from stoker._format.schema import Array, Schema
+from stoker._format.versions import read_manifest
+from stoker._memory.ring import Ring
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Stretch
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects
 

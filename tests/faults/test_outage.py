@@ -9,12 +9,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous
+from stoker._memory.ring import Ring
 from stoker.errors import FetchError
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.ring import Ring
-from stoker.schedule import Continuous
 from support.faulty_store import FaultyStore, Weather, pin
 
 OBJECTS = {f"data/{number:03}": bytes([number]) * 500 for number in range(200)}

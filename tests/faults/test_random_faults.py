@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from stoker.clock import VirtualClockError
-from stoker.fetch import fetcher as fetch_module
-from stoker.fetch.range_reader import RangeReader
-from stoker.ring import Ring, RingStateError
+from stoker._base.clock import VirtualClockError
+from stoker._fetch import fetcher as fetch_module
+from stoker._fetch.range_reader import RangeReader
+from stoker._memory.ring import Ring, RingStateError
 from support.fault_schedules import LEVELS, play
 from support.fault_weather import Tables
 from support.faulty_store import FAULTS

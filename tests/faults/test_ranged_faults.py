@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._fetch.batch_source import ReadingParts
+from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher
+from stoker._fetch.gather import gather
+from stoker._fetch.group_plan import ReadLimits
+from stoker._fetch.group_steps import Group
+from stoker._fetch.groups import GroupReading
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._memory.ring import Ring
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import PlannedStep, Stretch
 from stoker.errors import CredentialsError, FetchError, ObjectChangedError
-from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.gather import gather
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.reading.group_plan import ReadLimits
-from stoker.reading.group_steps import Group
-from stoker.reading.groups import GroupReading
-from stoker.reading.protocol import ReadingParts
-from stoker.ring import Ring
-from stoker.schedule import Continuous
-from stoker.schema import Array, Bytes, Schema
-from stoker.steps import PlannedStep, Stretch
 from support.faulty_store import FAULTS, FaultyStore, Weather
 from support.packed_objects import packed_objects, value_at
 

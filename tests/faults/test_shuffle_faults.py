@@ -11,7 +11,14 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.store_protocol import Buffer, ObjectInfo
+from stoker._fetch.materialized_epochs import read_epoch
+from stoker._format.manifest import Manifest, version_key
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._format.supersample import SuperSample
+from stoker._order.materialized_layout import EpochLayout
+from stoker._order.order import Order, OrderConfig
 from stoker.errors import (
     ConnectionLostError,
     NotFoundError,
@@ -20,15 +27,8 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
-from stoker.manifest import Manifest, version_key
-from stoker.order import Order, OrderConfig
-from stoker.schema import Array, Bytes, Schema
-from stoker.shuffling.epochs import read_epoch
-from stoker.shuffling.layout import EpochLayout
-from stoker.shuffling.task import Way
-from stoker.shuffling.work import perform
-from stoker.store.protocol import Buffer, ObjectInfo
-from stoker.supersample import SuperSample
+from stoker_functions._shuffle_job.task import Way
+from stoker_functions._shuffle_job.work import perform
 from support.faulty_store import FAULTS, FaultyStore, Weather
 from support.materialized import MEMORY_BYTES, WAYS, phases
 from support.packed_objects import packed_objects

@@ -12,9 +12,9 @@ from typing import Literal
 
 import pytest
 
+from stoker._format.manifest import POINTER_KEY
+from stoker._stores import GcsOptions, HttpOptions, S3Options, ServedOptions, Store, StoreOptions, gcs, open_store
 from stoker.errors import StokerError, TransientError
-from stoker.manifest import POINTER_KEY
-from stoker.store import GcsOptions, HttpOptions, S3Options, ServedOptions, Store, StoreOptions, gcs, open_store
 from support.speaking import Server, serving
 from support.stores import keys_of, read_range
 

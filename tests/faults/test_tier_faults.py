@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stoker.cache import disk_tier as module
-from stoker.cache.keeping import KeepingTier
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.ring import Ring
+from stoker._base.clock import run_virtual
+from stoker._cache import disk_tier as module
+from stoker._cache.keeping import KeepingTier
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._memory.ring import Ring
 from support.faulty_store import FaultyStore, Weather
 from support.tiers import LARGEST_BYTES, MANIFEST, OBJECTS, body, disk_tier, future, memory_tier
 

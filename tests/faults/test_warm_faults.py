@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from stoker.clock import run_virtual
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
-from stoker.warm.shard import ShardId
+from stoker._base.clock import run_virtual
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._shard import ShardId
 from support.warm_liar import LIES
 from support.warm_platform import Tier, named
 from support.warm_schedules import FAULTS, play, play_all

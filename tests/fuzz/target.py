@@ -13,7 +13,7 @@ __all__ = ["main"]
 def main() -> None:
     """Attack the reader that the command line names, and never return."""
     atheris: Any = import_module("atheris")  # not among what the test suite needs
-    with atheris.instrument_imports(include=["stoker", "stoker_torch.state"]):
+    with atheris.instrument_imports(include=["stoker", "stoker_torch._state"]):
         from support.fuzzed.mutations import resealed
         from support.fuzzed.registry import READERS
     reader = READERS[sys.argv.pop(1)]

@@ -8,15 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from stoker.clock import run_virtual
-from stoker.maintenance.compaction import Compacted, compact
-from stoker.maintenance.garbage import gc
-from stoker.pack.catalog import BucketCatalog
-from stoker.retry import RetryingStore
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo
-from stoker_functions.commit import commit
-from stoker_functions.ingest import ingest_objects
+from stoker._base.clock import run_virtual
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import ObjectInfo
+from stoker._maintenance.compaction import Compacted, compact
+from stoker._maintenance.garbage import gc
+from stoker._pack.catalog import BucketCatalog
+from stoker._stores import open_store
+from stoker_functions._commit import commit
+from stoker_functions._ingest import ingest_objects
 from support.deployments import Place, TardyStore, plenty
 
 SEEDS = range(84, 94)

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import stoker
-from stoker.budget import most_sample_bytes, plan_group_slots
+from stoker._base.loop_thread import LoopThread
+from stoker._cost.prices import Prices
+from stoker._fetch.feed import Batch, Feed, FeedConfig
+from stoker._fetch.gather import RaggedValues
+from stoker._fetch.group_plan import MOST_SAMPLES, ReadLimits, plan_reads
+from stoker._fetch.group_steps import Group, GroupSteps
+from stoker._format.schema import Schema
+from stoker._memory.budget import most_sample_bytes, plan_group_slots
+from stoker._order.order import Order, OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import PlannedStep, Steps, Stretch
 from stoker.errors import BudgetError
-from stoker.feed import Batch, Feed, FeedConfig
-from stoker.gather import RaggedValues
-from stoker.loop_thread import LoopThread
-from stoker.order import Order, OrderConfig
-from stoker.partition import Partition
-from stoker.prices import Prices
-from stoker.reading.group_plan import MOST_SAMPLES, ReadLimits, plan_reads
-from stoker.reading.group_steps import Group, GroupSteps
-from stoker.schema import Schema
-from stoker.steps import PlannedStep, Steps, Stretch
 from stoker_torch import Loader
 from support.datasets import SCHEMA
 from support.faulty_store import FaultyStore, Weather

@@ -21,9 +21,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stoker._format.manifest import Manifest
+from stoker._format.supersample import Head, SuperSample
 from stoker.errors import FormatError
-from stoker.manifest import Manifest
-from stoker.supersample import Head, SuperSample
 from support.fuzzed.files import manifests, super_samples
 from support.fuzzed.reader import Outcome, Place, Reader
 from support.fuzzed.registry import READERS

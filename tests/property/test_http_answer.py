@@ -12,9 +12,9 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker._stores.http import Call, Destination, Reply
+from stoker._stores.http_answer import Answer
 from stoker.errors import ServerError, StokerError
-from stoker.store.http import Call, Destination, Reply
-from stoker.store.http_answer import Answer
 
 BODY = bytes(range(200))
 CALL = Call(method="GET", url="http://host/b/k", headers={}, address="s3://b/k")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.store_protocol import ObjectInfo
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.recovery import rebuild_manifest
+from stoker._stores import open_store
 from stoker.errors import StokerError
-from stoker.maintenance.garbage import gc
-from stoker.maintenance.recovery import rebuild_manifest
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo
-from stoker_functions.commit import commit
-from stoker_functions.compact import compact
-from stoker_functions.ingest import ingest_objects
+from stoker_functions._commit import commit
+from stoker_functions._compact import compact
+from stoker_functions._ingest import ingest_objects
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore
 

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stoker.cache.future import Future
-from stoker.cache.keeping import KeepingTier
-from stoker.cache.naming import name_of
-from stoker.cache.policies import POLICIES
-from stoker.clock import run_virtual
-from stoker.fetch.step_queue import StepQueue
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.steps import Steps, Stretch
+from stoker._base.clock import run_virtual
+from stoker._cache.future import Future
+from stoker._cache.keeping import KeepingTier
+from stoker._cache.naming import name_of
+from stoker._cache.policies import POLICIES
+from stoker._fetch.step_queue import StepQueue
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Steps, Stretch
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 
 

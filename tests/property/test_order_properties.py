@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from golden import make_order
-from stoker.order import Order, OrderConfig, Shuffle
+from stoker._order.order import Order, OrderConfig, Shuffle
 
 SHUFFLES: list[Shuffle] = ["none", "block", "window", "full"]
 PIECEWISE: list[Shuffle] = ["none", "block", "window"]

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from stoker import images
+from stoker._image_orientation import jpeg_orientation
 from stoker.errors import SampleError
 from stoker.images import decode_image
-from stoker.orientation import jpeg_orientation
 from support.memory import memory_of
 
 PIXELS = np.arange(8 * 24 * 3, dtype=np.uint8).reshape(8, 24, 3) // 2

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.ring import Ring, RingStateError
+from stoker._memory.ring import Ring, RingStateError
 
 
 class RingMachine(RuleBasedStateMachine):

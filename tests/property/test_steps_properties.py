@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.budget import window_slots
-from stoker.order import Order, OrderConfig
-from stoker.partition import Partition
-from stoker.steps import Steps, Stretch
+from stoker._memory.budget import window_slots
+from stoker._order.order import Order, OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Steps, Stretch
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.sources.listing import _expanded
-from stoker.sources.reading import ByteStream
-from stoker.sources.tar import members
-from stoker.store.location import parse_url
-from stoker.store.memory import MemoryStore
+from stoker._pack.object_reading import ByteStream
+from stoker._sources.listing import _expanded
+from stoker._sources.tar import members
+from stoker._stores.location import parse_url
+from stoker._stores.memory import MemoryStore
 from support.places import tar_of
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=300).filter(

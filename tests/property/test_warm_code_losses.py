@@ -8,11 +8,11 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.cache.naming import name_of
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of
 from stoker.errors import LostShardsError
-from stoker.tier import ObjectRef
-from stoker.warm.code import Code, encode, restore
-from stoker.warm.shard import Shard, ShardId, verified
+from stoker_warm._code import Code, encode, restore
+from stoker_warm._shard import Shard, ShardId, verified
 
 MARGIN = b"\x55" * 5
 

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
-from stoker.warm.connection import Answer, Connection, ConnectionConfig
-from stoker.warm.handshake import PeerSide, ProxySide, Secret
-from stoker.warm.wire import Head, Kind
+from stoker_warm._connection import Answer, Connection, ConnectionConfig
+from stoker_warm._handshake import PeerSide, ProxySide, Secret
+from stoker_warm._wire import Head, Kind
 from support.warm_wires import Link, LinkConfig
 
 SCHEDULES = 60

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stoker.cache.naming import size_of
-from stoker.warm.code import Code
-from stoker.warm.directory import Directory, Held, Loss
-from stoker.warm.shard import ShardId
-from stoker.warm.shelf import OVERHEAD_BYTES
+from stoker._cache.naming import size_of
+from stoker_warm._code import Code
+from stoker_warm._directory import Directory, Held, Loss
+from stoker_warm._shard import ShardId
+from stoker_warm._shelf import OVERHEAD_BYTES
 
 CODES = (Code(3, 2), Code(2, 1))
 STRANGE = Code(1, 1)

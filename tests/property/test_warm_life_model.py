@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.warm.life import Contents, Life, State
-from stoker.warm.shelf import Digest
+from stoker_warm._life import Contents, Life, State
+from stoker_warm._shelf import Digest
 
 WHO = st.integers(0, 5)
 

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.clock import VirtualClockLoop
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
+from stoker._base.clock import VirtualClockLoop
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
 from support.warm_platform import Tier, named
 
 CODES = {1: Code(2, 1), 2: Code(2, 2)}

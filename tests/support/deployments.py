@@ -7,17 +7,17 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stoker import versions
-from stoker.manifest import Manifest
-from stoker.pack.part import Part
-from stoker.sources.folders import files_schema
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
-from stoker.supersample import SuperSample
-from stoker_functions.deadline import Deadline
-from stoker_functions.deployment import Deployment
-from stoker_functions.notifications import Notified
-from stoker_functions.settings import Ingest, Settings
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._format import versions
+from stoker._format.manifest import Manifest
+from stoker._format.supersample import SuperSample
+from stoker._pack.part import Part
+from stoker._sources.folders import files_schema
+from stoker._stores import open_store
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._notifications import Notified
+from stoker_functions._settings import Ingest, Settings
 from support.packing import WatchedStore
 
 _serial = itertools.count()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from stoker._fanout import Executor, ExecutorOptions, open_executor
 from stoker.errors import ConfigError, FunctionError, ServerError, StokerError, ThrottledError, TransientError
-from stoker.fanout import Executor, ExecutorOptions, open_executor
 from support.tiny_functions import FUNCTIONS
 
 __all__ = ["CHECKS", "Check", "own_functions"]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from stoker.fanout import Answer, Task
+from stoker._fanout import Answer, Task
 
 __all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered"]
 

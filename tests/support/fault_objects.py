@@ -6,11 +6,11 @@ import asyncio
 import random
 from collections import Counter
 
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
+from stoker._memory.ring import Ring
 from stoker.errors import StoreError
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.ring import Ring
-from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
 from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather
 from support.faulty_store import FaultyStore, pin
 

@@ -1,6 +1,7 @@
 """A random fault schedule of samples: all that lies between a bucket and a batch, for every rank, in virtual time.
 
-It plays the part of :class:`stoker.walk.Walk` on one loop; memory, ring, fetcher and reading are those of a feed.
+It plays the part of :class:`stoker._fetch.walk.Walk` on one loop; memory, ring, fetcher and reading are those of a
+feed.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from stoker.budget import window_slots
+from stoker._base.loop_thread import LoopThread
+from stoker._fetch.feed import Feed, FeedConfig
+from stoker._fetch.fetcher import FetchConfig
+from stoker._fetch.gather import gather
+from stoker._fetch.groups import GroupReading
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous, NextBatch, Schedule
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._memory.budget import window_slots
+from stoker._order.order import OrderConfig, Shuffle
+from stoker._order.steps import PlannedStep, Segment, Stretch
 from stoker.errors import StoreError
-from stoker.feed import Feed, FeedConfig
-from stoker.fetch.fetcher import FetchConfig
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.gather import gather
-from stoker.loop_thread import LoopThread
-from stoker.order import OrderConfig, Shuffle
-from stoker.reading.groups import GroupReading
-from stoker.schedule import Continuous, NextBatch, Schedule
-from stoker.schema import Array, Bytes, Schema
-from stoker.steps import PlannedStep, Segment, Stretch
 from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather
 from support.faulty_store import FaultyStore
 from support.packed_objects import packed_objects, value_at

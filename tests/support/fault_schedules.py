@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import CopiedBucketWarning
+from stoker._base.clock import run_virtual
+from stoker._fetch.fetcher import CopiedBucketWarning
 from support.fault_objects import ObjectRun
 from support.fault_samples import SampleRun
 

@@ -7,8 +7,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stoker.clock import VirtualClockLoop
-from stoker.fetch.statistics import FetchStatistics
+from stoker._base.clock import VirtualClockLoop
+from stoker._fetch.statistics import FetchStatistics
 from support.faulty_store import FAULTS, FaultyStore, Weather
 
 __all__ = ["DEADLINE_SECONDS", "ClockJumps", "Tables", "random_weather"]

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stoker.checksum import crc32c
+from stoker._base.checksum import crc32c
+from stoker._base.store_protocol import ObjectInfo
+from stoker._base.tier import ObjectRef
+from stoker._stores.renewal import ExpiredCredentialsError, with_renewal
 from stoker.errors import (
     ConnectionLostError,
     NotFoundError,
@@ -25,10 +28,7 @@ from stoker.errors import (
     ThrottledError,
     TruncatedError,
 )
-from stoker.plan.link import SharedLink
-from stoker.store.protocol import ObjectInfo
-from stoker.store.renewal import ExpiredCredentialsError, with_renewal
-from stoker.tier import ObjectRef
+from stoker_sim._models.link import SharedLink
 
 FAULTS = (
     "throttle",  # 503 with Retry-After, if the weather has one

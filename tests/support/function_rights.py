@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stoker._base.store_protocol import Buffer, ObjectInfo, Store
 from stoker.errors import NotFoundError, PermissionDeniedError
-from stoker.store.protocol import Buffer, ObjectInfo, Store
 from support.packing import WatchedStore
 
 __all__ = ["RIGHTS", "GuardedStore", "Rights"]

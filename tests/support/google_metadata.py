@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 from aiohttp import web
 
-from stoker.store import google_identity
-from stoker_local.host import running
+from stoker._stores import google_identity
+from stoker_local._host import running
 
 __all__ = ["machine_account"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stoker._base.store_protocol import Store
+from stoker._pack.record import PackRecord
 from stoker.errors import StoreError
-from stoker.pack.record import PackRecord
-from stoker.store.protocol import Store
 from support.packing import DyingStore, WatchedStore, fresh_store, interrupted, numbered, pack, stored
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from unittest import mock
 
 import stoker
+from stoker._fetch.feed import Feed
 from stoker.errors import StokerError
-from stoker.feed import Feed
 from stoker_torch import Loader
 
 __all__ = ["live", "pack_wide"]

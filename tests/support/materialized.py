@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from stoker.shuffling.layout import EpochLayout
-from stoker.shuffling.plan import EpochPlan
-from stoker.shuffling.task import ShuffleTask, Way
-from stoker.shuffling.work import perform
-from stoker.store import open_store
-from stoker.store.protocol import Store
-from stoker.versions import read_manifest
+from stoker._base.store_protocol import Store
+from stoker._format.versions import read_manifest
+from stoker._order.materialized_layout import EpochLayout
+from stoker._stores import open_store
+from stoker_functions._shuffle_job.plan import EpochPlan
+from stoker_functions._shuffle_job.task import ShuffleTask, Way
+from stoker_functions._shuffle_job.work import perform
 from support.stores import run_with
 
 __all__ = ["MEMORY_BYTES", "WAYS", "carry_out", "layout_of", "made", "materialize", "phases"]

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stoker import versions
+from stoker._base.retry import RetryPolicy
+from stoker._base.store_protocol import Buffer, ObjectInfo, Store
+from stoker._format import versions
+from stoker._format.manifest import Manifest
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._format.supersample import SuperSample
+from stoker._pack.packer import AsyncPacker
+from stoker._pack.plan import PackConfig
+from stoker._stores import open_store
 from stoker.errors import ServerError, StoreError
-from stoker.manifest import Manifest
-from stoker.pack.packer import AsyncPacker
-from stoker.pack.plan import PackConfig
-from stoker.retry import RetryPolicy
-from stoker.schema import Array, Bytes, Schema
-from stoker.store import open_store
-from stoker.store.protocol import Buffer, ObjectInfo, Store
-from stoker.supersample import SuperSample
 
 T = TypeVar("T")
 

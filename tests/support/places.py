@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from stoker.sources import Source, open_source
-from stoker.store import Store, open_store
+from stoker._sources import Source, open_source
+from stoker._stores import Store, open_store
 
 T = TypeVar("T")
 

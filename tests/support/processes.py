@@ -15,7 +15,7 @@ __all__ = ["die", "ended", "exit_code", "running"]
 _TIMEOUT_SECONDS = 300  # of a hang
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["stoker.pack.packer", "stoker.store.s3", "stoker_torch"])
+_context.set_forkserver_preload(["stoker._pack.packer", "stoker._stores.s3", "stoker_torch"])
 
 
 def die() -> NoReturn:

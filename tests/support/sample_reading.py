@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig
-from stoker.manifest import Manifest
-from stoker.reading.sample_memory import SampleMemory
-from stoker.reading.samples import SampleReader
+from stoker._base.clock import run_virtual
+from stoker._fetch.fetcher import FetchConfig
+from stoker._fetch.samples import SampleReader
+from stoker._format.manifest import Manifest
+from stoker._memory.sample_memory import SampleMemory
 from support.faulty_store import FaultyStore, Weather
 
 __all__ = ["AMPLE_BYTES", "SampleBench"]

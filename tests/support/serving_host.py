@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from stoker.store import Store, StoreOptions, open_store
+from stoker._stores import Store, StoreOptions, open_store
 from stoker_functions.serve import Request, Response, ServeConfig, Service, asgi_app
-from stoker_functions.serve.asgi import AsgiApp
-from stoker_local.host import running
+from stoker_functions.serve._asgi import AsgiApp
+from stoker_local._host import running
 from support.platform_doors import OPEN, Door
 
 __all__ = ["Hosted", "hosting", "running_service"]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from stoker.store import Store, StoreOptions, open_store
+from stoker._stores import Store, StoreOptions, open_store
 
 _serial = itertools.count()
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.cache.disk_folder import FolderConfig
-from stoker.cache.disk_tier import DiskTier
-from stoker.cache.future import Future
-from stoker.cache.keeping import KeepingTier
-from stoker.cache.memory_tier import MemoryTier
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.schema import Array, Schema
-from stoker.steps import Stretch
-from stoker.tier import ObjectRef
+from stoker._base.tier import ObjectRef
+from stoker._cache.disk_folder import FolderConfig
+from stoker._cache.disk_tier import DiskTier
+from stoker._cache.future import Future
+from stoker._cache.keeping import KeepingTier
+from stoker._cache.memory_tier import MemoryTier
+from stoker._format.schema import Array, Schema
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Stretch
 from support.packed_objects import packed_objects
 
 COUNTS = [5 + row % 3 for row in range(20)]

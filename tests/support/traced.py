@@ -6,17 +6,17 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from stoker.checksum import crc32c
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
-from stoker.ring import Ring
-from stoker.schedule import Continuous, Schedule
-from stoker.store.protocol import Readable
-from stoker.task_group import task_group
-from stoker.tier import ObjectRef, Tier
-from stoker.trace.recorder import Recorder, Sink
+from stoker._base.checksum import crc32c
+from stoker._base.clock import run_virtual
+from stoker._base.recorder import Recorder, Sink
+from stoker._base.store_protocol import Readable
+from stoker._base.task_group import task_group
+from stoker._base.tier import ObjectRef, Tier
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous, Schedule
+from stoker._memory.ring import Ring
+from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
 from support.faulty_store import FaultyStore, Weather, pin
 
 BODY = random.Random(0).randbytes(100_000)

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import stoker
 from stoker.errors import RankMismatchError
 from stoker_torch import Loader
-from stoker_torch.config import LoaderShuffle, SharedSettings
+from stoker_torch._config import LoaderShuffle, SharedSettings
 
 __all__ = ["RankReport", "RankTask", "ids_of", "pack_sums", "run_ranks", "run_training"]
 

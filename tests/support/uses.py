@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stoker._stores import Store, StoreOptions, open_store
 from stoker.errors import StoreError
-from stoker.store import Store, StoreOptions, open_store
 from support.stores import keys_of, read_range, run_with
 
 __all__ = ["USES", "Use", "error_of", "every_use"]

@@ -7,19 +7,19 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stoker.cache.naming import name_of, size_of
-from stoker.checksum import crc32c
+from stoker._base.checksum import crc32c
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of, size_of
+from stoker._cost.prices import Prices
+from stoker._fanout import Answer
 from stoker.errors import ConnectionLostError, ServerError
-from stoker.fanout import Answer
-from stoker.prices import Prices
-from stoker.tier import ObjectRef
-from stoker.warm.client import ClientConfig, WarmClient
-from stoker.warm.connection import Connection
-from stoker.warm.handshake import Secret
-from stoker.warm.proxy import Proxy
-from stoker.warm.server import ProxyServer, ServerConfig, Tariff
-from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address
+from stoker_warm._client import ClientConfig, WarmClient
+from stoker_warm._connection import Connection
+from stoker_warm._handshake import Secret
+from stoker_warm._proxy import Proxy
+from stoker_warm._server import ProxyServer, ServerConfig, Tariff
+from stoker_warm._settings import WarmConfig
+from stoker_warm._sockets import Address
 from support.warm_platform import ADDRESS, SECRET, MemoryDoor, Tier
 from support.warm_wires import End
 

@@ -16,16 +16,16 @@ from unittest.mock import patch
 import psutil
 
 import stoker_functions
-from stoker.cache.naming import name_of, size_of
-from stoker.checksum import crc32c
-from stoker.fanout import Executor, ExecutorOptions, open_executor
-from stoker.tier import ObjectRef
-from stoker.warm.door import TcpDoor
-from stoker.warm.handshake import Secret
-from stoker.warm.proxy import Proxy
-from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address, Certificate
+from stoker._base.checksum import crc32c
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of, size_of
+from stoker._fanout import Executor, ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
+from stoker_warm._door import TcpDoor
+from stoker_warm._handshake import Secret
+from stoker_warm._proxy import Proxy
+from stoker_warm._settings import WarmConfig
+from stoker_warm._sockets import Address, Certificate
 from support.function_cloud import cloud_of, until
 
 __all__ = ["PREFIX", "SECRET", "WarmCloud", "google_warm_cloud", "instances_of", "node_cloud", "objects", "warm_cloud"]

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import NotFoundError
-from stoker.warm.connection import Answer, Connection, Serve
-from stoker.warm.handshake import PeerSide, ProxySide, Secret
-from stoker.warm.wire import Head, Kind
+from stoker_warm._connection import Answer, Connection, Serve
+from stoker_warm._handshake import PeerSide, ProxySide, Secret
+from stoker_warm._wire import Head, Kind
 from support.warm_wires import Link, LinkConfig
 
 __all__ = [

@@ -7,11 +7,11 @@ from collections.abc import Awaitable
 from typing import Any
 
 from stoker.errors import StoreError
-from stoker.warm.connection import Answer
-from stoker.warm.node import NodeServer
-from stoker.warm.shard import ShardId
-from stoker.warm.wake import Report, Wake
-from stoker.warm.wire import Head, Kind
+from stoker_warm._connection import Answer
+from stoker_warm._node import NodeServer
+from stoker_warm._shard import ShardId
+from stoker_warm._wake import Report, Wake
+from stoker_warm._wire import Head, Kind
 
 __all__ = ["LIES", "Liar"]
 

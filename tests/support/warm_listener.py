@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from stoker.errors import ConnectionLostError
-from stoker.warm.connection import Connection
-from stoker.warm.handshake import ProxySide, Secret
-from stoker.warm.node import NodeServer
-from stoker.warm.shelf import Shelf
-from stoker.warm.wake import Wake
-from stoker.warm.wire import Head, Kind
+from stoker_warm._connection import Connection
+from stoker_warm._handshake import ProxySide, Secret
+from stoker_warm._node import NodeServer
+from stoker_warm._shelf import Shelf
+from stoker_warm._wake import Wake
+from stoker_warm._wire import Head, Kind
 from support.warm_platform import ADDRESS, SECRET
 from support.warm_wires import LinkConfig, Network
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stoker.clock import run_virtual
-from stoker.warm.code import Code
-from stoker.warm.fleet import Node
-from stoker.warm.settings import WarmConfig
-from stoker.warm.shard import ShardId
-from stoker.warm.wire import Kind
+from stoker._base.clock import run_virtual
+from stoker_warm._code import Code
+from stoker_warm._fleet import Node
+from stoker_warm._settings import WarmConfig
+from stoker_warm._shard import ShardId
+from stoker_warm._wire import Kind
 from support.warm_platform import Instance, Tier, named
 
 __all__ = ["DATA", "NAME", "SHARD", "check", "die_in_silence", "ping", "tasks", "the_instance"]

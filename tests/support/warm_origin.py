@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from stoker.cache.naming import size_of
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import size_of
 from stoker.errors import StoreError
-from stoker.tier import ObjectRef
 
 __all__ = ["MemoryOrigin"]
 
 
 @dataclass
 class MemoryOrigin:
-    """An :class:`~stoker.warm.origin.Origin`.
+    """An :class:`~stoker_warm._origin.Origin`.
 
     Attributes:
         objects: by name.

@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from stoker.cache.naming import name_of
-from stoker.checksum import crc32c
+from stoker._base.checksum import crc32c
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of
+from stoker._fanout import Answer
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
-from stoker.fanout import Answer
-from stoker.tier import ObjectRef
-from stoker.warm.connection import Connection
-from stoker.warm.handshake import Secret
-from stoker.warm.node import NodeServer
-from stoker.warm.origin import Origin
-from stoker.warm.proxy import Proxy
-from stoker.warm.settings import WarmConfig
-from stoker.warm.shard import ShardId
-from stoker.warm.shelf import Shelf
-from stoker.warm.wake import Wake
+from stoker_warm._connection import Connection
+from stoker_warm._handshake import Secret
+from stoker_warm._node import NodeServer
+from stoker_warm._origin import Origin
+from stoker_warm._proxy import Proxy
+from stoker_warm._settings import WarmConfig
+from stoker_warm._shard import ShardId
+from stoker_warm._shelf import Shelf
+from stoker_warm._wake import Wake
 from support.warm_wires import End, LinkConfig, Network
 
 __all__ = ["ADDRESS", "SECRET", "Call", "Instance", "MemoryDoor", "Platform", "Tier", "named"]

@@ -7,10 +7,10 @@ import random
 from collections import Counter
 from operator import itemgetter
 
-from stoker.plan.reclaim import Reclaim, Strike, Struck, strikes
-from stoker.plan.warm_node import NodeLife, lived
-from stoker.warm.settings import WarmConfig
-from stoker.warm.upkeep import UpkeepConfig
+from stoker_sim._models.reclaim import Reclaim, Strike, Struck, strikes
+from stoker_sim._models.warm_node import NodeLife, lived
+from stoker_warm._settings import WarmConfig
+from stoker_warm._upkeep import UpkeepConfig
 from support.warm_platform import Tier
 
 __all__ = ["HOUR", "Plan", "lives_of", "plan_of", "take"]

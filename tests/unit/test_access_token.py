@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.access_token import DATASET_NAME, SKEW_SECONDS, Grant, TokenKeys, end_of, key_text
+from stoker._stores.access_token import DATASET_NAME, SKEW_SECONDS, Grant, TokenKeys, end_of, key_text
 from stoker.errors import ConfigError, CredentialsError
 
 OLD, NEW = b"o" * 32, b"n" * 48
@@ -121,7 +121,7 @@ def test_a_refusal_does_not_say_why() -> None:
     ],
 )
 def test_a_payload_that_another_program_signed_with_our_key_is_refused(payload: Any) -> None:
-    from stoker import access_token
+    from stoker._stores import access_token
 
     encoded = urlsafe_b64encode(json.dumps(payload).encode()).rstrip(b"=").decode()
     signed = f"stoker1.new.{encoded}"

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
+from stoker._fetch.config import FetchConfig
 from stoker.errors import ArgumentError, ConfigError, SchemaError
-from stoker.fetch.config import FetchConfig
 from stoker_torch import Loader, LoaderConfig, RaggedColumn, StreamDataset
 
 SCHEMA = {"x": stoker.Array("int64")}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stoker.cache.fifo import Fifo
-from stoker.cache.lru import Lru
-from stoker.cache.next_use import NextUse
-from stoker.cache.policy import Policy, Residents
-from stoker.cache.replica_aware import ReplicaAware
-from stoker.cache.uniform import Uniform
+from stoker._cache.fifo import Fifo
+from stoker._cache.lru import Lru
+from stoker._cache.next_use import NextUse
+from stoker._cache.policy import Policy, Residents
+from stoker._cache.uniform import Uniform
 from stoker.errors import ConfigError
+from stoker_sim._models.replica_aware import ReplicaAware
 
 NEVER = 1 << 60
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.checksum import crc32c, crc32c_combined
+from stoker._base.checksum import crc32c, crc32c_combined
 
 CHECK = 0xE3069283  # of the digits 1 to 9, as RFC 3720 (B.4) and the catalogues of CRCs give it
 

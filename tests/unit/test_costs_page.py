@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import stoker
+import stoker_sim
 from stoker import cli
-from stoker.plan import experiments
-from stoker.plan.experiments.outcome import Outcome
+from stoker_sim import _experiments as experiments
+from stoker_sim._experiments.outcome import Outcome
 
 PAGE = (Path(__file__).parents[2] / "docs" / "costs.md").read_text("utf-8")
-PACKAGE = Path(stoker.__file__).parent
+PACKAGE = Path(stoker_sim.__file__).parent
 COMMAND = re.compile(r"^\$ (?:STOKER_PRICES=(\S+) )?stoker (.*)\n((?:[^$`].*\n)*)", re.MULTILINE)
 METHODS = {
     "disk": "disk",
@@ -52,7 +52,7 @@ def test_every_command_prints_what_the_page_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STOKER_PRICES", raising=False)
-    shutil.copy(PACKAGE / "plan/published/deli_prices.toml", tmp_path)
+    shutil.copy(PACKAGE / "published/deli_prices.toml", tmp_path)
     packing = re.search(r"```python\n(import numpy.*?)```", PAGE, re.DOTALL)
     assert packing
     exec(compile(packing[1], "costs.md", "exec"), {})  # noqa: S102 - our own page

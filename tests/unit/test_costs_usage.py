@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker.costs.epochs import packing_traffic, training_traffic
-from stoker.costs.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
+from stoker._cost.epochs import packing_traffic, training_traffic
+from stoker._cost.prices import GB_BYTES, Operation, Prices
+from stoker._cost.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
+from stoker._stores import Buffer, ObjectInfo
+from stoker._stores.memory import MemoryStore
 from stoker.errors import ConfigError
-from stoker.prices import GB_BYTES, Operation, Prices
-from stoker.store import Buffer, ObjectInfo
-from stoker.store.memory import MemoryStore
 from stoker_torch import Loader
 from support.datasets import pack_numbers
 

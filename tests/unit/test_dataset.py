@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.sizes import parse_bytes
+from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig
+from stoker._stores import open_store
+from stoker._stores.memory import MemoryStore
 from stoker.errors import BudgetError, ConfigError, FetchError, NotFoundError, StokerError
-from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig
-from stoker.sizes import parse_bytes
-from stoker.store import open_store
-from stoker.store.memory import MemoryStore
 from support.datasets import SCHEMA, pack_numbers, sample_of
 
 SAMPLES = 200
@@ -191,7 +191,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def test_dollars_are_those_of_the_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.prices import Operation, Prices
+    from stoker._cost.prices import Operation, Prices
 
     monkeypatch.setattr(Prices, "store", lambda self, url: self.stores["s3"])
     with stoker.open(url) as dataset:

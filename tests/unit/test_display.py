@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.display import describe_columns, html_table, text_table
+from stoker._format.display import describe_columns, html_table, text_table
 from stoker_torch import Loader, LoaderStatistics, RaggedColumn
 from support.datasets import SCHEMA, pack_numbers, sample_of
 
@@ -113,7 +113,7 @@ class _Tags(HTMLParser):
 
 def test_the_first_batch_counts_from_the_first_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("stoker_torch.loader.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("stoker_torch._loader.time.perf_counter", lambda: now[0])
     url = pack_numbers(10)
     read_manifest = Loader._made_feed
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from stoker import tensorfile
-from stoker.dtypes import DTYPES, dtype_of
+from stoker._format import tensorfile
+from stoker._format.dtypes import DTYPES, dtype_of
 from stoker.errors import SchemaError
 
 

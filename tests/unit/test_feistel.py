@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.feistel import FeistelPermutation
-from stoker.philox import Purpose, words
+from stoker._order.feistel import FeistelPermutation
+from stoker._order.philox import Purpose, words
 
 
 def keys(seed: int) -> NDArray[np.uint64]:

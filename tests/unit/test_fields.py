@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker._base.fields import Fields
 from stoker.errors import EventError
-from stoker.fields import Fields
 
 Take = Callable[[Fields], object]
 

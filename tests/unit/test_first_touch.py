@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import first_touch
-from stoker.first_touch import FirstTouch, populate
-from stoker.ring import anonymous_memory
+from stoker._memory import first_touch
+from stoker._memory.first_touch import FirstTouch, populate
+from stoker._memory.ring import anonymous_memory
 
 MIB = 1 << 20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes pages on request")

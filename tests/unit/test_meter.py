@@ -8,6 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._cost.meter import Meter, Reading
+from stoker._cost.prices import GB_BYTES, Operation, Prices
+from stoker._stores import open_store
+from stoker._stores.metered import MeteredStore
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -17,11 +22,6 @@ from stoker.errors import (
     ThrottledError,
     TruncatedError,
 )
-from stoker.meter import Meter, Reading
-from stoker.prices import GB_BYTES, Operation, Prices
-from stoker.store import open_store
-from stoker.store.metered import MeteredStore
-from stoker.store.protocol import ObjectInfo, Store
 
 PRICES = Prices.load()
 

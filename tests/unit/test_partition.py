@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from stoker._order.partition import LaneSlice, Partition, Step
 from stoker.errors import ConfigError
-from stoker.partition import LaneSlice, Partition, Step
 
 
 def ranks_of(world_size: int, **settings: Any) -> list[Partition]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.plan.allocation import Allocation, Cluster, Job, allocate
-from stoker.plan.sharing import POLICIES
+from stoker_sim._allocation.allocation import Allocation, Cluster, Job, allocate
+from stoker_sim._allocation.sharing import POLICIES
 from support.allocating import best_rate, job
 
 FAST = job("fast", 100, 10.0)

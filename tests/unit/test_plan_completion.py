@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from stoker._diagnostics.latency import Constant
+from stoker._fetch.feed import FeedConfig
+from stoker._order.order import OrderConfig
 from stoker.errors import ConfigError
-from stoker.feed import FeedConfig
-from stoker.order import OrderConfig
-from stoker.plan.allocation import Cluster, Job
-from stoker.plan.bucket import BucketModel
-from stoker.plan.completion import Completion, Submission, completions
-from stoker.plan.dataset import described
-from stoker.plan.experiments.silod import queue
-from stoker.plan.latency import Constant
-from stoker.plan.scenario import Scenario, simulate
-from stoker.plan.sharing import POLICIES
-from stoker.plan.tier_model import TierModel
+from stoker_sim._allocation.allocation import Cluster, Job
+from stoker_sim._allocation.completion import Completion, Submission, completions
+from stoker_sim._allocation.sharing import POLICIES
+from stoker_sim._experiments.silod import queue
+from stoker_sim._models.bucket import BucketModel
+from stoker_sim._models.dataset import described
+from stoker_sim._models.tier_model import TierModel
+from stoker_sim._scenarios.scenario import Scenario, simulate
 from support.allocating import job
 
 CLUSTER = Cluster(cache_bytes=100, bytes_per_second=5.0)

@@ -8,12 +8,12 @@ from collections.abc import Awaitable
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError, NotFoundError
-from stoker.plan.dataloader import LoaderModel, train
-from stoker.plan.disk import Disk, DiskModel, DiskView
-from stoker.plan.experiments import load
-from stoker.plan.processors import DecodingView, Processors
+from stoker_sim._experiments import load
+from stoker_sim._models.dataloader import LoaderModel, train
+from stoker_sim._models.disk import Disk, DiskModel, DiskView
+from stoker_sim._models.processors import DecodingView, Processors
 
 STILL = DiskModel(settle_seconds=0.0, stroke_seconds=1.0, turn_seconds=0.0, bytes_per_second=1e6, pieces=1)
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._diagnostics.latency import Constant
+from stoker._format.manifest import POINTER_KEY
+from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
-from stoker.manifest import POINTER_KEY
-from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
-from stoker.plan.dataset import described
-from stoker.plan.experiments import load
-from stoker.plan.experiments.outcome import Cell, Table
-from stoker.plan.experiments.published import published
-from stoker.plan.held import HeldView
-from stoker.plan.latency import Constant
-from stoker.versions import read_manifest
+from stoker_sim._experiments import load
+from stoker_sim._experiments.outcome import Cell, Table
+from stoker_sim._experiments.published import published
+from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.dataset import described
+from stoker_sim._models.held import HeldView
 
 
 def cells(table: Table, *columns: str) -> list[tuple[Cell, ...]]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.cache.policy import Residents
-from stoker.cache.uniform import Uniform
-from stoker.plan.allocation import Job, Share
-from stoker.plan.experiments.silod_estimator import Circumstances, simulated_rate
-from stoker.plan.latency import Constant
+from stoker._cache.policy import Residents
+from stoker._cache.uniform import Uniform
+from stoker._diagnostics.latency import Constant
+from stoker_sim._allocation.allocation import Job, Share
+from stoker_sim._experiments.silod_estimator import Circumstances, simulated_rate
 
 DATASET_BYTES = 250 * (8 << 20)
 AROUND = Circumstances(super_samples=250, warm_epochs=2)

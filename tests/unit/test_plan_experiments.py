@@ -11,7 +11,7 @@ import pytest
 
 from stoker.cli import main
 from stoker.errors import ConfigError
-from stoker.plan import experiments
+from stoker_sim import _experiments as experiments
 
 PLOTLY_BYTES = 1 << 20
 ELSEWHERE = {"silod-estimator"}

@@ -9,14 +9,14 @@ from math import comb
 import numpy as np
 import pytest
 
+from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
-from stoker.plan.erasure import first_arrivals, kept_hours, placed
-from stoker.plan.experiments import infinicache
-from stoker.plan.experiments.published import published
-from stoker.plan.reclaim import Reclaim, Upkeep, losses
-from stoker.plan.warm_fleet import Billing, WarmFleet
-from stoker.prices import FunctionPrices
-from stoker.warm.code import Code
+from stoker_sim._experiments import infinicache
+from stoker_sim._experiments.published import published
+from stoker_sim._models.erasure import first_arrivals, kept_hours, placed
+from stoker_sim._models.reclaim import Reclaim, Upkeep, losses
+from stoker_sim._models.warm_fleet import Billing, WarmFleet
+from stoker_warm._code import Code
 
 HOUR = 3600.0
 NEVER = Upkeep(warm_seconds=60.0, backup_seconds=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.plan.machine import look
+from stoker._diagnostics.machine import look
 
 GB = 1 << 30
 

@@ -15,23 +15,23 @@ from typing import Any
 
 import pytest
 
-from stoker.cache.spec import CacheSpec
-from stoker.cache.tiers import Sharers, made_tiers
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.sizes import parse_bytes
+from stoker._cache.spec import CacheSpec
+from stoker._cache.tiers import Sharers, made_tiers
+from stoker._cost.prices import Operation, Prices
+from stoker._diagnostics.latency import Constant, Late, LogNormal
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.feed import FeedConfig
+from stoker._fetch.schedule import NextBatch
+from stoker._order.order import OrderConfig
 from stoker.errors import BudgetError, ConfigError
-from stoker.feed import FeedConfig
-from stoker.fetch.config import FetchConfig
-from stoker.order import OrderConfig
-from stoker.plan.advice import Advice, Resources, Suggestion, advise
-from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
-from stoker.plan.dataset import described
-from stoker.plan.latency import Constant, Late, LogNormal
-from stoker.plan.predict import Prediction, predict
-from stoker.plan.scenario import Scenario, simulate
-from stoker.plan.workload import Cache, Workload, settled_hit_rate
-from stoker.prices import Operation, Prices
-from stoker.schedule import NextBatch
-from stoker.sizes import parse_bytes
+from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.dataset import described
+from stoker_sim._planning.advice import Advice, Resources, Suggestion, advise
+from stoker_sim._planning.predict import Prediction, predict
+from stoker_sim._planning.workload import Cache, Workload, settled_hit_rate
+from stoker_sim._scenarios.scenario import Scenario, simulate
 
 MIB = 1 << 20
 _SOME = LogNormal(0.02, 0.04)

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef
+from stoker._diagnostics.latency import Constant, Late, LogNormal
+from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker.errors import ConfigError, DeadlineError, ServerError
-from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
-from stoker.plan.dataset import described, size_of
-from stoker.plan.latency import Constant, Late, LogNormal
-from stoker.plan.probe import Probe, ProbeLimits, probe
-from stoker.tier import ObjectRef
+from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.dataset import described, size_of
 
 TAILS = {"none": (0.0, 0.0), "5% of 2 s": (0.05, 2.0), "1% of 10 s": (0.01, 10.0)}
 

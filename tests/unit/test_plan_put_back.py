@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError
-from stoker.plan.put_back import PutBackModel, PutBackTally, put_back
-from stoker.plan.reclaim import Reclaim
-from stoker.plan.warm_fleet import NodeCalls
-from stoker.plan.warm_node import NodeLife
-from stoker.warm.code import Code
-from stoker.warm.put_back import NAMES_AT_ONCE
-from stoker.warm.settings import WarmConfig
+from stoker_sim._models.put_back import PutBackModel, PutBackTally, put_back
+from stoker_sim._models.reclaim import Reclaim
+from stoker_sim._models.warm_fleet import NodeCalls
+from stoker_sim._models.warm_node import NodeLife
+from stoker_warm._code import Code
+from stoker_warm._put_back import NAMES_AT_ONCE
+from stoker_warm._settings import WarmConfig
 from support.warm_origin import MemoryOrigin
 from support.warm_platform import Tier, named
 from support.warm_strikes import HOUR, Plan, lives_of, plan_of, take

@@ -7,12 +7,12 @@ from statistics import median
 
 import pytest
 
+from stoker._fetch.config import FetchConfig
+from stoker._trace.chrome import ChromeTrace
+from stoker._trace.recording import Recording, Told, read_trace
 from stoker.errors import ConfigError
-from stoker.fetch.config import FetchConfig
-from stoker.plan.recorded import read_durations
-from stoker.plan.recorded_bucket import recorded_bucket, recorded_latency
-from stoker.trace.chrome import ChromeTrace
-from stoker.trace.recording import Recording, Told, read_trace
+from stoker_sim._models.recorded import read_durations
+from stoker_sim._models.recorded_bucket import recorded_bucket, recorded_latency
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun
 

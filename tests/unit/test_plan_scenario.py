@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from stoker._diagnostics.latency import Constant, Late, LogNormal
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.feed import FeedConfig
+from stoker._fetch.schedule import NextBatch
+from stoker._order.order import OrderConfig
 from stoker.errors import BudgetError, ConfigError
-from stoker.feed import FeedConfig
-from stoker.fetch.config import FetchConfig
-from stoker.order import OrderConfig
-from stoker.plan.bucket import BucketModel
-from stoker.plan.dataset import described, size_of
-from stoker.plan.latency import Constant, Late, LogNormal
-from stoker.plan.scenario import Scenario, simulate
-from stoker.schedule import NextBatch
+from stoker_sim._models.bucket import BucketModel
+from stoker_sim._models.dataset import described, size_of
+from stoker_sim._scenarios.scenario import Scenario, simulate
 
 MANIFEST = described(super_samples=60, samples=100, super_sample_bytes=4 << 20)
 FAST = BucketModel(first_byte=Constant(0.02), connection_bytes_per_second=90e6)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from stoker._cost.prices import Prices
+from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
+from stoker._fetch.schedule import FetchSize, NextBatch
+from stoker._stores import open_store
 from stoker.errors import ConfigError
-from stoker.plan.latency import Constant, Late, LogNormal, Recorded
-from stoker.plan.recorded import read_durations
-from stoker.plan.scenario import simulate
-from stoker.plan.scenario_file import read_scenario
-from stoker.plan.scenario_outcome import outcome
-from stoker.prices import Prices
-from stoker.schedule import FetchSize, NextBatch
-from stoker.store import open_store
+from stoker_sim._models.recorded import read_durations
+from stoker_sim._scenarios.scenario import simulate
+from stoker_sim._scenarios.scenario_file import read_scenario
+from stoker_sim._scenarios.scenario_outcome import outcome
 from support.packing import numbered, pack
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/scenarios").glob("*.toml"))

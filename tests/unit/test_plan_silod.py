@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
-from stoker.plan import experiments
-from stoker.plan.experiments import silod_estimator
-from stoker.plan.experiments.silod import queue
+from stoker_sim import _experiments as experiments
+from stoker_sim._experiments import silod_estimator
+from stoker_sim._experiments.silod import queue
 
 
 def test_all_ways_of_dividing_stand_beside_equal_parts_and_no_cache() -> None:

@@ -8,18 +8,18 @@ from operator import attrgetter
 
 import pytest
 
-from stoker.cache.lru import Lru
-from stoker.cache.policy import Residents
-from stoker.cache.uniform import Uniform
-from stoker.clock import run_virtual
-from stoker.feed import FeedConfig
-from stoker.order import OrderConfig
-from stoker.plan.bucket import BucketModel
-from stoker.plan.dataset import described
-from stoker.plan.latency import Constant
-from stoker.plan.scenario import Scenario, simulate
-from stoker.plan.simulated_tier import SimulatedTier
-from stoker.tier import ObjectRef, Tier
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef, Tier
+from stoker._cache.lru import Lru
+from stoker._cache.policy import Residents
+from stoker._cache.uniform import Uniform
+from stoker._diagnostics.latency import Constant
+from stoker._fetch.feed import FeedConfig
+from stoker._order.order import OrderConfig
+from stoker_sim._models.bucket import BucketModel
+from stoker_sim._models.dataset import described
+from stoker_sim._models.simulated_tier import SimulatedTier
+from stoker_sim._scenarios.scenario import Scenario, simulate
 
 NOTHING = memoryview(bytearray())
 SMALL = ObjectRef(key="small", size_bytes=100, crc32c=0)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef
+from stoker._cost.prices import Prices
+from stoker._diagnostics.latency import Constant, Late
 from stoker.errors import ConfigError
-from stoker.plan.bucket import BucketModel, BucketView, SimulatedBucket
-from stoker.plan.latency import Constant, Late
-from stoker.plan.reclaim import Reclaim
-from stoker.plan.scenario import Run, Scenario, simulate
-from stoker.plan.scenario_file import read_scenario
-from stoker.plan.scenario_outcome import outcome
-from stoker.plan.simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
-from stoker.prices import Prices
-from stoker.tier import ObjectRef
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
+from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.reclaim import Reclaim
+from stoker_sim._models.simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
+from stoker_sim._scenarios.scenario import Run, Scenario, simulate
+from stoker_sim._scenarios.scenario_file import read_scenario
+from stoker_sim._scenarios.scenario_outcome import outcome
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
 
 HOUR = 3600.0
 SMALL = """

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
-from stoker.plan.erasure import kept_hours, lost_between_reads, placed
-from stoker.plan.experiments import warm_tier
-from stoker.plan.experiments.outcome import Table
-from stoker.plan.reclaim import Reclaim, Strike, Struck, strikes
-from stoker.plan.warm_fleet import NodeCalls, Served
-from stoker.plan.warm_node import NodeLife, lived
-from stoker.prices import FunctionPrices
-from stoker.warm.bill import Used
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
-from stoker.warm.upkeep import UpkeepConfig
-from stoker.warm.wake import Task
+from stoker_sim._experiments import warm_tier
+from stoker_sim._experiments.outcome import Table
+from stoker_sim._models.erasure import kept_hours, lost_between_reads, placed
+from stoker_sim._models.reclaim import Reclaim, Strike, Struck, strikes
+from stoker_sim._models.warm_fleet import NodeCalls, Served
+from stoker_sim._models.warm_node import NodeLife, lived
+from stoker_warm._bill import Used
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._upkeep import UpkeepConfig
+from stoker_warm._wake import Task
 from support.warm_platform import Tier, named
 from support.warm_strikes import HOUR, Plan, lives_of, plan_of, take
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker._cost.prices import GB_BYTES, Operation, PriceKey, Prices
 from stoker.errors import ConfigError
-from stoker.prices import GB_BYTES, Operation, PriceKey, Prices
 
 PACKAGED = resources.files("stoker").joinpath("prices.toml").read_text("utf-8")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from stoker._base.retry import RetryingStore, holds
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._stores import open_store
 from stoker.errors import NotFoundError
-from stoker.retry import RetryingStore, holds
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
 from support.memory import ROUNDS, Memory
 from support.packing import NO_WAIT, FlakyStore, WatchedStore, fresh_store, puts
 

@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.retry import PACK_POLICY, RetryingStore, RetryPolicy
+from stoker._base.store_protocol import Store
+from stoker._pack.plan import PackConfig
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -19,9 +22,6 @@ from stoker.errors import (
     TransientError,
     UnexpectedAnswerError,
 )
-from stoker.pack.plan import PackConfig
-from stoker.retry import PACK_POLICY, RetryingStore, RetryPolicy
-from stoker.store.protocol import Store
 from support.packing import SCHEMA, WatchedStore, fresh_store
 
 Operation = Callable[[RetryingStore], Awaitable[object]]
@@ -155,7 +155,7 @@ def test_a_process_that_was_stopped_has_its_time_anew(monkeypatch: pytest.Monkey
         waits += 1
         await sleep(seconds + (3600.0 if waits == 3 else 0.0))
 
-    monkeypatch.setattr("stoker.retry.asyncio.sleep", stopped)
+    monkeypatch.setattr("stoker._base.retry.asyncio.sleep", stopped)
     store = Out(fresh_store(), *[ServerError("down")] * 10)
     assert 3600.0 <= run(store, OPERATIONS["get"]) <= 3660.0
 

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
+from stoker._memory.ring import Ring, RingStateError
 from stoker.errors import ConfigError
-from stoker.ring import Ring, RingStateError
 
 
 def test_a_double_release_names_the_slot_and_its_state() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Progress
 from stoker.errors import ConfigError
-from stoker.schedule import Continuous, FetchSize, NextBatch, Progress
 
 
 def progress(*, issued: int = 0, consumed: int = 0, next_item_step: int | None = 0, step: int = 0) -> Progress:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from stoker.dtypes import DTYPES
+from stoker._format.dtypes import DTYPES
+from stoker._format.schema import MAX_COLUMNS, MAX_DIMENSIONS, Array, Bytes, Column, Ragged, Schema, Text
 from stoker.errors import ConfigError, FormatError, SchemaError
-from stoker.schema import MAX_COLUMNS, MAX_DIMENSIONS, Array, Bytes, Column, Ragged, Schema, Text
 from support.supersamples import EVERY_KIND, every_dtype, value_of
 
 NUMPY_HAS = [name for name, dtype in DTYPES.items() if not dtype.is_bits]

@@ -15,7 +15,7 @@ from benchmarks.shuffle_quality import (
     uniform_share_within,
 )
 
-from stoker.order import Shuffle
+from stoker._order.order import Shuffle
 
 WINDOWS = (1, 2, 4, 8, 16, 32)
 TOTAL = SUPER_SAMPLES * SAMPLES_EACH

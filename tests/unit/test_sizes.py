@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from stoker._base.sizes import format_bytes, parse_bytes, parse_rate
 from stoker.errors import ConfigError
-from stoker.sizes import format_bytes, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(

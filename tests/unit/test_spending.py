@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from stoker._cost.spending import Allowance, SpendingWarning, parse_dollars
 from stoker.errors import BudgetError, BudgetExceededError, ConfigError
-from stoker.spending import Allowance, SpendingWarning, parse_dollars
 
 
 @pytest.mark.parametrize(

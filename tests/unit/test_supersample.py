@@ -10,12 +10,12 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from stoker import tensorfile
-from stoker.checksum import crc32c
-from stoker.dtypes import DTYPES
+from stoker._base.checksum import crc32c
+from stoker._format import tensorfile
+from stoker._format.dtypes import DTYPES
+from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
+from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, SuperSample, SuperSampleBuilder
 from stoker.errors import ChecksumError, FormatError, SchemaError
-from stoker.schema import Array, Bytes, Ragged, Schema, Text
-from stoker.supersample import MAX_OBJECT_BYTES, Head, Origin, SuperSample, SuperSampleBuilder
 from support.supersamples import EVERY_KIND, ORIGIN, built, every_dtype, samples_of
 
 SCHEMAS = {"every kind": EVERY_KIND, "every dtype": every_dtype(), "one column": Schema({"x": Array("uint8")})}

@@ -8,9 +8,9 @@ import pytest
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from stoker.dtypes import DTYPES
+from stoker._format.dtypes import DTYPES
+from stoker._format.tensorfile import MAX_HEADER_BYTES, Tensor, encode_header, laid_out, parse_header, parse_length
 from stoker.errors import FormatError
-from stoker.tensorfile import MAX_HEADER_BYTES, Tensor, encode_header, laid_out, parse_header, parse_length
 
 
 def file_of(header: object, data: bytes = b"") -> bytes:

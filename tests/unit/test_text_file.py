@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from stoker._base.text_file import read_text, read_toml
+from stoker._cost.prices import Prices
 from stoker.errors import ConfigError
-from stoker.plan.jobs_file import read_jobs
-from stoker.plan.scenario_file import read_scenario
-from stoker.prices import Prices
-from stoker.text_file import read_text, read_toml
+from stoker_sim._allocation.jobs_file import read_jobs
+from stoker_sim._scenarios.scenario_file import read_scenario
 
 MIB = 1 << 20
 

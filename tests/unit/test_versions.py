@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.retry import RetryingReader, RetryingStore, RetryPolicy
+from stoker._base.store_protocol import Buffer, ObjectInfo, Store
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PreconditionFailedError, ServerError, StoreError
-from stoker.manifest import POINTER_KEY, Manifest, version_key
-from stoker.retry import RetryingReader, RetryingStore, RetryPolicy
-from stoker.store.protocol import Buffer, ObjectInfo, Store
 from support.packing import NO_WAIT, DyingStore, FlakyStore, WatchedStore, fresh_store, labels, numbered, pack, stored
 
 

@@ -1,15 +1,15 @@
 """Data sets over HTTP: manifests, super-samples and batches for clients without bucket credentials.
 
-What the platforms call is in :mod:`stoker_functions.serve.handlers`.
+What the platforms call is in :mod:`stoker_functions.serve._handlers`.
 """
 
 from __future__ import annotations
 
-from stoker_functions.serve.asgi import asgi_app, from_asgi, to_asgi
-from stoker_functions.serve.config import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES, ServeConfig
-from stoker_functions.serve.lambda_url import from_lambda_url, to_lambda_url
-from stoker_functions.serve.messages import Refusal, Request, Response
-from stoker_functions.serve.service import Service
+from stoker_functions.serve._asgi import asgi_app, from_asgi, to_asgi
+from stoker_functions.serve._config import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES, ServeConfig
+from stoker_functions.serve._lambda_url import from_lambda_url, to_lambda_url
+from stoker_functions.serve._messages import Refusal, Request, Response
+from stoker_functions.serve._service import Service
 
 __all__ = [
     "GOOGLE_ANSWER_BYTES",

@@ -1,13 +1,13 @@
 """A cloud on this machine: a bucket that can be slow and faulty, for tests, benchmarks and the demo."""
 
-from stoker_local.bucket import LocalBucket
-from stoker_local.config import BucketConfig
-from stoker_local.faults import Fault, FaultKind, FaultPlan
-from stoker_local.gcs import GcsConfig, LocalGcs
-from stoker_local.host import BucketProcess, bucket_process, running_bucket, running_gcs
-from stoker_local.s3.model import BucketSpec
-from stoker_local.s3.signature import KeyPair
-from stoker_local.shape import PROFILES, Shape
+from stoker_local._bucket import LocalBucket
+from stoker_local._config import BucketConfig
+from stoker_local._faults import Fault, FaultKind, FaultPlan
+from stoker_local._gcs import GcsConfig, LocalGcs
+from stoker_local._host import BucketProcess, bucket_process, running_bucket, running_gcs
+from stoker_local._s3.model import BucketSpec
+from stoker_local._s3.signature import KeyPair
+from stoker_local._shape import PROFILES, Shape
 
 __all__ = [
     "PROFILES",

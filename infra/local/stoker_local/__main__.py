@@ -12,12 +12,12 @@ from pathlib import Path
 from secrets import token_hex
 
 from stoker.errors import MissingExtraError
-from stoker_local.bucket import LocalBucket
-from stoker_local.config import WELL_KNOWN, BucketConfig, is_this_machine
-from stoker_local.functions import program as functions
-from stoker_local.s3.model import BucketSpec
-from stoker_local.s3.signature import KeyPair
-from stoker_local.shape import PROFILES
+from stoker_local._bucket import LocalBucket
+from stoker_local._config import WELL_KNOWN, BucketConfig, is_this_machine
+from stoker_local._s3.model import BucketSpec
+from stoker_local._s3.signature import KeyPair
+from stoker_local._shape import PROFILES
+from stoker_local.functions import _program as functions
 
 _MEMORY = "memory"
 _HELP = "serve S3 from memory until it is interrupted"

@@ -12,31 +12,15 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 
-from stoker.cli import (
-    allocate,
-    cache,
-    compact,
-    cost,
-    doctor,
-    gc,
-    head,
-    info,
-    pack,
-    plan,
-    rebuild,
-    rm,
-    shuffle,
-    simulate,
-    token,
-    trace,
-    verify,
-    warm,
-)
+from stoker._version import __version__
+from stoker.cli import cache, compact, cost, doctor, gc, head, info, pack, rebuild, rm, token, trace, verify
 from stoker.cli.command import Command
 from stoker.cli.output import printable
 from stoker.cli.parser import CommandParser
 from stoker.errors import ConfigError, StokerError
-from stoker.version import __version__
+from stoker_functions._shuffle_job import command as shuffle
+from stoker_sim._commands import allocate, plan, simulate
+from stoker_warm._commands import warm
 
 __all__ = ["Command", "main"]
 

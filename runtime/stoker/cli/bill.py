@@ -6,12 +6,12 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from stoker._base.sizes import counted, format_dollars
+from stoker._base.store_protocol import Store
+from stoker._cost.meter import Reading
+from stoker._cost.prices import Operation, Prices
+from stoker._stores.metered import MeteredStore, metered
 from stoker.errors import ConfigError
-from stoker.meter import Reading
-from stoker.prices import Operation, Prices
-from stoker.sizes import counted, format_dollars
-from stoker.store.metered import MeteredStore, metered
-from stoker.store.protocol import Store
 
 __all__ = ["RequestBill"]
 

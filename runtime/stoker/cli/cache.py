@@ -6,16 +6,16 @@ import asyncio
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from stoker.cache.spec import CacheSpec
+from stoker._base.progress import Amount, Progress
+from stoker._base.sizes import format_bytes
+from stoker._cache.spec import CacheSpec
+from stoker._fetch.config import FetchConfig
+from stoker._format.versions import read_manifest
+from stoker._maintenance.filling import epoch_stretch, fill_cache
+from stoker._order.order import OrderConfig
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, rate_from
 from stoker.cli.output import counted
-from stoker.fetch.config import FetchConfig
-from stoker.maintenance.filling import epoch_stretch, fill_cache
-from stoker.order import OrderConfig
-from stoker.progress import Amount, Progress
-from stoker.sizes import format_bytes
-from stoker.versions import read_manifest
 
 __all__ = ["command"]
 

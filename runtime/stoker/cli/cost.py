@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stoker._cost.epochs import packing_traffic, training_traffic
+from stoker._cost.prices import FunctionPrices, Operation, PriceKey, Prices, StorePrices
+from stoker._cost.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
+from stoker._format.versions import read_manifest
+from stoker._stores.metered import price_key
 from stoker.cli.command import Command
 from stoker.cli.cost_figures import add_figures, figures
 from stoker.cli.flags import add_store_options, add_version, opened
 from stoker.cli.output import json_text, printable, table
-from stoker.costs.epochs import packing_traffic, training_traffic
-from stoker.costs.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
 from stoker.errors import ConfigError
-from stoker.prices import FunctionPrices, Operation, PriceKey, Prices, StorePrices
-from stoker.store.metered import price_key
-from stoker.versions import read_manifest
 
 __all__ = ["command"]
 

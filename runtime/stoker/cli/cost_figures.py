@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from stoker._base.fields import shown
+from stoker._base.text_file import read_toml
+from stoker._cost.prices import Egress
 from stoker.cli.flags import number_from, positive, size
 from stoker.errors import ConfigError
-from stoker.fields import shown
-from stoker.prices import Egress
-from stoker.text_file import read_toml
 
 __all__ = ["add_figures", "figures"]
 

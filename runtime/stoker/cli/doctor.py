@@ -9,11 +9,11 @@ from argparse import ArgumentParser, Namespace
 from contextlib import aclosing
 from dataclasses import asdict
 
+from stoker._diagnostics.doctor import Examination, examine
+from stoker._diagnostics.findings import Finding, Level
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, store_options
 from stoker.cli.output import counted, json_text, printable
-from stoker.plan.doctor import Examination, examine
-from stoker.plan.findings import Finding, Level
 
 __all__ = ["command"]
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar, get_args
 
+from stoker._base.sizes import MOST_BYTES, format_bytes, parse_bytes, parse_rate
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._stores import GcsOptions, S3Options, ServedOptions, Store, open_store
+from stoker._stores.location import parse_url
+from stoker._stores.options import Auth, StoreOptions
 from stoker.cli.parser import BUCKET_TITLE
 from stoker.errors import ConfigError
-from stoker.sizes import MOST_BYTES, format_bytes, parse_bytes, parse_rate
-from stoker.store import GcsOptions, S3Options, ServedOptions, Store, open_store
-from stoker.store.location import parse_url
-from stoker.store.options import Auth, StoreOptions
-from stoker.supersample import MAX_SUPER_SAMPLE_BYTES
 
 __all__ = [
     "add_dataset",

@@ -6,10 +6,10 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from stoker._fanout import Executor, ExecutorOptions, open_executor
+from stoker._stores.location import Location, parse_url
 from stoker.cli.flags import positive
 from stoker.errors import ConfigError
-from stoker.fanout import Executor, ExecutorOptions, open_executor
-from stoker.store.location import Location, parse_url
 
 __all__ = [
     "add_function_options",

@@ -8,13 +8,13 @@ from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from stoker._base.sizes import format_bytes
+from stoker._format.manifest import version_key
+from stoker._maintenance import GarbageReport, Unfinished, gc
 from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened, positive
 from stoker.cli.output import counted, json_text, printable, shortened
-from stoker.maintenance import GarbageReport, Unfinished, gc
-from stoker.manifest import version_key
-from stoker.sizes import format_bytes
 
 __all__ = ["command"]
 

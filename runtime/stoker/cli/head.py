@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from itertools import islice
 
+from stoker._dataset import Dataset
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, positive, store_options
 from stoker.cli.output import preview, table
-from stoker.dataset import Dataset
 
 __all__ = ["command"]
 

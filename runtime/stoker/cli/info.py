@@ -7,12 +7,12 @@ import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from stoker._base.sizes import format_bytes
+from stoker._format.manifest import Manifest
+from stoker._format.versions import list_versions, read_manifest
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened
 from stoker.cli.output import counted, describe, printable, table
-from stoker.manifest import Manifest
-from stoker.sizes import format_bytes
-from stoker.versions import list_versions, read_manifest
 
 __all__ = ["command"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from stoker.display import describe_type
-from stoker.maintenance import BadObject
-from stoker.schema import Array, Bytes, Column, Text
-from stoker.sizes import counted
-from stoker.sources.protocol import Sample, Source
+from stoker._base.sizes import counted
+from stoker._format.display import describe_type
+from stoker._format.schema import Array, Bytes, Column, Text
+from stoker._maintenance import BadObject
+from stoker._sources.protocol import Sample, Source
 
 __all__ = ["bad_object", "counted", "describe", "json_text", "preview", "printable", "sample_lines", "table"]
 

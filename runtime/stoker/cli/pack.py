@@ -8,19 +8,19 @@ from argparse import ArgumentParser, Namespace
 from contextlib import aclosing
 from typing import Any
 
+from stoker._base.progress import Amount, Progress
+from stoker._base.sizes import format_bytes
+from stoker._format.manifest import Manifest
+from stoker._pack.packer import AsyncPacker, PackConfig, PackProgress
+from stoker._sources import KINDS, Source, open_source
+from stoker._stores import Store, open_store
+from stoker._stores.location import parse_url
 from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, positive, store_options, super_sample_size, writable
 from stoker.cli.output import counted, json_text, printable, sample_lines
 from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on, say_notes
 from stoker.errors import ConfigError
-from stoker.manifest import Manifest
-from stoker.pack.packer import AsyncPacker, PackConfig, PackProgress
-from stoker.progress import Amount, Progress
-from stoker.sizes import format_bytes
-from stoker.sources import KINDS, Source, open_source
-from stoker.store import Store, open_store
-from stoker.store.location import parse_url
 
 __all__ = ["command"]
 

@@ -7,6 +7,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import aclosing
 
+from stoker._base.progress import Amount, Progress
+from stoker._fanout import Driver, FanoutConfig
+from stoker._fanout.job import JobConfig, plan_job
+from stoker._sources.protocol import Source
+from stoker._sources.webdataset import WebDataset
+from stoker._stores import Store
+from stoker._stores.location import Location, parse_url
 from stoker.cli.flags import size
 from stoker.cli.functions import (
     add_function_options,
@@ -18,13 +25,6 @@ from stoker.cli.functions import (
 )
 from stoker.cli.output import counted, printable, sample_lines
 from stoker.errors import ConfigError, FunctionError
-from stoker.fanout import Driver, FanoutConfig
-from stoker.fanout.job import JobConfig, plan_job
-from stoker.progress import Amount, Progress
-from stoker.sources.protocol import Source
-from stoker.sources.webdataset import WebDataset
-from stoker.store import Store
-from stoker.store.location import Location, parse_url
 
 __all__ = ["add_fanout_options", "check_fanout_options", "pack_on", "say_notes"]
 

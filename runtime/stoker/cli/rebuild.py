@@ -6,10 +6,10 @@ import asyncio
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 
+from stoker._maintenance import BadObject, RebuildReport, rebuild_manifest
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened
 from stoker.cli.output import bad_object, counted, printable
-from stoker.maintenance import BadObject, RebuildReport, rebuild_manifest
 
 __all__ = ["command"]
 

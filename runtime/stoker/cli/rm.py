@@ -8,17 +8,17 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
 
+from stoker._base.progress import Amount, Progress
+from stoker._base.sizes import format_bytes
+from stoker._base.store_protocol import ObjectInfo
+from stoker._maintenance import Removal, plan_removal, remove
+from stoker._stores import Store
+from stoker._stores.location import parse_url
 from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened
 from stoker.cli.output import counted, printable
 from stoker.errors import ConfigError
-from stoker.maintenance import Removal, plan_removal, remove
-from stoker.progress import Amount, Progress
-from stoker.sizes import format_bytes
-from stoker.store import Store
-from stoker.store.location import parse_url
-from stoker.store.protocol import ObjectInfo
 
 __all__ = ["command"]
 

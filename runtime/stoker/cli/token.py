@@ -7,7 +7,7 @@ import secrets
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from stoker.access_token import LEAST_KEY_BYTES, Grant, TokenKeys, key_text
+from stoker._stores.access_token import LEAST_KEY_BYTES, Grant, TokenKeys, key_text
 from stoker.cli.command import Command
 from stoker.errors import ConfigError
 

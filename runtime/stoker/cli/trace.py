@@ -6,15 +6,15 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+from stoker._base.recorder import WORST_WAITS
+from stoker._base.sizes import format_bytes
+from stoker._trace.picture import Section, draw
+from stoker._trace.recording import Told, read_trace
+from stoker._trace.summary import Summary
 from stoker.cli.command import Command
 from stoker.cli.flags import positive
 from stoker.cli.output import counted, printable, table
 from stoker.errors import ConfigError
-from stoker.sizes import format_bytes
-from stoker.trace.picture import Section, draw
-from stoker.trace.recorder import WORST_WAITS
-from stoker.trace.recording import Told, read_trace
-from stoker.trace.summary import Summary
 
 __all__ = ["command"]
 

@@ -6,17 +6,17 @@ import asyncio
 import sys
 from argparse import ArgumentParser, Namespace
 
+from stoker._base.progress import Amount, Progress
+from stoker._base.sizes import format_bytes
+from stoker._base.tier import ObjectRef
+from stoker._format.manifest import Manifest
+from stoker._format.versions import read_manifest
+from stoker._maintenance import BadObject, verify
+from stoker._stores import Store
 from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, positive
 from stoker.cli.output import bad_object, counted, json_text, printable
-from stoker.maintenance import BadObject, verify
-from stoker.manifest import Manifest
-from stoker.progress import Amount, Progress
-from stoker.sizes import format_bytes
-from stoker.store import Store
-from stoker.tier import ObjectRef
-from stoker.versions import read_manifest
 
 __all__ = ["command"]
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import stoker
-from stoker.dtypes import DTYPES
-from stoker.manifest import Manifest
-from stoker.schema import Column
-from stoker_local.host import running_bucket
+from stoker._format.dtypes import DTYPES
+from stoker._format.manifest import Manifest
+from stoker._format.schema import Column
+from stoker_local._host import running_bucket
 from stoker_torch import Loader, StreamDataset, merge_states
 from support.materialized import carry_out, phases
 from support.stores import run_with

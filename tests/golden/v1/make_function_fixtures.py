@@ -17,17 +17,17 @@ from redis import Redis
 
 import stoker
 from golden.v1.make_fixtures import FOLDER, bucket, dump, write_file, write_json
-from stoker.fanout.job import JobConfig, plan_job
-from stoker.maintenance.compaction import compact
-from stoker.pack.digest import digest_bytes
-from stoker.pack.merge import merge
-from stoker.pack.part import KeySlice, Part
-from stoker.pack.record import MODES, PackRecord, record_key
-from stoker.sources import open_source
-from stoker.sources.folders import files_schema
-from stoker_functions.deployment import Deployment
-from stoker_functions.pack import pack
-from stoker_functions.settings import Settings
+from stoker._fanout.job import JobConfig, plan_job
+from stoker._maintenance.compaction import compact
+from stoker._pack.digest import digest_bytes
+from stoker._pack.merge import merge
+from stoker._pack.part import KeySlice, Part
+from stoker._pack.record import MODES, PackRecord, record_key
+from stoker._sources import open_source
+from stoker._sources.folders import files_schema
+from stoker_functions._deployment import Deployment
+from stoker_functions._pack import pack
+from stoker_functions._settings import Settings
 from support.deployments import content, plenty
 from support.earlier_versions import files_of, stored
 from support.redis_server import PASSWORD, RedisServer

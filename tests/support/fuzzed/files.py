@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from stoker import manifest as manifests_module
-from stoker import supersample, tensorfile
+from stoker._fetch.gather import RaggedValues, gather
+from stoker._fetch.super_samples import SuperSampleRows
+from stoker._format import manifest as manifests_module
+from stoker._format import supersample, tensorfile
+from stoker._format.manifest import Manifest, PackRun
+from stoker._format.schema import Array, Schema, Text
+from stoker._format.supersample import Head, SuperSample
+from stoker._pack import record as record_module
+from stoker._pack.record import PackRecord
 from stoker.errors import ChecksumError, FormatError
-from stoker.gather import RaggedValues, gather
-from stoker.manifest import Manifest, PackRun
-from stoker.pack import record as record_module
-from stoker.pack.record import PackRecord
-from stoker.reading.super_samples import SuperSampleRows
-from stoker.schema import Array, Schema, Text
-from stoker.supersample import Head, SuperSample
 from support.fuzzed.mutations import mutated_bytes, mutated_file, mutated_record
 from support.fuzzed.reader import Reader
 from support.supersamples import EVERY_KIND, RUN, built, manifest_of, samples_of

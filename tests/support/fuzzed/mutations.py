@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from stoker import manifest, tensorfile
-from stoker.checksum import crc32c
-from stoker.dtypes import DTYPES, DType
+from stoker._base.checksum import crc32c
+from stoker._format import manifest, tensorfile
+from stoker._format.dtypes import DTYPES, DType
+from stoker._format.supersample import CHECKSUMS, SuperSample
+from stoker._pack import record
 from stoker.errors import StokerError
-from stoker.pack import record
-from stoker.supersample import CHECKSUMS, SuperSample
 
 __all__ = ["Mutate", "mutated_bytes", "mutated_file", "mutated_json", "mutated_record", "resealed"]
 

@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
+from stoker._image_orientation import jpeg_orientation
+from stoker._order.sample_context import SampleContext
 from stoker.errors import SampleError
 from stoker.images import ImageDecoder, RandomResizedCrop
-from stoker.orientation import jpeg_orientation
-from stoker.sample_context import SampleContext
 from support.fuzzed.mutations import mutated_bytes
 from support.fuzzed.reader import Reader
 

@@ -8,13 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stoker import schema as schema_module
+from stoker._format import schema as schema_module
+from stoker._format.schema import Schema
+from stoker._stores import gcs, s3
+from stoker._stores.failures import error_of, retry_after_seconds
+from stoker._stores.http import Reply
 from stoker.errors import SchemaError, ServerError, StateError, StoreError, UnexpectedAnswerError
-from stoker.schema import Schema
-from stoker.store import gcs, s3
-from stoker.store.failures import error_of, retry_after_seconds
-from stoker.store.http import Reply
-from stoker_torch.state import RunState, SourceState, checked_integer
+from stoker_torch._state import RunState, SourceState, checked_integer
 from support.fuzzed.files import SMALL
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from stoker.errors import CredentialsError, WireError
-from stoker.warm import handshake, wire
-from stoker.warm.handshake import PeerSide, ProxySide, Secret
-from stoker.warm.wire import HEADER_BYTES, Frame, FrameReader, Head, Kind, encode_frame
+from stoker_warm import _handshake as handshake
+from stoker_warm import _wire as wire
+from stoker_warm._handshake import PeerSide, ProxySide, Secret
+from stoker_warm._wire import HEADER_BYTES, Frame, FrameReader, Head, Kind, encode_frame
 from support.fuzzed.mutations import mutated_bytes, mutated_json
 from support.fuzzed.reader import Reader
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_functions import aws, gcp
-from stoker_functions.handlers import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
+from stoker_functions._handlers import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
 
 __all__ = ["entry_points", "environment", "handlers", "loggers", "read_variables"]
 

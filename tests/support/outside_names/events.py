@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from stoker.fields import Fields
-from stoker.pack.part import KeySlice, Part
-from stoker.schema import Array, Schema
-from stoker.store.protocol import ObjectInfo
-from stoker.warm.handshake import Secret
-from stoker.warm.shelf import Digest
-from stoker.warm.wake import Report, Wake
-from stoker_functions.commit import commit
-from stoker_functions.compact import compact
-from stoker_functions.deployment import Deployment
-from stoker_functions.hosted import Hosted
-from stoker_functions.ingest import ingest_queue
-from stoker_functions.pack import pack
-from stoker_functions.serve.handlers import serve_url
-from stoker_functions.shuffle import shuffle
+from stoker._base.fields import Fields
+from stoker._base.store_protocol import ObjectInfo
+from stoker._format.schema import Array, Schema
+from stoker._pack.part import KeySlice, Part
+from stoker_functions._commit import commit
+from stoker_functions._compact import compact
+from stoker_functions._deployment import Deployment
+from stoker_functions._hosted import Hosted
+from stoker_functions._ingest import ingest_queue
+from stoker_functions._pack import pack
+from stoker_functions._shuffle import shuffle
+from stoker_functions.serve._handlers import serve_url
+from stoker_warm._handshake import Secret
+from stoker_warm._shelf import Digest
+from stoker_warm._wake import Report, Wake
 from support.deployments import Place, plenty
 from support.materialized import WAYS, phases
 from support.outside_names.shape import shape

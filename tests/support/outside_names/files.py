@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from stoker.plan.jobs_file import read_jobs
-from stoker.plan.scenario_file import read_scenario
-from stoker.plan.section import Section
-from stoker.prices import DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
+from stoker._cost.prices import DiskPrices, FunctionPrices, MachinePrices, PriceTier, StorePrices
+from stoker_sim._allocation.jobs_file import read_jobs
+from stoker_sim._scenarios.scenario_file import read_scenario
+from stoker_sim._scenarios.section import Section
 from stoker_torch import Loader, StreamDataset
 from support.datasets import pack_numbers
 from support.outside_names.shape import shape

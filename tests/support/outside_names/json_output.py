@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import cli
-from stoker.plan import experiments
+from stoker_sim import _experiments as experiments
 from support.outside_names.shape import shape
 
 __all__ = ["json_output"]

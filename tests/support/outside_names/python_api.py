@@ -17,11 +17,12 @@ import stoker
 import stoker_functions
 import stoker_local
 import stoker_torch
-from stoker import errors, images, trace
-from stoker.fetch.config import FetchConfig
-from stoker.schedule import Continuous, FetchSize, NextBatch
-from stoker.store import HttpOptions
-from stoker_torch.config import LoaderConfig
+from stoker import _trace as trace
+from stoker import errors, images
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.schedule import Continuous, FetchSize, NextBatch
+from stoker._stores import HttpOptions
+from stoker_torch._config import LoaderConfig
 
 __all__ = ["documented_imports", "python_api"]
 

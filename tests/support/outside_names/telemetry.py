@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from stoker.trace.chrome import ChromeTrace
-from stoker.trace.open_telemetry import OpenTelemetrySink
-from stoker.trace.phases import Phase
-from stoker.trace.prometheus import PrometheusSink
+from stoker._base.phases import Phase
+from stoker._trace.chrome import ChromeTrace
+from stoker._trace.open_telemetry import OpenTelemetrySink
+from stoker._trace.prometheus import PrometheusSink
 from support.faulty_store import Weather
 from support.outside_names.shape import shape
 from support.tiers import SilentTier

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.cache.policies import POLICIES
-from stoker.cache.spec import CacheSpec
+from stoker._cache.policies import POLICIES
+from stoker._cache.spec import CacheSpec
+from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
-from stoker.store.location import parse_url
-from stoker.warm.location import WarmLocation
 from stoker_functions.serve import Request
-from stoker_functions.serve.messages import Refusal
-from stoker_functions.serve.routing import parse
+from stoker_functions.serve._messages import Refusal
+from stoker_functions.serve._routing import parse
+from stoker_warm._location import WarmLocation
 
 __all__ = ["urls"]
 

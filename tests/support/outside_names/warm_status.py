@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.cli.warm_bench import measured
-from stoker.clock import run_virtual
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
+from stoker._base.clock import run_virtual
+from stoker_warm._code import Code
+from stoker_warm._commands.bench import measured
+from stoker_warm._settings import WarmConfig
 from support.outside_names.shape import shape
 from support.warm_clients import SharedTier
 

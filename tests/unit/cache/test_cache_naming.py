@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from stoker.cache.naming import NameIndex, is_name, name_of, size_of
-from stoker.plan.dataset import described
+from stoker._cache.naming import NameIndex, is_name, name_of, size_of
+from stoker_sim._models.dataset import described
 from support.tiers import MANIFEST
 
 

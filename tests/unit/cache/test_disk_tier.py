@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from stoker.cache import disk_folder
-from stoker.cache.disk_tier import DiskTier
-from stoker.cache.naming import name_of
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._cache import disk_folder
+from stoker._cache.disk_tier import DiskTier
+from stoker._cache.naming import name_of
 from stoker.errors import StoreError
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, offer
 

@@ -7,9 +7,9 @@ import gc
 
 import pytest
 
-from stoker.cache.memory_tier import MemoryTier
-from stoker.checksum import crc32c
-from stoker.tier import ObjectRef
+from stoker._base.checksum import crc32c
+from stoker._base.tier import ObjectRef
+from stoker._cache.memory_tier import MemoryTier
 from support.tiers import MANIFEST, future
 
 

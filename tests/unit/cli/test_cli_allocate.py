@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stoker import cli
-from stoker.cache.spec import CacheSpec
-from stoker.fetch.config import FetchConfig
+from stoker._cache.spec import CacheSpec
+from stoker._fetch.config import FetchConfig
 
 CLUSTER = '[cluster]\ncache_bytes = "150GB"\nbandwidth = "80Mbit"\n'
 FAST = '[[jobs]]\nname = "fast"\ndataset_bytes = "100GB"\ncompute = "100MB/s"\n'

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from stoker import cli
-from stoker.prices import Operation, Prices
-from stoker_local.bucket import LocalBucket
-from stoker_local.config import BucketConfig
-from stoker_local.host import running_bucket
+from stoker._cost.prices import Operation, Prices
+from stoker_local._bucket import LocalBucket
+from stoker_local._config import BucketConfig
+from stoker_local._host import running_bucket
 
 _OPERATIONS = {
     "GetObject": Operation.GET,

@@ -13,7 +13,7 @@ import pytest
 
 import stoker
 from stoker import cli
-from stoker.cache.disk_folder import BLOCK_BYTES
+from stoker._cache.disk_folder import BLOCK_BYTES
 from stoker_torch import Loader
 
 SAMPLES = 200

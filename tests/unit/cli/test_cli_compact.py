@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import versions
+from stoker._format import versions
+from stoker._stores import open_store
 from stoker.cli import main
-from stoker.store import open_store
 from support.packing import contents, numbered, pack
 
 

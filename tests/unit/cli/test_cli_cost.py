@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import stoker
+import stoker_sim
 from stoker import cli
-from stoker.dataset import Dataset
+from stoker._dataset import Dataset
 
 
 @pytest.fixture(autouse=True)
@@ -215,7 +216,7 @@ def test_what_uses_nothing_costs_nothing_by_nobodys_prices(capsys: pytest.Captur
 
 
 def test_another_price_file_may_be_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(stoker.__file__).parent / "plan/published/deli_prices.toml"
+    path = Path(stoker_sim.__file__).parent / "published/deli_prices.toml"
     monkeypatch.setenv("STOKER_PRICES", str(path))
     assert bill(capsys, "--machine", "n1-standard-2-k80", "--compute-hours", 2)["total"] == pytest.approx(1.09)
     assert bill(capsys, "--store", "gs", "--gets", 1e6)["total"] == pytest.approx(0.4)

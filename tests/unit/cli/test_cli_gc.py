@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._format.manifest import PackRun
+from stoker._pack.part import Part
+from stoker._pack.record import PackRecord
+from stoker._sources.folders import files_schema
+from stoker._stores import open_store
 from stoker.cli import main
-from stoker.manifest import PackRun
-from stoker.pack.part import Part
-from stoker.pack.record import PackRecord
-from stoker.sources.folders import files_schema
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
 from support.leftovers import leave_half
 from support.packing import numbered, pack, stored
 

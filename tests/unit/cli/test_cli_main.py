@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stoker import cli
+from stoker._stores import GcsOptions, S3Options, ServedOptions
+from stoker._version import __version__
 from stoker.cli import flags, pack
 from stoker.errors import ConfigError
-from stoker.store import GcsOptions, S3Options, ServedOptions
-from stoker.version import __version__
 from support.serving_host import running_service
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.schedule import NextBatch
 from stoker.cli import main
-from stoker.fetch.config import FetchConfig
-from stoker.schedule import NextBatch
 from stoker_local import LocalBucket, Shape, running_bucket
 from stoker_torch import Loader
 

@@ -5,8 +5,8 @@ import io
 
 import pytest
 
-from stoker.clock import run_virtual
-from stoker.progress import Amount, Progress, format_seconds
+from stoker._base.clock import run_virtual
+from stoker._base.progress import Amount, Progress, format_seconds
 
 
 class Terminal(io.StringIO):

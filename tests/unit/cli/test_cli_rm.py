@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import stoker
+from stoker._stores import open_store
 from stoker.cli import main
-from stoker.store import open_store
 from support.packing import numbered, pack
 
 

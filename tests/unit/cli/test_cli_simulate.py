@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli import main
-from stoker.plan.scenario import Scenario
+from stoker_sim._scenarios.scenario import Scenario
 
 LEAST = """
 [dataset]
@@ -31,7 +31,7 @@ def never_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(scenario: Scenario) -> None:
         raise AssertionError("this should have been refused before")
 
-    monkeypatch.setattr("stoker.cli.simulate.simulate", refuse)
+    monkeypatch.setattr("stoker_sim._commands.simulate.simulate", refuse)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from stoker import cli
-from stoker.access_token import TokenKeys
+from stoker._stores.access_token import TokenKeys
 
 VARIABLE = "STOKER_TOKEN_KEYS"
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from stoker import cli
-from stoker.cache.naming import size_of
-from stoker.cli import warm as warm_command
-from stoker.cli.warm_bench import measured
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._cache.naming import size_of
 from stoker.errors import ConnectionLostError, DeadlineError
-from stoker.warm.handshake import Secret
-from stoker.warm.location import WarmLocation
+from stoker_warm._commands import warm as warm_command
+from stoker_warm._commands.bench import measured
+from stoker_warm._handshake import Secret
+from stoker_warm._location import WarmLocation
 
 VARIABLE = "STOKER_WARM_SECRET"
 PROXY = "warm://127.0.0.1:7411"

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs_version
 
+from stoker._base.phases import Phase, Span
+from stoker._base.recorder import Wait
+from stoker._trace.chrome import ChromeTrace
+from stoker._trace.picture import Section, html_figure, ring_fill
+from stoker._trace.recording import Filled, Held, Recording, read_trace
+from stoker._trace.summary import Summary
 from stoker.cli import main
 from stoker.errors import ConfigError
-from stoker.trace.chrome import ChromeTrace
-from stoker.trace.phases import Phase, Span
-from stoker.trace.picture import Section, html_figure, ring_fill
-from stoker.trace.recorder import Wait
-from stoker.trace.recording import Filled, Held, Recording, read_trace
-from stoker.trace.summary import Summary
 from support.traced import TracedRun
 
 

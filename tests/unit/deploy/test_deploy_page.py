@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from stoker.prices import GB_BYTES, Prices
-from stoker.warm.connection import ConnectionConfig
-from stoker.warm.handshake import is_private
-from stoker.warm.location import WarmLocation
-from stoker.warm.settings import WarmConfig
-from stoker_functions.settings import Settings
-from stoker_functions.warm_node import shelf_bytes
+from stoker._cost.prices import GB_BYTES, Prices
+from stoker_functions._settings import Settings
+from stoker_functions._warm_node import shelf_bytes
+from stoker_warm._connection import ConnectionConfig
+from stoker_warm._handshake import is_private
+from stoker_warm._location import WarmLocation
+from stoker_warm._settings import WarmConfig
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")

@@ -7,18 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
+from stoker._base.store_protocol import Store
+from stoker._stores import open_store
 from stoker.errors import PermissionDeniedError
-from stoker.store import open_store
-from stoker.store.protocol import Store
-from stoker_functions.commit import commit
-from stoker_functions.compact import compact
-from stoker_functions.deployment import Deployment
-from stoker_functions.ingest import ingest_objects
-from stoker_functions.pack import pack
-from stoker_functions.serve.config import ServeConfig
-from stoker_functions.serve.messages import Request
-from stoker_functions.serve.service import Service
-from stoker_functions.shuffle import shuffle
+from stoker_functions._commit import commit
+from stoker_functions._compact import compact
+from stoker_functions._deployment import Deployment
+from stoker_functions._ingest import ingest_objects
+from stoker_functions._pack import pack
+from stoker_functions._shuffle import shuffle
+from stoker_functions.serve._config import ServeConfig
+from stoker_functions.serve._messages import Request
+from stoker_functions.serve._service import Service
 from support.deployments import Place, plenty
 from support.function_rights import RIGHTS, GuardedStore
 from support.materialized import WAYS, phases

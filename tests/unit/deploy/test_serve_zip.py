@@ -30,7 +30,7 @@ def serve_zip() -> ModuleType:
 @pytest.mark.parametrize(
     ("file", "needed"),
     [
-        ("stoker/order.py", True),
+        ("stoker/_order/order.py", True),
         ("stoker/prices.toml", True),
         ("stoker_functions/serve/service.py", True),
         ("stoker_torch/loader.py", False),

@@ -13,13 +13,13 @@ import hcl2
 import pytest
 from hcl2.utils import SerializationOptions
 
-from stoker.access_token import DATASET_NAME
-from stoker.pack.known import REMEMBERED_SECONDS
-from stoker.sizes import parse_bytes
-from stoker.warm.settings import WarmConfig
+from stoker._base.sizes import parse_bytes
+from stoker._pack.known import REMEMBERED_SECONDS
+from stoker._stores.access_token import DATASET_NAME
 from stoker_functions import gcp
-from stoker_functions.executors.gcf import size_of
-from stoker_functions.settings import INGEST_KINDS, Ingest, Settings
+from stoker_functions._executors.gcf import size_of
+from stoker_functions._settings import INGEST_KINDS, Ingest, Settings
+from stoker_warm._settings import WarmConfig
 from support.function_rights import RIGHTS
 
 FOLDER = Path(__file__).parents[3] / "infra" / "terraform"

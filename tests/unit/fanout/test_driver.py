@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.progress import Amount
+from stoker._base.retry import RetryPolicy
+from stoker._fanout import Answer, Driver, FanoutConfig, Report, Task
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -17,9 +20,6 @@ from stoker.errors import (
     StokerError,
     ThrottledError,
 )
-from stoker.fanout import Answer, Driver, FanoutConfig, Report, Task
-from stoker.progress import Amount
-from stoker.retry import RetryPolicy
 from support.fanout import Behaviour, ScriptedExecutor, answer, numbered
 
 RETRY = RetryPolicy(attempts=4, first_seconds=1.0, longest_seconds=8.0, seed=1)

@@ -6,9 +6,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from stoker import errors
+from stoker._fanout import ExecutorOptions, error_of_function, executor_names, open_executor
+from stoker._fanout import executor as module
 from stoker.errors import ConfigError, FunctionError, MissingExtraError, ServerError, ThrottledError, TransientError
-from stoker.fanout import ExecutorOptions, error_of_function, executor_names, open_executor
-from stoker.fanout import executor as module
 
 
 def test_the_executors_of_stoker_are_installed() -> None:
@@ -26,13 +26,13 @@ def install(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
 
 
 def test_an_executor_of_another_package_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, mine="stoker_functions.executors:open_lambda")
+    install(monkeypatch, mine="stoker_functions._executors:open_lambda")
     executor = open_executor("mine", ExecutorOptions(concurrency=3))
     assert executor.concurrency == 3
     assert executor_names() == ("mine",)
 
 
-@pytest.mark.parametrize("value", ["no_such_module:thing", "stoker_functions.executors:no_such_thing"])
+@pytest.mark.parametrize("value", ["no_such_module:thing", "stoker_functions._executors:no_such_thing"])
 def test_an_entry_point_that_leads_nowhere_is_a_typed_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     install(monkeypatch, broken=value)
     with pytest.raises(MissingExtraError, match=f"broken \\({value}\\) cannot be loaded"):
@@ -46,7 +46,7 @@ def test_an_entry_point_that_leads_nowhere_is_a_typed_error(monkeypatch: pytest.
 def test_an_executor_without_its_sdk_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str, missing: str, extra: str
 ) -> None:
-    ours = ("stoker_functions.executors.", "stoker.store.google_identity")
+    ours = ("stoker_functions._executors.", "stoker._stores.google_identity")
     for module_name in [each for each in sys.modules if each.startswith(ours)]:
         monkeypatch.delitem(sys.modules, module_name)
     monkeypatch.setitem(sys.modules, missing, None)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker._fanout import job as job_module
+from stoker._fanout.job import JobConfig, PackJob, plan_job
+from stoker._pack.part import Part
+from stoker._sources import open_source
+from stoker._stores import Store, open_store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, SchemaError
-from stoker.fanout import job as job_module
-from stoker.fanout.job import JobConfig, PackJob, plan_job
-from stoker.pack.part import Part
-from stoker.sources import open_source
-from stoker.store import Store, open_store
 from support.packing import fresh_store, numbered, pack
 from support.places import put_all
 
@@ -123,8 +123,8 @@ def test_where_there_is_a_data_set_only_append_goes_and_with_its_own_columns() -
 
 def test_a_job_that_appends_has_the_data_sets_id() -> None:
     url, store = raw(), open_store(f"memory://fanout-{next(_serial)}")
-    from stoker.pack.packer import AsyncPacker, PackConfig
-    from stoker.sources.folders import files_schema
+    from stoker._pack.packer import AsyncPacker, PackConfig
+    from stoker._sources.folders import files_schema
 
     async def existing() -> str:
         async with AsyncPacker(store, PackConfig(schema=files_schema())) as packer:

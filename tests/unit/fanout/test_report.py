@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.fanout import Answer
-from stoker.fanout.report import Tally
-from stoker.prices import GB_BYTES, Prices
+from stoker._cost.prices import GB_BYTES, Prices
+from stoker._fanout import Answer
+from stoker._fanout.report import Tally
 
 LAMBDA = Prices.load().functions["lambda"]
 CLOUD_RUN = Prices.load().functions["cloud-run"]

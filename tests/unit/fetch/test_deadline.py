@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from stoker.clock import VirtualClockLoop, run_virtual
-from stoker.fetch.deadline import Deadline
+from stoker._base.clock import VirtualClockLoop, run_virtual
+from stoker._base.deadline import Deadline
 from support.fetching import seconds
 
 

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
-from stoker.checksum import crc32c
-from stoker.clock import run_virtual
+from stoker._base.checksum import crc32c
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef
+from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig, RangePart
+from stoker._memory.ring import RingStateError
 from stoker.errors import (
     BudgetError,
     ChecksumError,
@@ -23,9 +26,6 @@ from stoker.errors import (
     ObjectChangedError,
     ObjectTruncatedError,
 )
-from stoker.fetch.fetcher import CopiedBucketWarning, FetchConfig, RangePart
-from stoker.ring import RingStateError
-from stoker.tier import ObjectRef
 from support.faulty_store import Weather
 from support.fetching import BODY, SLOT_BYTES, Bench, seconds
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.fetch.hedge import SAVED_REQUESTS, START_HEDGES, HedgeBudget, TransferTimes
+from stoker._fetch.hedge import SAVED_REQUESTS, START_HEDGES, HedgeBudget, TransferTimes
 
 
 @given(

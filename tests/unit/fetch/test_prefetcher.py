@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
+from stoker._memory.ring import Ring, RingStateError
 from stoker.errors import ConfigError, FetchError, NotFoundError, StokerError
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.prefetcher import Item, Prefetcher
-from stoker.ring import Ring, RingStateError
-from stoker.schedule import Continuous, FetchSize, NextBatch, Schedule
-from stoker.tier import ObjectRef
 from support.faulty_store import FaultyStore, Weather, pin
 
 OBJECTS = {f"data/{number:03}": bytes([number]) * (1000 + number) for number in range(40)}

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef
+from stoker._fetch.fetcher import FetchConfig
 from stoker.errors import ConnectionLostError, FetchError
-from stoker.fetch.fetcher import FetchConfig
-from stoker.tier import ObjectRef
 from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds
 

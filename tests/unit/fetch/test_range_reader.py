@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from stoker.clock import VirtualClockLoop, run_virtual
+from stoker._base.clock import VirtualClockLoop, run_virtual
+from stoker._fetch.fetcher import FetchConfig, RangePart
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,
@@ -16,7 +17,6 @@ from stoker.errors import (
     ObjectDamagedError,
     StoreError,
 )
-from stoker.fetch.fetcher import FetchConfig, RangePart
 from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds
 

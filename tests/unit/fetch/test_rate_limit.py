@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.rate_limit import RateLimit
+from stoker._memory.ring import Ring
 from stoker.errors import ConfigError
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.fetch.rate_limit import RateLimit
-from stoker.ring import Ring
 from support.faulty_store import FaultyStore, Weather, pin
 from support.fetching import seconds
 

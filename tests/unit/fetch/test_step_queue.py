@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker.fetch.step_queue import StepQueue
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.steps import Steps, Stretch
+from stoker._fetch.step_queue import StepQueue
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Steps, Stretch
 
 SAMPLES = np.array([7, 9, 8, 10, 7, 8])
 

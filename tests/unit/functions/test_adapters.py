@@ -14,7 +14,7 @@ import pytest
 import stoker_functions
 import stoker_functions.aws as aws
 from stoker.errors import ConfigError, EventError
-from stoker_functions.handlers import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
+from stoker_functions._handlers import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
 from support.deployments import Place
 
 FOLDER = Path(stoker_functions.__file__).parent
@@ -52,8 +52,8 @@ def test_loading_a_function_imports_neither_torch_nor_an_sdk_nor_what_other_func
     found = modules_of(adapter, "commit")
     unwanted = (*HEAVY, *CLOUDS["aws"], *CLOUDS["gcp"])
     assert [module for module in found if is_of(module, unwanted)] == []
-    assert "stoker_functions.commit" in found
-    assert "stoker_functions.serve.service" not in found
+    assert "stoker_functions._commit" in found
+    assert "stoker_functions.serve._service" not in found
 
 
 def is_of(module: str, packages: tuple[str, ...]) -> bool:
@@ -65,8 +65,8 @@ def test_opening_a_bucket_imports_the_sdk_of_its_cloud_and_not_the_other(adapter
     program = f"""
 import asyncio, json, os, sys
 import stoker_functions.{adapter}
-from stoker_functions.deployment import Deployment
-from stoker_functions.settings import Settings
+from stoker_functions._deployment import Deployment
+from stoker_functions._settings import Settings
 
 async def main():
     store = Deployment(Settings(datasets={{"d": "{scheme}://bucket"}})).dataset("{scheme}://bucket")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from stoker.clock import run_virtual
-from stoker_functions.batcher import Batcher
+from stoker._base.clock import run_virtual
+from stoker_functions._batcher import Batcher
 
 
 class Work:

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._format import versions
+from stoker._format.schema import Bytes, Schema, Text
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.recovery import rebuild_manifest
+from stoker._pack.known import REMEMBERED_SECONDS, Known
+from stoker._pack.merge import merge
+from stoker._pack.part import Part
+from stoker._pack.record import record_key
+from stoker._stores import open_store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
-from stoker.maintenance.garbage import gc
-from stoker.maintenance.recovery import rebuild_manifest
-from stoker.pack.known import REMEMBERED_SECONDS, Known
-from stoker.pack.merge import merge
-from stoker.pack.part import Part
-from stoker.pack.record import record_key
-from stoker.retry import RetryingStore
-from stoker.schema import Bytes, Schema, Text
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
-from stoker_functions.catalog import open_catalog
-from stoker_functions.commit import commit
-from stoker_functions.compact import compact
-from stoker_functions.pack import pack
+from stoker_functions._catalog import open_catalog
+from stoker_functions._commit import commit
+from stoker_functions._compact import compact
+from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore, WatchedStore, stored
 
@@ -76,7 +76,7 @@ def test_with_nothing_that_waits_nothing_is_remembered(monkeypatch: pytest.Monke
             def __init__(self, names: object) -> None:
                 raise AssertionError("millions of names are sorted in vain")
 
-        monkeypatch.setattr("stoker.pack.known.Known", Unwanted)
+        monkeypatch.setattr("stoker._pack.known.Known", Unwanted)
         assert (await commit_all(place))["samples"] == 10
         await packed(place, range(10, 20))
         with pytest.raises(AssertionError, match="in vain"):
@@ -457,9 +457,9 @@ def test_raw_objects_are_remembered_for_longer_than_a_queue_keeps_messages() -> 
 
 def test_what_the_packer_appends_and_what_functions_take_in_are_both_there() -> None:
     async def main() -> None:
-        from stoker.pack.packer import AsyncPacker
-        from stoker.pack.plan import PackConfig
-        from stoker.sources.folders import files_schema
+        from stoker._pack.packer import AsyncPacker
+        from stoker._pack.plan import PackConfig
+        from stoker._sources.folders import files_schema
 
         place = Place()
         await packed(place, range(10))

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker import versions
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._format import versions
+from stoker._format.manifest import PackRun
+from stoker._maintenance.compaction import _MOST_REPLACED, Compacted
+from stoker._maintenance.compaction import compact as compact_dataset
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.inspection import verify
+from stoker._maintenance.recovery import rebuild_manifest
+from stoker._pack.catalog import BucketCatalog
+from stoker._pack.known import remembered
+from stoker._pack.record import PackRecord, record_key
+from stoker._stores import open_store
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
-from stoker.maintenance.compaction import _MOST_REPLACED, Compacted
-from stoker.maintenance.compaction import compact as compact_dataset
-from stoker.maintenance.garbage import gc
-from stoker.maintenance.inspection import verify
-from stoker.maintenance.recovery import rebuild_manifest
-from stoker.manifest import PackRun
-from stoker.pack.catalog import BucketCatalog
-from stoker.pack.known import remembered
-from stoker.pack.record import PackRecord, record_key
-from stoker.retry import RetryingStore
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
-from stoker_functions.commit import commit
-from stoker_functions.compact import compact
-from stoker_functions.deadline import Deadline
-from stoker_functions.pack import pack
+from stoker_functions._commit import commit
+from stoker_functions._compact import compact
+from stoker_functions._deadline import Deadline
+from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore, WatchedStore, contents, stored
 
@@ -414,7 +414,7 @@ def test_what_was_compacted_several_times_is_rebuilt_once_without_any_manifest(c
 
 
 def test_of_very_many_runs_as_many_are_compacted_as_a_record_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.maintenance.compaction._MOST_REPLACED", 12)
+    monkeypatch.setattr("stoker._maintenance.compaction._MOST_REPLACED", 12)
 
     async def main() -> None:
         place = Place()

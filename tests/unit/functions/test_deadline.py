@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, DeadlineError
-from stoker_functions.deadline import Deadline
+from stoker_functions._deadline import Deadline
 
 
 @pytest.mark.parametrize(

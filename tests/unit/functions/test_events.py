@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from stoker._pack.merge import Job
 from stoker.errors import EventError
-from stoker.pack.merge import Job
-from stoker_functions.events import CommitEvent, CompactEvent
+from stoker_functions._events import CommitEvent, CompactEvent
 
 JOB, A, B = "0123456789abcdef", "a" * 16, "b" * 16
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.store_protocol import ObjectInfo
+from stoker._stores import open_store
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -25,12 +27,10 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo
-from stoker_functions.commit import commit
-from stoker_functions.deadline import Deadline
-from stoker_functions.deployment import Deployment
-from stoker_functions.hosted import Hosted
+from stoker_functions._commit import commit
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._hosted import Hosted
 from support.deployments import Place, TardyStore
 
 

@@ -14,24 +14,24 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from stoker import versions
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._format import versions
+from stoker._format.schema import Array, Schema, Text
+from stoker._format.supersample import SuperSample
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.inspection import verify
+from stoker._pack.catalog import BucketCatalog
+from stoker._pack.packer import AsyncPacker
+from stoker._pack.plan import PackConfig
+from stoker._sources.folders import files_schema
+from stoker._stores import open_store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
-from stoker.maintenance.garbage import gc
-from stoker.maintenance.inspection import verify
-from stoker.pack.catalog import BucketCatalog
-from stoker.pack.packer import AsyncPacker
-from stoker.pack.plan import PackConfig
-from stoker.schema import Array, Schema, Text
-from stoker.sources.folders import files_schema
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
-from stoker.supersample import SuperSample
-from stoker_functions.commit import commit
-from stoker_functions.deadline import Deadline
-from stoker_functions.deployment import Deployment
-from stoker_functions.ingest import ingest_queue
-from stoker_functions.settings import Ingest
+from stoker_functions._commit import commit
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._ingest import ingest_queue
+from stoker_functions._settings import Ingest
 from support.deployments import Place, TardyStore, plenty
 from support.packing import WatchedStore
 
@@ -454,7 +454,7 @@ def test_what_does_not_come_to_its_end_in_time_is_kept_by_the_queue_and_the_rest
         place = S3Place()
         objects = await place.put(range(60), value_bytes=1900)
         slow = place.deployment(lambda store: TardyStore(store, 0.5))
-        monkeypatch.setattr("stoker_functions.ingest._RUN_BYTES", 40_000)
+        monkeypatch.setattr("stoker_functions._ingest._RUN_BYTES", 40_000)
         left, rounds = {info.key: info for info in objects}, []
         while left:
             result = await ingest_queue(one_each(list(left.values())), slow, Deadline.after(15))

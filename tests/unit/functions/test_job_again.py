@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from stoker.maintenance.garbage import gc
-from stoker.maintenance.recovery import rebuild_manifest
-from stoker.store import open_store
-from stoker_functions.commit import commit
-from stoker_functions.compact import compact
-from stoker_functions.pack import pack
+from stoker._maintenance.garbage import gc
+from stoker._maintenance.recovery import rebuild_manifest
+from stoker._stores import open_store
+from stoker_functions._commit import commit
+from stoker_functions._compact import compact
+from stoker_functions._pack import pack
 from support.deployments import Place, plenty
 
 JOB = "a" * 16

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from stoker._base.store_protocol import ObjectInfo
 from stoker.errors import EventError
-from stoker.store.protocol import ObjectInfo
-from stoker_functions.notifications import Notified, cloud_storage_object, queue_messages
+from stoker_functions._notifications import Notified, cloud_storage_object, queue_messages
 
 ETAG = "d41d8cd98f00b204e9800998ecf8427e"
 

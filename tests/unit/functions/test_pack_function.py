@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._pack.record import PackRecord, record_key
+from stoker._stores import open_store
 from stoker.errors import (
     ConfigError,
     DeadlineError,
@@ -21,10 +23,8 @@ from stoker.errors import (
     ServerError,
     StoreError,
 )
-from stoker.pack.record import PackRecord, record_key
-from stoker.store import open_store
-from stoker_functions.deadline import Deadline
-from stoker_functions.pack import pack
+from stoker_functions._deadline import Deadline
+from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore, WatchedStore, stored
 

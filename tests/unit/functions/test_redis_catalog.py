@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from stoker._maintenance.garbage import gc
+from stoker._pack.record import PackRecord, record_key
+from stoker._stores import open_store
 from stoker.errors import ConnectionLostError, CredentialsError, PackError
-from stoker.maintenance.garbage import gc
-from stoker.pack.record import PackRecord, record_key
-from stoker.store import open_store
-from stoker_functions.commit import commit
-from stoker_functions.deployment import Deployment
-from stoker_functions.pack import pack
+from stoker_functions._commit import commit
+from stoker_functions._deployment import Deployment
+from stoker_functions._pack import pack
 from support.deployments import Place, plenty
 from support.packing import WatchedStore, stored
 from support.redis_server import PASSWORD, RedisServer

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, EventError
-from stoker_functions import settings as settings_module
-from stoker_functions.settings import Ingest, Settings
+from stoker_functions import _settings as settings_module
+from stoker_functions._settings import Ingest, Settings
 
 SECRET = "correct-horse-battery"
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from stoker._base.store_protocol import Store
+from stoker._stores import open_store
 from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
-from stoker.shuffling.task import ShuffleTask
-from stoker.store import open_store
-from stoker.store.protocol import Store
-from stoker_functions.deadline import Deadline
-from stoker_functions.deployment import Deployment
-from stoker_functions.settings import Settings
-from stoker_functions.shuffle import shuffle
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._settings import Settings
+from stoker_functions._shuffle import shuffle
+from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
 from support.materialized import WAYS, phases

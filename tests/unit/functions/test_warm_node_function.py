@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, EventError, ThrottledError
-from stoker.warm.handshake import Secret
-from stoker.warm.wake import Report, Task, Wake
-from stoker_functions.deadline import Deadline
-from stoker_functions.deployment import Deployment
-from stoker_functions.hosted import Hosted
-from stoker_functions.settings import Settings
-from stoker_functions.warm_node import RESERVED_BYTES, shelf_bytes, warm_node
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._hosted import Hosted
+from stoker_functions._settings import Settings
+from stoker_functions._warm_node import RESERVED_BYTES, shelf_bytes, warm_node
+from stoker_warm._handshake import Secret
+from stoker_warm._wake import Report, Task, Wake
 
 SECRET = Secret.generate()
 ENVIRONMENT = {"STOKER_WARM_SECRET": SECRET.reveal(), "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1024"}

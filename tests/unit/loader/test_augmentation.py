@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from stoker._order.sample_context import SampleContext
 from stoker.errors import ConfigError
-from stoker.sample_context import SampleContext
 from stoker_torch import Loader, LoaderConfig, StreamDataset
-from stoker_torch.context import with_context
+from stoker_torch._context import with_context
 from support.datasets import pack_numbers
 
 SAMPLES = 150

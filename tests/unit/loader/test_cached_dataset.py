@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stoker.errors import ConfigError, SampleError, StokerError
-from stoker_torch.cached_dataset import CachedDataset
-from stoker_torch.look_ups import CacheStatistics
-from stoker_torch.memory_cache import MemoryCache
+from stoker_torch._cached_dataset import CachedDataset
+from stoker_torch._look_ups import CacheStatistics
+from stoker_torch._memory_cache import MemoryCache
 from support.executors import Delayed, Immediate
 
 
@@ -251,7 +251,7 @@ def fetch_threads() -> list[str]:
 def test_close_leaves_a_data_set_that_does_not_return_behind_and_names_the_samples(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stoker_torch.crew._CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("stoker_torch._crew._CLOSE_SECONDS", 0.05)
     entered, leave = threading.Barrier(3), threading.Event()
 
     class Stuck(Squares):

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import stoker
+from stoker._fetch.feed import Feed
+from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
-from stoker.feed import Feed
-from stoker.order import Order, OrderConfig
 from stoker_torch import Loader, LoaderConfig, RaggedColumn
-from stoker_torch.config import Settings
+from stoker_torch._config import Settings
 from support.datasets import numbers, pack_numbers, sample_of
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stoker import Array, Bytes, Packer
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.schedule import Continuous, FetchSize
 from stoker.errors import BudgetError, ConfigError
-from stoker.fetch.config import FetchConfig
-from stoker.schedule import Continuous, FetchSize
 from stoker_torch import Loader, StreamDataset
 from support.datasets import numbers, pack_numbers
 from support.materialized import materialize

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from stoker._fetch.feed import Feed
 from stoker.errors import StokerError
-from stoker.feed import Feed
 from stoker_torch import Loader
 from support.loader_lives import live, pack_wide
 
@@ -86,7 +86,7 @@ def test_a_loop_that_waits_for_the_bucket_is_ended_by_another_thread_at_once(
             errors.append(error)
 
     with Loader(url, batch_size=20, memory="4MB", **settings) as loader, monkeypatch.context() as patch:
-        patch.setattr("stoker.fetch.fetcher.Fetcher.fetch", silent)
+        patch.setattr("stoker._fetch.fetcher.Fetcher.fetch", silent)
         waiting = threading.Thread(target=loop, args=(loader,))
         waiting.start()
         assert is_waiting.wait(30)

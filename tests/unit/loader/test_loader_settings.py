@@ -15,8 +15,8 @@ from torch import distributed
 
 from stoker.errors import ConfigError, RankMismatchError, StateError
 from stoker_torch import Loader, LoaderConfig, StreamDataset
-from stoker_torch.ranks import compare_ranks, find_rank
-from stoker_torch.state import RunState
+from stoker_torch._ranks import compare_ranks, find_rank
+from stoker_torch._state import RunState
 from support.datasets import pack_numbers
 
 STATE = RunState(

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from stoker._order.sample_context import SampleContext
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
-from stoker.sample_context import SampleContext
-from stoker_torch.crew import Crew, Work
-from stoker_torch.pool import SamplePool, SampleWork
+from stoker_torch._crew import Crew, Work
+from stoker_torch._pool import SamplePool, SampleWork
 
 Pools = Callable[..., SamplePool]
 
@@ -257,7 +257,7 @@ def test_no_thread_starts_while_the_interpreter_is_ending(pools: Pools, monkeypa
 def test_close_leaves_a_function_that_does_not_return_behind_and_names_it(
     pools: Pools, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_torch.crew._CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("stoker_torch._crew._CLOSE_SECONDS", 0.1)
     stuck, entered, leave = blocking()
     pool = pools(SampleWork(transform=stuck), workers=2)
     pool.submit(columns(2, 5), name_of, context_of)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import StateError
-from stoker_torch.state import RunState
+from stoker_torch._state import RunState
 
 STATE = RunState(
     epoch=3, position=70, dataset="digits", version=2, seed=7, shuffle="window", window=8, lanes=4, limit=None

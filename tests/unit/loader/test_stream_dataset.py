@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
+from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, NotFoundError, SampleError, StateError
-from stoker.order import Order, OrderConfig
 from stoker_torch import Loader, StreamDataset, merge_states
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
 
@@ -28,7 +28,7 @@ COLLATED = ["x", "image"]
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are read in many chunks, as those of a large data set are."""
-    monkeypatch.setattr("stoker_torch.stream_reader._CHUNK_SAMPLES", 11)
+    monkeypatch.setattr("stoker_torch._stream_reader._CHUNK_SAMPLES", 11)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import default_collate
 
 import stoker
-from stoker.dtypes import DTYPES
-from stoker.gather import Columns, RaggedValues
-from stoker_torch.tensors import RaggedColumn, pinned, stacked, to_tensor, to_tensors
+from stoker._fetch.gather import Columns, RaggedValues
+from stoker._format.dtypes import DTYPES
+from stoker_torch._tensors import RaggedColumn, pinned, stacked, to_tensor, to_tensors
 
 LENGTHS = [2, 0, 3, 1]
 

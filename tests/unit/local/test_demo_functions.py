@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker._cost.prices import Operation, Prices
 from stoker.errors import ConfigError
-from stoker.prices import Operation, Prices
-from stoker_local.demo.digits import Digits
-from stoker_local.demo.functions.bill import Bill, one_by_one
-from stoker_local.demo.functions.config import FunctionDemoConfig
-from stoker_local.demo.functions.images import Epoch, RawImages
-from stoker_local.demo.functions.snapshot import Snapshot
-from stoker_local.demo.functions.view import bill_table, block, function_table, line
+from stoker_local._demo.digits import Digits
+from stoker_local._demo.functions.bill import Bill, one_by_one
+from stoker_local._demo.functions.config import FunctionDemoConfig
+from stoker_local._demo.functions.images import Epoch, RawImages
+from stoker_local._demo.functions.snapshot import Snapshot
+from stoker_local._demo.functions.view import bill_table, block, function_table, line
 from stoker_local.functions import FunctionStatistics, Happening
 
 PRICES = Prices.load()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_local.http1 import BadRequestError, Response, compose_head, parse_head
+from stoker_local._http1 import BadRequestError, Response, compose_head, parse_head
 
 
 def test_a_request_head_is_parsed_into_decoded_parts() -> None:

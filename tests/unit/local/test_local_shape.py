@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from stoker_local.shape import PROFILES, SO_MAX_PACING_RATE, Pacer, Shape, Shaper
+from stoker_local._shape import PROFILES, SO_MAX_PACING_RATE, Pacer, Shape, Shaper
 
 
 def _clock_after(pacer: Pacer, sizes: list[int], lateness: random.Random | None = None) -> float:

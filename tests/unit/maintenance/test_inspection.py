@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
-from stoker.checksum import crc32c
+from stoker._base.checksum import crc32c
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._base.tier import ObjectRef
+from stoker._format import versions
+from stoker._format.manifest import PackRun, Rows, object_key
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._format.supersample import Origin, SuperSample
+from stoker._maintenance import BadObject, verify
+from stoker._stores import open_store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
-from stoker.maintenance import BadObject, verify
-from stoker.manifest import PackRun, Rows, object_key
-from stoker.schema import Array, Bytes, Schema
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
-from stoker.supersample import Origin, SuperSample
-from stoker.tier import ObjectRef
 from support.leftovers import data_set, flipped
 from support.packing import SCHEMA, WatchedStore, fresh_store, numbered, pack
 from support.supersamples import built

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from stoker import versions
+from stoker._base.retry import RetryingStore
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY, object_key, version_key
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._format.supersample import Origin
+from stoker._maintenance import gc, rebuild_manifest, verify
+from stoker._maintenance.compaction import compact
+from stoker._pack.catalog import BucketCatalog
+from stoker._pack.record import PackRecord, record_key
+from stoker._stores import Store, open_store
 from stoker.errors import DatasetExistsError, NotFoundError, PackError
-from stoker.maintenance import gc, rebuild_manifest, verify
-from stoker.maintenance.compaction import compact
-from stoker.manifest import POINTER_KEY, object_key, version_key
-from stoker.pack.catalog import BucketCatalog
-from stoker.pack.record import PackRecord, record_key
-from stoker.retry import RetryingStore
-from stoker.schema import Array, Bytes, Schema
-from stoker.store import Store, open_store
-from stoker.supersample import Origin
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
 from support.packing import SCHEMA, WatchedStore, fresh_store, labels, numbered, pack, stored
 from support.supersamples import built

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
+from stoker._base.store_protocol import Store
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY, version_key
+from stoker._maintenance import plan_removal, remove
+from stoker._stores import open_store
 from stoker.errors import NotFoundError, StoreError
-from stoker.maintenance import plan_removal, remove
-from stoker.manifest import POINTER_KEY, version_key
-from stoker.store import open_store
-from stoker.store.protocol import Store
 from support.packing import WatchedStore, breaking, fresh_store, numbered, pack, stored
 
 FOREIGN = (

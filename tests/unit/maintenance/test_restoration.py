@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker._base.store_protocol import Store
+from stoker._format.schema import Array, Bytes, Schema, Text
+from stoker._maintenance.restoration import restored
+from stoker._pack.cutter import Cutter
+from stoker._pack.packer import AsyncPacker
+from stoker._pack.plan import PackConfig
+from stoker._pack.record import PackRecord, record_key
+from stoker._stores import open_store
 from stoker.errors import FormatError
-from stoker.maintenance.restoration import restored
-from stoker.pack.cutter import Cutter
-from stoker.pack.packer import AsyncPacker
-from stoker.pack.plan import PackConfig
-from stoker.pack.record import PackRecord, record_key
-from stoker.schema import Array, Bytes, Schema, Text
-from stoker.store import open_store
-from stoker.store.protocol import Store
-from stoker_functions.pack import pack
+from stoker_functions._pack import pack
 from support.deployments import Place, plenty
 from support.memory import ROUNDS, Memory
 from support.packing import WatchedStore, fresh_store

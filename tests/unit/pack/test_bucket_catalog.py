@@ -13,15 +13,15 @@ from functools import partial
 import numpy as np
 import pytest
 
+from stoker._base.store_protocol import Store
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.schema import Array, Schema
+from stoker._format.supersample import Packed
+from stoker._pack.catalog import BucketCatalog
+from stoker._pack.digest import DIGEST_KEY, digest_bytes, digested
+from stoker._pack.known import REMEMBERED_SECONDS
+from stoker._pack.record import SOURCE_BYTES, PackRecord, record_key
 from stoker.errors import ChecksumError, FormatError, PermissionDeniedError, StokerError
-from stoker.manifest import Manifest, PackRun, Rows
-from stoker.pack.catalog import BucketCatalog
-from stoker.pack.digest import DIGEST_KEY, digest_bytes, digested
-from stoker.pack.known import REMEMBERED_SECONDS
-from stoker.pack.record import SOURCE_BYTES, PackRecord, record_key
-from stoker.schema import Array, Schema
-from stoker.store.protocol import Store
-from stoker.supersample import Packed
 from support.fuzzed.mutations import mutated_file
 from support.packing import WatchedStore, fresh_store
 

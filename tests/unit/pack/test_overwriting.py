@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker import versions
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import Store
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY, version_key
+from stoker._format.schema import Array, Schema
+from stoker._maintenance import gc, rebuild_manifest, verify
+from stoker._maintenance.compaction import compact
+from stoker._pack.catalog import BucketCatalog
+from stoker._pack.packer import AsyncPacker
 from stoker.errors import DatasetExistsError, PackError
-from stoker.maintenance import gc, rebuild_manifest, verify
-from stoker.maintenance.compaction import compact
-from stoker.manifest import POINTER_KEY, version_key
-from stoker.pack.catalog import BucketCatalog
-from stoker.pack.packer import AsyncPacker
-from stoker.retry import RetryingStore
-from stoker.schema import Array, Schema
-from stoker.store.protocol import Store
 from stoker_torch import Loader
 from support.packing import breaking, config, contents, fresh_store, labels, numbered, pack
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from stoker import versions
+from stoker._base.store_protocol import Store
+from stoker._format import versions
+from stoker._pack.packer import AsyncPacker
 from stoker.errors import NotFoundError, StoreError
-from stoker.pack.packer import AsyncPacker
-from stoker.store.protocol import Store
 from support.packing import (
     DyingStore,
     FlakyStore,

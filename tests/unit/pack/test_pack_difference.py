@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.pack.difference import schema_difference
-from stoker.schema import Array, Bytes, Column, Ragged, Schema, Text
+from stoker._format.schema import Array, Bytes, Column, Ragged, Schema, Text
+from stoker._pack.difference import schema_difference
 
 COLUMNS: dict[str, Column] = {"data": Bytes(), "label": Array("int64", classes=("cat", "dog"))}
 

@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from stoker import versions
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY
+from stoker._format.schema import Schema
+from stoker._pack.packer import AsyncPacker
+from stoker._pack.record import record_key
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError, StoreError
-from stoker.manifest import POINTER_KEY
-from stoker.pack.packer import AsyncPacker
-from stoker.pack.record import record_key
-from stoker.schema import Schema
 from support.packing import (
     SCHEMA,
     DyingStore,

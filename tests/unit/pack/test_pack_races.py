@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
+from stoker._base.store_protocol import Store
+from stoker._format import versions
+from stoker._format.manifest import Manifest
+from stoker._maintenance import gc
+from stoker._pack.packer import AsyncPacker
 from stoker.errors import DatasetExistsError, PackError
-from stoker.maintenance import gc
-from stoker.manifest import Manifest
-from stoker.pack.packer import AsyncPacker
-from stoker.store.protocol import Store
 from support.packing import WatchedStore, config, fresh_store, labels, numbered, pack, stored
 
 

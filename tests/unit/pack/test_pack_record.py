@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.schema import Array, Schema
+from stoker._pack.cutter import Cutter
+from stoker._pack.record import PackRecord
 from stoker.errors import ChecksumError, StokerError
-from stoker.manifest import Manifest, PackRun, Rows
-from stoker.pack.cutter import Cutter
-from stoker.pack.record import PackRecord
-from stoker.schema import Array, Schema
 from support.memory import ROUNDS, Memory
 from support.packing import WatchedStore, fresh_store, interrupted, numbered, pack, puts, stored
 

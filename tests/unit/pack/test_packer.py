@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker import versions
+from stoker._base.store_protocol import Buffer, ObjectInfo
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY
+from stoker._format.schema import Array, Schema
+from stoker._format.supersample import SuperSample
+from stoker._maintenance import verify
+from stoker._pack.packer import AsyncPacker, Packer, PackProgress
+from stoker._pack.plan import PackConfig
+from stoker._pack.record import record_key
+from stoker._stores import Store
 from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError, StoreError
-from stoker.maintenance import verify
-from stoker.manifest import POINTER_KEY
-from stoker.pack.packer import AsyncPacker, Packer, PackProgress
-from stoker.pack.plan import PackConfig
-from stoker.pack.record import record_key
-from stoker.schema import Array, Schema
-from stoker.store import Store
-from stoker.store.protocol import Buffer, ObjectInfo
-from stoker.supersample import SuperSample
 from support.packing import (
     SCHEMA,
     SlowStore,

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.manifest import Manifest, PackRun, Rows
-from stoker.order import OrderConfig
-from stoker.partition import Partition
-from stoker.reading.forecast import super_samples_read
-from stoker.schema import Array, Schema
-from stoker.steps import Steps, Stretch
+from stoker._fetch.forecast import super_samples_read
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.schema import Array, Schema
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Partition
+from stoker._order.steps import Steps, Stretch
 
 
 def manifest(super_samples: int, samples_each: int) -> Manifest:

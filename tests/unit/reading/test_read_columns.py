@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef, Tier
+from stoker._fetch.batch_source import ReadingParts
+from stoker._fetch.config import GAP_BYTES
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.gather import gather
+from stoker._fetch.super_samples import SuperSampleReading, column_parts
+from stoker._format.manifest import Manifest
+from stoker._format.schema import Schema
+from stoker._format.supersample import Head
+from stoker._memory.ring import Ring
 from stoker.errors import FetchError, FormatError
-from stoker.fetch.config import GAP_BYTES
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.gather import gather
-from stoker.manifest import Manifest
-from stoker.reading.protocol import ReadingParts
-from stoker.reading.super_samples import SuperSampleReading, column_parts
-from stoker.ring import Ring
-from stoker.schema import Schema
-from stoker.supersample import Head
-from stoker.tier import ObjectRef, Tier
 from stoker_torch import Loader
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects, value_at

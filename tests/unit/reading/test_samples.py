@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._fetch.config import GAP_BYTES
+from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
+from stoker._format.supersample import Head
+from stoker._memory.sample_memory import SampleMemory, head_bytes_held
 from stoker.errors import BudgetError
-from stoker.fetch.config import GAP_BYTES
-from stoker.reading.sample_memory import SampleMemory, head_bytes_held
-from stoker.schema import Array, Bytes, Ragged, Schema, Text
-from stoker.supersample import Head
 from support.faulty_store import Weather
 from support.memory import ROUNDS, Memory
 from support.packed_objects import packed_objects

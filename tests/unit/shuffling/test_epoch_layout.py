@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.schema import Array, Schema
+from stoker._format.supersample import Packed
+from stoker._order.materialized_layout import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slices
+from stoker._order.order import Order, OrderConfig
 from stoker.errors import ConfigError
-from stoker.manifest import Manifest, PackRun, Rows
-from stoker.order import Order, OrderConfig
-from stoker.schema import Array, Schema
-from stoker.shuffling.layout import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slices
-from stoker.supersample import Packed
 
 
 def manifest_of(counts: list[int], *, dataset: str = "digits", version: int = 1) -> Manifest:

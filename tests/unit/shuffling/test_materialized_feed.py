@@ -14,6 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
+from stoker._base.loop_thread import LoopThread
+from stoker._base.store_protocol import Store
+from stoker._fetch.feed import Batch, FeedConfig
+from stoker._fetch.materialized_feed import MaterializedFeed
+from stoker._format.versions import read_manifest
+from stoker._order.materialized_layout import EpochLayout
+from stoker._order.order import Order, OrderConfig
+from stoker._stores import open_store
 from stoker.errors import (
     CredentialsError,
     NotFoundError,
@@ -22,14 +30,6 @@ from stoker.errors import (
     StokerError,
     StoreError,
 )
-from stoker.feed import Batch, FeedConfig
-from stoker.loop_thread import LoopThread
-from stoker.order import Order, OrderConfig
-from stoker.shuffling.feed import MaterializedFeed
-from stoker.shuffling.layout import EpochLayout
-from stoker.store import open_store
-from stoker.store.protocol import Store
-from stoker.versions import read_manifest
 from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.leftovers import flipped
 from support.materialized import materialize
@@ -347,7 +347,7 @@ def test_a_bucket_that_is_silent_between_two_epochs_does_not_keep_the_last_batch
             if self.is_silent and "/manifests/" in key:
                 await asyncio.sleep(3600)
 
-    monkeypatch.setattr("stoker.shuffling.feed._AHEAD_SECONDS", 0.05)
+    monkeypatch.setattr("stoker._fetch.materialized_feed._AHEAD_SECONDS", 0.05)
     thread = LoopThread()
     try:
         store = Silent(open_store(three))

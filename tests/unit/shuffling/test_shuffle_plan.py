@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
+from stoker._cost.meter import Meter
+from stoker._cost.prices import Operation, Prices
+from stoker._fetch.head_memory import HeadMemory
+from stoker._fetch.materialized_epochs import read_epoch
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.schema import Array, Schema
+from stoker._format.supersample import Packed
+from stoker._format.versions import read_manifest
+from stoker._stores.metered import MeteredStore
 from stoker.errors import BudgetError, ConfigError
-from stoker.manifest import Manifest, PackRun, Rows
-from stoker.meter import Meter
-from stoker.prices import Operation, Prices
-from stoker.reading.head_memory import HeadMemory
-from stoker.schema import Array, Schema
-from stoker.shuffling.epochs import read_epoch
-from stoker.shuffling.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
-from stoker.shuffling.task import ShuffleTask, Way
-from stoker.store.metered import MeteredStore
-from stoker.supersample import Packed
-from stoker.versions import read_manifest
+from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
+from stoker_functions._shuffle_job.task import ShuffleTask, Way
 from support.materialized import WAYS, carry_out, layout_of
 from support.packing import fresh_store, pack
 from support.supersamples import samples_of

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from stoker._order.materialized_layout import MAX_EPOCH, MAX_SLICES
 from stoker.errors import ConfigError, EventError
-from stoker.shuffling.layout import MAX_EPOCH, MAX_SLICES
-from stoker.shuffling.task import ShuffleTask
+from stoker_functions._shuffle_job.task import ShuffleTask
 from support.materialized import WAYS, phases
 
 EVENT: dict[str, Any] = {

@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._cost.prices import Prices
+from stoker._fetch.head_memory import HeadMemory
+from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
+from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._format.supersample import Packed, SuperSample
+from stoker._format.versions import read_manifest
+from stoker._order.order import Order, OrderConfig
+from stoker._stores import open_store
+from stoker._stores.folder import FolderStore
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
-from stoker.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
-from stoker.order import Order, OrderConfig
-from stoker.prices import Prices
-from stoker.reading.head_memory import HeadMemory
-from stoker.schema import Array, Bytes, Schema
-from stoker.shuffling.epochs import delete_epochs, read_epoch
-from stoker.shuffling.folder import FolderStore
-from stoker.shuffling.plan import PlanConfig, Worker, plan_ways
-from stoker.shuffling.task import ShuffleTask, Way
-from stoker.shuffling.work import perform
-from stoker.store import open_store
-from stoker.store.protocol import ObjectInfo, Store
-from stoker.supersample import Packed, SuperSample
-from stoker.versions import read_manifest
+from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways
+from stoker_functions._shuffle_job.task import ShuffleTask, Way
+from stoker_functions._shuffle_job.work import perform
 from support.materialized import MEMORY_BYTES, WAYS, carry_out, layout_of, made, phases
 from support.memory import ROUNDS, Memory
 from support.packing import DyingStore, FlakyStore, WatchedStore, fresh_store, pack, stored
@@ -386,7 +386,7 @@ def refused(
     asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore::stoker.fetch.fetcher.CopiedBucketWarning")
+@pytest.mark.filterwarnings("ignore::stoker._fetch.fetcher.CopiedBucketWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_value_that_is_spoilt_in_the_data_set_is_an_error_that_names_the_object(way: Way) -> None:
     async def spoil(store: Store, _: Any) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._format.schema import Array, Bytes, Schema
+from stoker._pack.part import Part
+from stoker._sources import Source
+from stoker._sources.folders import files_schema
+from stoker._sources.parts import MAX_PART_OBJECTS, open_part, split
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError, SchemaError, StoreError
-from stoker.pack.part import Part
-from stoker.retry import RetryingStore
-from stoker.schema import Array, Bytes, Schema
-from stoker.sources import Source
-from stoker.sources.folders import files_schema
-from stoker.sources.parts import MAX_PART_OBJECTS, open_part, split
-from stoker.store.protocol import ObjectInfo, Store
 from support.places import look, put_all, read_all, tar_of, with_source, with_store
 
 COMMON = Part(
@@ -76,7 +76,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a part of more than fifty objects be a range of keys, so that tests need only so many."""
-    monkeypatch.setattr("stoker.sources.parts._MAX_NAMED_OBJECTS", 50)
+    monkeypatch.setattr("stoker._sources.parts._MAX_NAMED_OBJECTS", 50)
 
 
 def parts_of(

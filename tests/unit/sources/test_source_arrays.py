@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker._format.schema import Array
+from stoker._pack import object_reading as reading
+from stoker._sources import arrays, open_source
 from stoker.errors import PackError, StokerError
-from stoker.schema import Array
-from stoker.sources import arrays, open_source, reading
 from support.memory import memory_of
 from support.places import look, put_all, read_all
 

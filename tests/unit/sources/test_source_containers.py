@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from stoker import Array, Packer
-from stoker.checksum import crc32c
+from stoker._base.checksum import crc32c
+from stoker._sources.containers import BEGINNING_BYTES, begins_like, named_like
 from stoker.errors import ConfigError, PackError
-from stoker.sources.containers import BEGINNING_BYTES, begins_like, named_like
 from support.places import look, put_all, read_all, tar_of
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker._format.schema import Array, Bytes, Text
+from stoker._sources import Source
+from stoker._stores import open_store
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError
-from stoker.schema import Array, Bytes, Text
-from stoker.sources import Source
-from stoker.store import open_store
 from support.places import look, put_all, read_all, tar_of, with_source
 
 TAR = tar_of([("x.txt", b"x")])

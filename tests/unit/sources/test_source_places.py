@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker._sources import open_source
+from stoker._stores import GcsOptions, S3Options, open_store
+from stoker._stores.options import StoreOptions
 from stoker.errors import ConfigError, NotFoundError
-from stoker.sources import open_source
-from stoker.store import GcsOptions, S3Options, open_store
-from stoker.store.options import StoreOptions
 from stoker_local import BucketConfig, Fault, FaultKind, FaultPlan, LocalBucket, LocalGcs, running_bucket
 from support.places import tar_of
 

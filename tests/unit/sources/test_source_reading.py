@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stoker._pack import object_reading as reading
+from stoker._pack.object_reading import ByteStream, in_order, spans
+from stoker._stores.location import parse_url
+from stoker._stores.memory import MemoryStore
 from stoker.errors import TruncatedError
-from stoker.sources import reading
-from stoker.sources.reading import ByteStream, in_order, spans
-from stoker.store.location import parse_url
-from stoker.store.memory import MemoryStore
 
 
 class Jobs:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import webdataset
 
+from stoker._format.schema import Array, Bytes, Text
+from stoker._sources import Source
+from stoker._sources.webdataset import WebDataset
 from stoker.errors import ConfigError, NotFoundError, PackError, StokerError
-from stoker.schema import Array, Bytes, Text
-from stoker.sources import Source
-from stoker.sources.webdataset import WebDataset
 from support.places import look, put_all, read_all, tar_of, with_source
 
 MEMBERS = [
@@ -237,7 +237,7 @@ def with_checksums(data: bytearray) -> bytes:
 
 
 def test_no_bit_flip_or_cut_causes_anything_but_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.sources.webdataset.PEEK_SPAN_BYTES", 700)
+    monkeypatch.setattr("stoker._sources.webdataset.PEEK_SPAN_BYTES", 700)
     rng = np.random.default_rng(3)
     good, errors = pax(b"14 path=b.txt\n") + tar_of(MEMBERS[:4]), 0
     for _ in range(300):

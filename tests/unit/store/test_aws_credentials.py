@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from botocore.utils import ContainerMetadataFetcher
 
+from stoker._stores import S3Options, aws_credentials, open_store
+from stoker._stores.aws_credentials import AwsCredentials
+from stoker._stores.renewal import RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError, TransientError
-from stoker.store import S3Options, aws_credentials, open_store
-from stoker.store.aws_credentials import AwsCredentials
-from stoker.store.renewal import RenewedCredentials
 from support.speaking import Server, serving
 
 Say = Callable[[], bytes]
@@ -100,7 +100,7 @@ def test_keys_that_last_are_used_while_the_endpoint_fails_by_reads_and_by_writes
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said = [keys("first", timedelta(minutes=5))]
-    monkeypatch.setattr("stoker.store.renewal._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("stoker._stores.renewal._AGAIN_SECONDS", 0.0)
 
     async def use(_: str) -> None:
         store = open_store("s3://bucket", options=S3Options(endpoint_url="http://127.0.0.1:1"))

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from stoker._stores.gcs_access import GcsAccess
+from stoker._stores.options import GcsOptions
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,
@@ -17,15 +19,13 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
-from stoker.store.gcs_access import GcsAccess
-from stoker.store.options import GcsOptions
 
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    monkeypatch.setattr("stoker.store.google_tokens.machine_vendor", lambda: "QEMU")
+    monkeypatch.setattr("stoker._stores.google_tokens.machine_vendor", lambda: "QEMU")
 
 
 def user_file(folder: Path, token_url: str) -> Path:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._stores.http import Call, Destination, Reply
+from stoker._stores.http_direct import DirectReader, _Connection
+from stoker._stores.options import HttpOptions
 from stoker.errors import ConnectionLostError, DeadlineError, StoreError, TruncatedError
-from stoker.store.http import Call, Destination, Reply
-from stoker.store.http_direct import DirectReader, _Connection
-from stoker.store.options import HttpOptions
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.stores import eventually
 
@@ -361,7 +361,7 @@ def test_a_connection_that_takes_too_long_to_make_is_a_deadline(monkeypatch: pyt
     async def never(*_: object, **__: object) -> None:
         await asyncio.sleep(1e6)
 
-    monkeypatch.setattr("stoker.store.dialer.start_connection", never)
+    monkeypatch.setattr("stoker._stores.dialer.start_connection", never)
 
     async def main() -> None:
         reader = DirectReader(HttpOptions(), "http://127.0.0.1:80")
@@ -385,7 +385,7 @@ def test_every_connection_begins_with_another_address(monkeypatch: pytest.Monkey
         looked_up += 1
         return [(2, 1, 6, "", (f"10.0.0.{number}", 80)) for number in range(3)]
 
-    monkeypatch.setattr("stoker.store.dialer.start_connection", refuse)
+    monkeypatch.setattr("stoker._stores.dialer.start_connection", refuse)
 
     async def main() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from stoker._stores.dialer import Dialer, Dialled
+from stoker._stores.http import Call, Destination, Reply
+from stoker._stores.http_direct import DirectReader
+from stoker._stores.options import HttpOptions
 from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
-from stoker.store.dialer import Dialer, Dialled
-from stoker.store.http import Call, Destination, Reply
-from stoker.store.http_direct import DirectReader
-from stoker.store.options import HttpOptions
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.stores import eventually
 from support.tls import Authority, make_authority

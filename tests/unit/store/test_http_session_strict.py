@@ -9,10 +9,10 @@ from contextlib import suppress
 import aiohttp
 import pytest
 
+from stoker._stores.http import Call, Destination
+from stoker._stores.http_session import SessionReader, exchange, open_session, translated
+from stoker._stores.options import HttpOptions
 from stoker.errors import ServerError
-from stoker.store.http import Call, Destination
-from stoker.store.http_session import SessionReader, exchange, open_session, translated
-from stoker.store.options import HttpOptions
 from support.speaking import BODY, HEAD, WHOLE, Server, Speak, serving
 
 BEHIND = {

@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from stoker import versions
+from stoker._format import versions
+from stoker._format.manifest import POINTER_KEY, Manifest, version_key
+from stoker._stores import HttpOptions, ServedOptions, Store, open_store
+from stoker._stores.google_identity import IdentityTokens
+from stoker._stores.http_store_access import ServedAccess
+from stoker._stores.http_store_auth import Bearer
+from stoker._stores.http_store_rows import RowIndex
+from stoker._stores.location import parse_url
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,
@@ -31,14 +38,7 @@ from stoker.errors import (
     TruncatedError,
     UnexpectedAnswerError,
 )
-from stoker.manifest import POINTER_KEY, Manifest, version_key
-from stoker.store import HttpOptions, ServedOptions, Store, open_store
-from stoker.store.google_identity import IdentityTokens
-from stoker.store.http_store_access import ServedAccess
-from stoker.store.http_store_auth import Bearer
-from stoker.store.http_store_rows import RowIndex
-from stoker.store.location import parse_url
-from stoker_local.s3.signature import KeyPair
+from stoker_local._s3.signature import KeyPair
 from support.datasets import pack_numbers
 from support.places import with_store
 from support.platform_doors import enter

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stoker._format.manifest import POINTER_KEY
+from stoker._stores import ServedOptions, Store, google_identity, open_store
+from stoker._stores.http_store_auth import auth_of, callers_of
 from stoker.errors import (
     ConfigError,
     CredentialsError,
@@ -22,10 +25,7 @@ from stoker.errors import (
     StokerError,
     StoreError,
 )
-from stoker.manifest import POINTER_KEY
-from stoker.store import ServedOptions, Store, google_identity, open_store
-from stoker.store.http_store_auth import auth_of, callers_of
-from stoker_local.s3.signature import KeyPair
+from stoker_local._s3.signature import KeyPair
 from support.datasets import pack_numbers
 from support.google_metadata import machine_account
 from support.platform_doors import REGION, BearerDoor, Door, IamDoor, enter
@@ -181,7 +181,7 @@ def test_an_sdk_that_is_not_installed_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, options: ServedOptions, sdk: str, extra: str
 ) -> None:
     for name in ("aws_credentials", "google_identity", "http_store_aws", "http_store_google"):
-        monkeypatch.delitem(sys.modules, f"stoker.store.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"stoker._stores.{name}", raising=False)
     monkeypatch.setitem(sys.modules, sdk, None)
     with pytest.raises(MissingExtraError, match=rf"needs {sdk}; pip install 'stoker\[{extra}\]'"):
         open_store("stoker+https://data.example/v1/x", options=options)
@@ -190,7 +190,7 @@ def test_an_sdk_that_is_not_installed_is_named_with_its_extra(
 def test_an_sdk_is_imported_for_its_own_identities_alone() -> None:
     program = """
 import sys
-from stoker.store import ServedOptions, open_store
+from stoker._stores import ServedOptions, open_store
 found = lambda: sorted({"botocore", "aiobotocore", "aioboto3", "gcloud"} & set(sys.modules))
 open_store("stoker+https://data.example/v1/x")
 open_store("stoker+https://abc.run.app/v1/x", options=ServedOptions(token="t"))

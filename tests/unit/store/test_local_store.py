@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker._base.threads import in_thread
+from stoker._stores import ObjectInfo, Store, open_store
+from stoker._stores.local_writing import is_partial, locked, sweep
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,
@@ -24,9 +27,6 @@ from stoker.errors import (
     ServerError,
     StoreError,
 )
-from stoker.store import ObjectInfo, Store, open_store
-from stoker.store.local_writing import is_partial, locked, sweep
-from stoker.threads import in_thread
 from support.stores import eventually, keys_of, read_range, run_with
 
 
@@ -113,7 +113,7 @@ def test_a_process_forked_while_a_folder_is_locked_does_not_keep_the_lock(tmp_pa
     program = """
 import os, signal, sys
 from pathlib import Path
-from stoker.store.local_writing import locked
+from stoker._stores.local_writing import locked
 folder = Path(sys.argv[1])
 with locked(folder):
     if not (child := os.fork()):
@@ -283,7 +283,7 @@ def test_of_several_processes_with_one_tag_exactly_one_wins(tmp_path: Path) -> N
     program = """
 import asyncio, sys
 from stoker.errors import PreconditionFailedError
-from stoker.store import open_store
+from stoker._stores import open_store
 async def main(root, tag, body):
     await open_store(root).put("x", body.encode(), if_tag=tag)
     print("won")
@@ -358,7 +358,7 @@ def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) ->
     program = """
 import os, signal, sys
 from pathlib import Path
-from stoker.store.local_writing import locked
+from stoker._stores.local_writing import locked
 with locked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -433,7 +433,7 @@ def test_two_creators_without_locks_cannot_both_find_the_place_empty(
     async def check(store: Store) -> None:
         await store.put("x", b"theirs")
         monkeypatch.setattr("fcntl.flock", refuse)
-        monkeypatch.setattr("stoker.store.local._current_tag", lambda _path: None)  # looked before they wrote
+        monkeypatch.setattr("stoker._stores.local._current_tag", lambda _path: None)  # looked before they wrote
         with pytest.raises(PreconditionFailedError):
             await store.put("x", b"ours", if_absent=True)
         assert (await store.get("x"))[0] == b"theirs"

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from yarl import URL
 
+from stoker._stores import GcsOptions, Presigner, S3Options, Store, open_store
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
-from stoker.store import GcsOptions, Presigner, S3Options, Store, open_store
-from stoker_local.bucket import LocalBucket
+from stoker_local._bucket import LocalBucket
 from support.stores import run_with
 
 ODD_KEY = "a b/ü+%2F?&=~'*"

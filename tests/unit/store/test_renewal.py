@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._stores.renewal import RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError
-from stoker.store.renewal import RenewedCredentials
 
 LIFE_SECONDS, MARGIN_SECONDS = 3600.0, 200.0
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from stoker._cost.prices import PriceKey
+from stoker._stores import open_store
+from stoker._stores.aws_credentials import botocore_session
+from stoker._stores.metered import price_key
+from stoker._stores.options import S3Options
+from stoker._stores.s3_access import Target, _target
 from stoker.errors import ConfigError
-from stoker.prices import PriceKey
-from stoker.store import open_store
-from stoker.store.aws_credentials import botocore_session
-from stoker.store.metered import price_key
-from stoker.store.options import S3Options
-from stoker.store.s3_access import Target, _target
 
 ENVIRONMENT = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 

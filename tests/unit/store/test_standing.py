@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker.access_token import Grant, TokenKeys
+from stoker._stores import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
+from stoker._stores.access_token import Grant, TokenKeys
+from stoker._stores.http import Call, Reply
+from stoker._stores.http_store_access import ServedAccess
+from stoker._stores.standing import Endpoint, Identity, Introduced, parse_date
 from stoker.errors import ConnectionLostError
-from stoker.store import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
-from stoker.store.http import Call, Reply
-from stoker.store.http_store_access import ServedAccess
-from stoker.store.standing import Endpoint, Identity, Introduced, parse_date
 
 KEYS: dict[str, Any] = {"access_key_id": "MARKER", "secret_access_key": "MARKER"}
 

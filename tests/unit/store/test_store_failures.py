@@ -7,8 +7,8 @@ from email.utils import format_datetime
 
 import pytest
 
+from stoker._stores.failures import Failure, error_of, retry_after_seconds
 from stoker.errors import ServerError, StoreError
-from stoker.store.failures import Failure, error_of, retry_after_seconds
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("7", 7.0), (" 7\t", 7.0), ("0", 0.0), ("999999999", 999_999_999.0)])

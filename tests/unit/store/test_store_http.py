@@ -9,10 +9,10 @@ from typing import Literal
 
 import pytest
 
+from stoker._stores.http import Call, Destination, HttpReader, Reply
+from stoker._stores.http_session import open_reader, open_session
+from stoker._stores.options import HttpOptions
 from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, TruncatedError
-from stoker.store.http import Call, Destination, HttpReader, Reply
-from stoker.store.http_session import open_reader, open_session
-from stoker.store.options import HttpOptions
 
 BODY = b"0123456789"
 

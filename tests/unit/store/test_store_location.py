@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker._stores import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
+from stoker._stores.location import parse_url
 from stoker.errors import ConfigError, MissingExtraError, StoreError
-from stoker.store import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
-from stoker.store.location import parse_url
 from support.stores import run_with
 
 
@@ -211,7 +211,7 @@ def test_options_do_not_show_their_secrets() -> None:
 def test_a_missing_sdk_names_the_extra_to_install(
     url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(("stoker.store.s3", "stoker.store.gcs"))]:
+    for name in [name for name in sys.modules if name.startswith(("stoker._stores.s3", "stoker._stores.gcs"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'stoker\[{extra}\]'"):
@@ -223,7 +223,7 @@ def test_opening_a_store_imports_no_other_stores_sdk_and_starts_nothing() -> Non
 import socket, sys, threading
 def refuse(*_): raise AssertionError("a socket")
 socket.socket.connect = refuse
-from stoker.store import open_store
+from stoker._stores import open_store
 open_store("/nowhere"), open_store("memory://x")
 assert not {"botocore", "gcloud", "aiohttp"} & set(sys.modules), "an SDK"
 open_store("s3://bucket")

@@ -9,15 +9,15 @@ from itertools import pairwise
 
 import pytest
 
-from stoker.clock import VirtualClockLoop, run_virtual
+from stoker._base.attribution import explained
+from stoker._base.clock import VirtualClockLoop, run_virtual
+from stoker._base.fetch_record import Fetch, Request, Strand, strand
+from stoker._base.phases import Phase, Span
+from stoker._base.recorder import Recorder
+from stoker._base.tier import ObjectRef
+from stoker._fetch.fetcher import FetchConfig
+from stoker._fetch.schedule import FetchSize
 from stoker.errors import StoreError, TransientError
-from stoker.fetch.fetcher import FetchConfig
-from stoker.schedule import FetchSize
-from stoker.tier import ObjectRef
-from stoker.trace.attribution import explained
-from stoker.trace.fetches import Fetch, Request, Strand, strand
-from stoker.trace.phases import Phase, Span
-from stoker.trace.recorder import Recorder
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun
 

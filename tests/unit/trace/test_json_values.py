@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from stoker._trace.json_values import read_values
 from stoker.errors import ConfigError
-from stoker.trace.json_values import read_values
 from support.memory import memory_of
 
 VALUES = [{"a": 'é"\\]', "b": [1, -2.5e3, True, None]}, {"c": {"d": "x,]"}}, 7, 0.25, "]", [], {}]

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stoker._base.phases import Phase, Span
+from stoker._base.recorder import Wait
+from stoker._trace.chrome import ChromeTrace
+from stoker._trace.picture import Section, ring_fill
+from stoker._trace.quantiles import Quantiles
+from stoker._trace.recording import Filled, Held, Recording, Told, read_trace
+from stoker._trace.summary import Summary
 from stoker.errors import ConfigError
-from stoker.trace.chrome import ChromeTrace
-from stoker.trace.phases import Phase, Span
-from stoker.trace.picture import Section, ring_fill
-from stoker.trace.quantiles import Quantiles
-from stoker.trace.recorder import Wait
-from stoker.trace.recording import Filled, Held, Recording, Told, read_trace
-from stoker.trace.summary import Summary
 from support.faulty_store import Weather
 from support.memory import ROUNDS, Memory
 from support.traced import TracedRun

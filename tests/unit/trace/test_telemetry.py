@@ -16,10 +16,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from stoker._base.phases import Phase
+from stoker._trace.open_telemetry import OpenTelemetrySink
+from stoker._trace.prometheus import PrometheusSink
 from stoker.errors import ConfigError, MissingExtraError
-from stoker.trace.open_telemetry import OpenTelemetrySink
-from stoker.trace.phases import Phase
-from stoker.trace.prometheus import PrometheusSink
 from support.faulty_store import Weather
 from support.traced import TracedRun
 
@@ -175,7 +175,9 @@ def test_a_missing_library_is_told_with_its_extra(
 
 
 def test_nothing_of_it_is_imported_before_it_is_asked_for() -> None:
-    modules = "stoker.feed, stoker.trace.open_telemetry, stoker.trace.prometheus, stoker.trace.picture, stoker.cli"
+    modules = (
+        "stoker._fetch.feed, stoker._trace.open_telemetry, stoker._trace.prometheus, stoker._trace.picture, stoker.cli"
+    )
     program = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert not {"opentelemetry", "prometheus_client", "matplotlib", "plotly"} & set(done.stdout.split())

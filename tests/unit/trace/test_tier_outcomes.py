@@ -9,8 +9,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker.trace.chrome import ChromeTrace
-from stoker.trace.prometheus import PrometheusSink
+from stoker._trace.chrome import ChromeTrace
+from stoker._trace.prometheus import PrometheusSink
 from support.tiers import SilentTier
 from support.traced import TracedRun
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import StokerError
-from stoker.warm.backup import back_up
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
-from stoker.warm.shelf import OVERHEAD_BYTES
+from stoker_warm._backup import back_up
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._shelf import OVERHEAD_BYTES
 from support.warm_platform import Instance, Mood, Tier, named
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]

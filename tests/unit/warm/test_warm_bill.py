@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from stoker._cost.prices import GB_BYTES, Egress, FunctionPrices, Prices, StorePrices
 from stoker.errors import ConfigError
-from stoker.prices import GB_BYTES, Egress, FunctionPrices, Prices, StorePrices
-from stoker.warm.bill import Bill, CostMeter
-from stoker.warm.wake import Task
+from stoker_warm._bill import Bill, CostMeter
+from stoker_warm._wake import Task
 
 MEMORY = 1536 << 20
 MIB = 1 << 20

@@ -8,9 +8,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from stoker.checksum import crc32c
+from stoker._base.checksum import crc32c
 from stoker.errors import ConfigError, LostShardsError, MissingExtraError
-from stoker.warm.code import Code, encode, require_codec, restore
+from stoker_warm._code import Code, encode, require_codec, restore
 from support.memory import memory_of
 
 CODES = [

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, WireError
-from stoker.warm.connection import ConnectionConfig
-from stoker.warm.wire import Head, Kind
+from stoker_warm._connection import ConnectionConfig
+from stoker_warm._wire import Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link, LinkConfig
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from stoker.errors import DeadlineError
-from stoker.warm.connection import ConnectionConfig
-from stoker.warm.wire import Kind
+from stoker_warm._connection import ConnectionConfig
+from stoker_warm._wire import Kind
 from support.warm_connections import SHARD, Server, joined, memory, run
 from support.warm_wires import LinkConfig
 

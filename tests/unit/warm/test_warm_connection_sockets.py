@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import CredentialsError
-from stoker.warm.connection import Connection
-from stoker.warm.wire import Kind
+from stoker_warm._connection import Connection
+from stoker_warm._wire import Kind
 from support.tls import make_authority
 from support.warm_connections import SHARD, Server, memory, node_side, proxy_side
 

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.warm.code import Code
-from stoker.warm.directory import MOST_NODES, Directory, Held
-from stoker.warm.shard import ShardId
-from stoker.warm.shelf import OVERHEAD_BYTES
+from stoker_warm._code import Code
+from stoker_warm._directory import MOST_NODES, Directory, Held
+from stoker_warm._shard import ShardId
+from stoker_warm._shelf import OVERHEAD_BYTES
 from support.memory import ROUNDS, Memory
 
 CODE, OLD = Code(2, 1), Code(3, 1)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from stoker._fanout import Answer
 from stoker.errors import ConnectionLostError, NotFoundError, StokerError
-from stoker.fanout import Answer
-from stoker.warm.fleet import Node
-from stoker.warm.life import State
+from stoker_warm._fleet import Node
+from stoker_warm._life import State
 from support.warm_one_node import DATA, NAME, SHARD, check, ping, tasks, the_instance
 from support.warm_platform import Mood, Platform, Tier
 

@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError
-from stoker.warm.lazy import LazyKeeper
+from stoker_warm._lazy import LazyKeeper
 
 NAME = "0" * 32
 

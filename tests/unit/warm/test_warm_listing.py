@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stoker.errors import WireError
-from stoker.warm.fleet import Node
-from stoker.warm.listing import listed_page
-from stoker.warm.shard import ShardId
+from stoker_warm._fleet import Node
+from stoker_warm._listing import listed_page
+from stoker_warm._shard import ShardId
 from support.warm_one_node import DATA, NAME, SHARD, check
 from support.warm_platform import Tier
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from stoker._fanout import ExecutorOptions
 from stoker.errors import ConfigError
-from stoker.fanout import ExecutorOptions
-from stoker.warm.client import WarmClient
-from stoker.warm.code import Code
-from stoker.warm.handshake import Secret
-from stoker.warm.keepers import open_keeper
-from stoker.warm.location import Fleet, WarmLocation
-from stoker.warm.settings import WarmConfig
-from stoker.warm.sockets import Address, Certificate
+from stoker_warm._client import WarmClient
+from stoker_warm._code import Code
+from stoker_warm._handshake import Secret
+from stoker_warm._keepers import open_keeper
+from stoker_warm._location import Fleet, WarmLocation
+from stoker_warm._settings import WarmConfig
+from stoker_warm._sockets import Address, Certificate
 
 FINGERPRINT = "0123456789abcdef" * 4
 FLEET = "warm+lambda://stoker?listen=10.0.0.5:7411"

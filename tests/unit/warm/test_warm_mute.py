@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError
-from stoker.warm.code import Code
-from stoker.warm.fleet import Node
-from stoker.warm.life import State
-from stoker.warm.node import NodeServer
-from stoker.warm.settings import WarmConfig
-from stoker.warm.wire import Kind
+from stoker_warm._code import Code
+from stoker_warm._fleet import Node
+from stoker_warm._life import State
+from stoker_warm._node import NodeServer
+from stoker_warm._settings import WarmConfig
+from stoker_warm._wire import Kind
 from support.warm_one_node import DATA, NAME, SHARD, the_instance
 from support.warm_platform import Mood, Tier
 

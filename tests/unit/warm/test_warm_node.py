@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
-from stoker.warm.connection import Connection, Reply
-from stoker.warm.handshake import Secret
-from stoker.warm.node import LISTED_AT_ONCE, NodeServer
-from stoker.warm.shard import ShardId
-from stoker.warm.shelf import OVERHEAD_BYTES, Shelf
-from stoker.warm.wake import Report, Task, Wake
-from stoker.warm.wire import Kind
+from stoker_warm._connection import Connection, Reply
+from stoker_warm._handshake import Secret
+from stoker_warm._node import LISTED_AT_ONCE, NodeServer
+from stoker_warm._shard import ShardId
+from stoker_warm._shelf import OVERHEAD_BYTES, Shelf
+from stoker_warm._wake import Report, Task, Wake
+from stoker_warm._wire import Kind
 from support.warm_listener import Listener
 from support.warm_platform import ADDRESS, SECRET
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from stoker.clock import run_virtual
-from stoker.warm.connection import Connection
-from stoker.warm.shard import ShardId
-from stoker.warm.wire import Kind
+from stoker._base.clock import run_virtual
+from stoker_warm._connection import Connection
+from stoker_warm._shard import ShardId
+from stoker_warm._wire import Kind
 from support.warm_listener import Listener
 from support.warm_wires import LinkConfig
 

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker.cache.naming import name_of
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of
+from stoker._format.manifest import Manifest
 from stoker.errors import NotFoundError, ObjectChangedError
-from stoker.manifest import Manifest
-from stoker.tier import ObjectRef
-from stoker.warm.origin import BucketOrigin
+from stoker_warm._origin import BucketOrigin
 from support.packing import WatchedStore, fresh_store, numbered, pack
 
 STRANGER = "0" * 32

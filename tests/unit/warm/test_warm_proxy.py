@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError, WireError
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
-from stoker.warm.shard import ShardId
-from stoker.warm.writing import _evicted
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._shard import ShardId
+from stoker_warm._writing import _evicted
 from support.warm_platform import Mood, Tier, named
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]

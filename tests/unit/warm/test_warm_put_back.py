@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker._cost.prices import Prices
 from stoker.errors import ConfigError, ObjectChangedError, ServerError, StoreError
-from stoker.prices import Prices
-from stoker.warm.code import Code
-from stoker.warm.life import State
-from stoker.warm.put_back import takes_whole
-from stoker.warm.settings import WarmConfig
+from stoker_warm._code import Code
+from stoker_warm._life import State
+from stoker_warm._put_back import takes_whole
+from stoker_warm._settings import WarmConfig
 from support.warm_origin import MemoryOrigin
 from support.warm_platform import Mood, Tier, named
 

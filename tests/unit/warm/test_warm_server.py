@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from stoker.cache.naming import name_of
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of
 from stoker.errors import ConfigError, ConnectionLostError, ServerError
-from stoker.tier import ObjectRef
-from stoker.warm.client import ClientConfig
-from stoker.warm.code import Code
-from stoker.warm.connection import Answer, Connection, Reply
-from stoker.warm.handshake import PeerSide, Secret
-from stoker.warm.memory_pool import MemoryAccount, MemoryPool
-from stoker.warm.server import ServerConfig
-from stoker.warm.settings import WarmConfig
-from stoker.warm.wire import MAX_BODY_BYTES, Head, Kind
+from stoker_warm._client import ClientConfig
+from stoker_warm._code import Code
+from stoker_warm._connection import Answer, Connection, Reply
+from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._memory_pool import MemoryAccount, MemoryPool
+from stoker_warm._server import ServerConfig
+from stoker_warm._settings import WarmConfig
+from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 from support.warm_clients import SharedTier, loaded, objects, until_stored
 from support.warm_connections import run
 from support.warm_platform import SECRET

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from stoker.cache.naming import name_of
-from stoker.checksum import crc32c
+from stoker._base.checksum import crc32c
+from stoker._base.tier import ObjectRef
+from stoker._cache.naming import name_of
 from stoker.errors import ConfigError, WireError
-from stoker.tier import ObjectRef
-from stoker.warm.shard import Shard, ShardId, verified
+from stoker_warm._shard import Shard, ShardId, verified
 
 NAME = name_of(ObjectRef(key="data/0123/7", size_bytes=1001, crc32c=0xDEADBEEF))
 FIRST = ShardId(NAME, 10, 2, 0)

@@ -7,8 +7,8 @@ from itertools import chain
 import pytest
 
 from stoker.errors import ConfigError
-from stoker.warm.shard import Shard, ShardId
-from stoker.warm.shelf import OVERHEAD_BYTES, Digest, Shelf
+from stoker_warm._shard import Shard, ShardId
+from stoker_warm._shelf import OVERHEAD_BYTES, Digest, Shelf
 from support.memory import memory_of
 
 PAYLOAD = b"x" * 100

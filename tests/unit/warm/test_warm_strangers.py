@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stoker.errors import DeadlineError
-from stoker.warm.fleet import Node
+from stoker_warm._fleet import Node
 from support.warm_one_node import DATA, NAME, SHARD, check, die_in_silence, ping, tasks
 from support.warm_platform import Mood, Tier
 

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker.cache.naming import name_of
-from stoker.clock import run_virtual
-from stoker.fetch.fetcher import FetchConfig, Fetcher
-from stoker.ring import Ring
-from stoker.warm.code import Code
-from stoker.warm.settings import WarmConfig
-from stoker.warm.tier import WarmTier
+from stoker._base.clock import run_virtual
+from stoker._cache.naming import name_of
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._memory.ring import Ring
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._tier import WarmTier
 from support.faulty_store import FaultyStore, Weather, pin
 from support.warm_platform import Tier
 

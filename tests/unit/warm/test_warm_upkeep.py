@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError, StateError
-from stoker.warm.upkeep import Errand, Upkeep, UpkeepConfig
-from stoker.warm.wake import Task
+from stoker_warm._upkeep import Errand, Upkeep, UpkeepConfig
+from stoker_warm._wake import Task
 
 WARM, BACKUP = Task.WARM, Task.BACKUP
 ONLY_WARM = UpkeepConfig(backup_seconds=None)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import WireError
-from stoker.warm.outbox import Outbox, Outgoing
-from stoker.warm.wire import (
+from stoker_warm._outbox import Outbox, Outgoing
+from stoker_warm._wire import (
     ANSWERS,
     HEADER_BYTES,
     MAX_BODY_BYTES,

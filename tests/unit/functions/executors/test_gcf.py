@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stoker._fanout import Answer, ExecutorOptions
 from stoker.errors import (
     ConfigError,
     CredentialsError,
@@ -20,8 +21,7 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
-from stoker.fanout import Answer, ExecutorOptions
-from stoker_functions.executors.gcf import GcfExecutor, size_of
+from stoker_functions._executors.gcf import GcfExecutor, size_of
 from support.function_endpoints import Answering, Endpoint, answering, gcf_endpoint
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stoker._fanout import Answer, ExecutorOptions
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -20,8 +21,7 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
-from stoker.fanout import Answer, ExecutorOptions
-from stoker_functions.executors.lambda_ import LambdaExecutor
+from stoker_functions._executors.lambda_ import LambdaExecutor
 from support.function_endpoints import Answering, Endpoint, answering, lambda_endpoint
 
 

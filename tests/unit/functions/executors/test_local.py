@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
+from stoker._base.retry import RetryPolicy
+from stoker._fanout import Answer, Driver, ExecutorOptions, FanoutConfig, Task
 from stoker.errors import ConnectionLostError, DeadlineError, FunctionError
-from stoker.fanout import Answer, Driver, ExecutorOptions, FanoutConfig, Task
-from stoker.retry import RetryPolicy
-from stoker_functions.executors.local import LocalExecutor
+from stoker_functions._executors.local import LocalExecutor
 from support.executor_checks import own_functions
 
 ROOT = Path(__file__).parents[4]
@@ -23,7 +23,7 @@ _WAIT_SECONDS = 300.0  # of a hang
 
 def workers() -> list[psutil.Process]:
     """The worker processes of this one."""
-    return [child for child in psutil.Process().children() if "stoker_functions.executors.worker" in said(child)]
+    return [child for child in psutil.Process().children() if "stoker_functions._executors.worker" in said(child)]
 
 
 def said(process: psutil.Process) -> str:
@@ -150,7 +150,7 @@ def test_settings_reach_the_functions_and_the_environment_stays_as_it_is() -> No
 def test_workers_go_when_the_process_that_started_them_does(how: signal.Signals, tmp_path: Path) -> None:
     program = f"""
 import asyncio
-from stoker_functions.executors.local import LocalExecutor
+from stoker_functions._executors.local import LocalExecutor
 from support.executor_checks import own_functions
 
 async def main():

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from stoker.errors import ConfigError
-from stoker_functions.executors.transport import open_session
+from stoker_functions._executors.transport import open_session
 from support.function_endpoints import gcf_endpoint
 
 

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from stoker.access_token import Grant, TokenKeys, key_text
+from stoker._stores.access_token import Grant, TokenKeys, key_text
 from stoker.errors import ConfigError, EventError
-from stoker_functions.deadline import Deadline
-from stoker_functions.deployment import Deployment
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._settings import Settings
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
-from stoker_functions.serve.handlers import (
+from stoker_functions.serve._handlers import (
     config_of,
     serve_scope,
     serve_scope_with_token,
     serve_url,
     serve_url_with_token,
 )
-from stoker_functions.settings import Settings
 from support.datasets import pack_numbers
 from support.served_requests import ask, serving
 

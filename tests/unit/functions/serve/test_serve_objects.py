@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 import stoker
+from stoker._format.manifest import POINTER_KEY, Manifest, version_key
+from stoker._format.versions import read_manifest
+from stoker._stores import ObjectInfo, Store, open_store
 from stoker.errors import (
     CredentialsError,
     FetchError,
@@ -19,9 +22,6 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
-from stoker.manifest import POINTER_KEY, Manifest, version_key
-from stoker.store import ObjectInfo, Store, open_store
-from stoker.versions import read_manifest
 from stoker_functions.serve import Request, Response, Service
 from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.packing import WatchedStore

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.order import OrderConfig
-from stoker_functions.serve.messages import Refusal, Request
-from stoker_functions.serve.routing import BatchAsk, ManifestAsk, SuperSampleAsk, parse
+from stoker._order.order import OrderConfig
+from stoker_functions.serve._messages import Refusal, Request
+from stoker_functions.serve._routing import BatchAsk, ManifestAsk, SuperSampleAsk, parse
 
 
 def asked(path: str, query: str = "", method: str = "GET") -> ManifestAsk | SuperSampleAsk | BatchAsk:

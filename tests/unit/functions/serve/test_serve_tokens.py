@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.access_token import Grant, TokenKeys
+from stoker._stores.access_token import Grant, TokenKeys
 from stoker.errors import ConfigError
 from stoker_functions.serve import Request, Response, ServeConfig
 from support.datasets import pack_numbers

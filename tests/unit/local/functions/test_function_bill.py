@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from stoker.prices import Prices
+from stoker._cost.prices import Prices
 from stoker_local.functions import FunctionSpec, total
-from stoker_local.functions.outcome import Outcome, billed_milliseconds, failure, report
-from stoker_local.functions.statistics import Journal, Meter
+from stoker_local.functions._outcome import Outcome, billed_milliseconds, failure, report
+from stoker_local.functions._statistics import Journal, Meter
 
 GIB = 1 << 30
 

@@ -244,7 +244,7 @@ def test_no_representation_shows_a_variable_a_token_or_a_key() -> None:
 def test_a_runtime_that_is_not_installed_is_told_at_the_start(
     config: dict[str, Any], runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_local.functions.cloud.find_spec", lambda name: None)
+    monkeypatch.setattr("stoker_local.functions._cloud.find_spec", lambda name: None)
 
     async def run() -> None:
         async with function_cloud(FunctionCloudConfig(**config)):
@@ -255,7 +255,7 @@ def test_a_runtime_that_is_not_installed_is_told_at_the_start(
 
 
 def test_a_runtime_that_nothing_needs_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_local.functions.cloud.find_spec", lambda name: None)
+    monkeypatch.setattr("stoker_local.functions._cloud.find_spec", lambda name: None)
 
     async def run() -> None:
         async with function_cloud(FunctionCloudConfig()):
@@ -283,6 +283,6 @@ def test_a_mistake_in_a_file_of_the_program_names_the_file(
 def test_without_its_runtime_the_program_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("stoker_local.functions.cloud.find_spec", lambda name: None)
+    monkeypatch.setattr("stoker_local.functions._cloud.find_spec", lambda name: None)
     assert main(["functions", "--function", "f=m.f"]) == 1
     assert "awslambdaric" in capsys.readouterr().err

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
-from stoker_local.functions.faults import FunctionFaultInjector
-from stoker_local.functions.ledger import Ledger
-from stoker_local.functions.pool import Pool, PoolConfig
-from stoker_local.functions.tasks import background
+from stoker_local.functions._faults import FunctionFaultInjector
+from stoker_local.functions._ledger import Ledger
+from stoker_local.functions._pool import Pool, PoolConfig
+from stoker_local.functions._tasks import background
 
 
 class Idler:

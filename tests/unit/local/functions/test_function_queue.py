@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
 from stoker_local.functions import QueueSpec
-from stoker_local.functions.triggers.queue import Delivery, LocalQueue
+from stoker_local.functions._triggers.queue import Delivery, LocalQueue
 
 
 def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQueue:

@@ -6,12 +6,12 @@ from urllib.parse import unquote_plus
 
 import pytest
 
-from stoker.clock import run_virtual
+from stoker._base.clock import run_virtual
+from stoker_local._objects import ObjectCreated, StoredObject
 from stoker_local.functions import Notification, Schedule
-from stoker_local.functions.google.finalized import finalized_message
-from stoker_local.functions.triggers.notification import created_message, matches, opening_message
-from stoker_local.functions.triggers.schedule import keep_firing, scheduled_event
-from stoker_local.objects import ObjectCreated, StoredObject
+from stoker_local.functions._google.finalized import finalized_message
+from stoker_local.functions._triggers.notification import created_message, matches, opening_message
+from stoker_local.functions._triggers.schedule import keep_firing, scheduled_event
 
 
 def created(key: str = "k", bucket: str = "raw") -> ObjectCreated:

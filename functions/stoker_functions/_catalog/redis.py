@@ -1,0 +1,210 @@
+"""The catalog in Redis, for fleets of packers: records in memory while runs are packed, in the bucket once committed.
+
+The metadata server of DIESEL (Wang et al., ICPP 2020). What Redis has may be lost, wholly or its newest writes: the
+first record of each run is in the bucket, written before its first object, and its super-samples' heads tell the rest
+(:mod:`stoker._maintenance.restoration`). Runs that the bucket knows and Redis does not are restored whenever the
+records are read; where Redis has another identity than it had then, as behind a restart or a fail-over, all unfinished
+runs are.
+
+One hash a data set: ``stoker:{URL}:records``, run → record. A record only grows: a script compares how far the two are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import FullJitterBackoff
+
+from stoker._base.bounded import for_each
+from stoker._base.retry import RetryingStore
+from stoker._maintenance.restoration import restored
+from stoker._pack.catalog import BucketCatalog
+from stoker._pack.log import Journal
+from stoker._pack.record import STATES, PackRecord
+from stoker.errors import (
+    ChecksumError,
+    ConnectionLostError,
+    CredentialsError,
+    FormatError,
+    PackError,
+    StoreError,
+)
+
+__all__ = ["RedisCatalog"]
+
+_log = logging.getLogger("stoker_functions.catalog.redis")
+_SAVE = """
+local known = redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 and redis.call('HGET', KEYS[2], ARGV[1])
+if known and tonumber(known) >= tonumber(ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return 1
+"""
+_RETRIES = 4
+_TIMEOUT_SECONDS = 5.0
+_RESTORED_AT_ONCE = 4
+
+
+class RedisCatalog:
+    """The pack records of one data set in Redis; see the module.
+
+    Args:
+        store: where the data set is.
+        url: of the server, ``redis://host:port/0`` or ``rediss://…``, without a password.
+        password: of the server.
+    """
+
+    def __init__(self, store: RetryingStore, url: str, *, password: str | None = None) -> None:
+        self._store = store
+        self._bucket = BucketCatalog(store)
+        self._redis: Redis = Redis.from_url(
+            url,
+            password=password,
+            decode_responses=False,
+            socket_timeout=_TIMEOUT_SECONDS,
+            socket_connect_timeout=_TIMEOUT_SECONDS,
+            retry=Retry(FullJitterBackoff(cap=1.0, base=0.05), _RETRIES),
+            retry_on_error=[exceptions.ConnectionError, exceptions.TimeoutError],
+        )
+        self._url = url
+        self._records_key = f"stoker:{{{store.url}}}:records"
+        self._progress_key = f"stoker:{{{store.url}}}:progress"
+        self._server_key = f"stoker:{{{store.url}}}:server"
+        self._save = self._redis.register_script(_SAVE)
+
+    async def journal(self, run: str) -> _RedisJournal:
+        """Return what is recorded of a run: one command, and a GET where Redis does not know it."""
+        known = self._parsed(run, await self._asked(self._redis.hget(self._records_key, run)))
+        if known is not None:
+            return _RedisJournal(self, None, known)
+        first = await self.first(run)
+        return _RedisJournal(self, first, first.recorded)
+
+    async def first(self, run: str) -> Journal:
+        """Return what the bucket has of a run."""
+        return await self._bucket.journal(run)
+
+    async def records(self) -> list[PackRecord]:
+        """Return every record, by run, having restored what Redis has lost."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(self._records_key)
+            pipe.get(self._server_key)
+            pipe.info("server")
+            found, server, info = await self._asked(pipe.execute())
+        identity = str(info["run_id"]).encode()
+        parsed = (self._parsed(name.decode(), data) for name, data in found.items())
+        known = {record.run: record for record in parsed if record is not None}
+        in_bucket = {record.run: record for record in await self._bucket.records()}
+        # Written behind its end, by an invocation that was repeated: the bucket, listed later, knows better.
+        late = [run for run in known if run not in in_bucket or in_bucket[run].is_committed]
+        await self._remove(late)
+        known = {run: record for run, record in known.items() if run not in late}
+        doubtful = [run for run, record in in_bucket.items() if run not in known and record.state == "packing"]
+        if server != identity:
+            doubtful += [run for run, record in known.items() if record.state == "packing"]
+        known.update(await self._restored([known.get(run) or in_bucket[run] for run in doubtful]))
+        if server != identity:
+            await self._asked(self._redis.set(self._server_key, identity))
+        for run, record in in_bucket.items():
+            if run not in known or record.progress > known[run].progress:
+                known[run] = record
+        return [known[run] for run in sorted(known)]
+
+    async def save(self, records: Iterable[PackRecord]) -> None:
+        """Record in the bucket that runs are committed, and take them out of memory."""
+        committed = list(records)
+        await self._bucket.save(committed)
+        await self._remove([record.run for record in committed])
+
+    async def forget(self, runs: Iterable[str]) -> None:
+        """Delete the records of runs, from the bucket first: a record that is only in memory is restored from there."""
+        names = list(runs)
+        await self._bucket.forget(names)
+        await self._remove(names)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    async def put(self, record: PackRecord) -> None:
+        """Record a run in memory unless what is there is as far or farther."""
+        state, objects = record.progress
+        progress = (state << 40) + objects
+        arguments: list[Any] = [record.run, progress, record.to_bytes()]
+        await self._asked(self._save(keys=[self._records_key, self._progress_key], args=arguments))
+
+    async def _restored(self, records: Iterable[PackRecord]) -> dict[str, PackRecord]:
+        found: dict[str, PackRecord] = {}
+
+        async def restore(record: PackRecord) -> None:
+            try:
+                found[record.run] = await restored(self._store, record)
+            except FormatError as error:  # it stays unfinished, and the other runs are not kept from their commit
+                _log.warning("%s: cannot restore the record of run %s: %s", self._store.url, record.run, error)
+                found[record.run] = record
+            if found[record.run] is not record:
+                await self.put(found[record.run])
+
+        await for_each(records, restore, concurrency=_RESTORED_AT_ONCE)
+        return found
+
+    def _parsed(self, run: str, data: bytes | None) -> PackRecord | None:
+        """Return the record that Redis has of a run; None if it has none, or a damaged one: that is as good as lost."""
+        try:
+            return None if data is None else PackRecord.from_bytes(data)
+        except (FormatError, ChecksumError) as error:
+            _log.warning("%s: ignoring the record of run %s in Redis: %s", self._store.url, run, error)
+            return None
+
+    async def _remove(self, runs: list[str]) -> None:
+        if runs:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.hdel(self._records_key, *runs)
+                pipe.hdel(self._progress_key, *runs)
+                await self._asked(pipe.execute())
+
+    async def _asked(self, answer: Any) -> Any:
+        """Await an answer of the server, translating its errors; the client's annotations do not tell its type."""
+        try:
+            return await answer
+        except exceptions.AuthenticationError:
+            raise CredentialsError(f"{self._url} refuses the password in STOKER_CATALOG_PASSWORD") from None
+        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+            raise ConnectionLostError(f"{self._url}: {str(error)[:200]}") from error
+        except exceptions.RedisError as error:
+            raise StoreError(f"{self._url}: {str(error)[:200]}") from error
+
+
+class _RedisJournal:
+    """What is recorded of one run: its first record in the bucket, all others in memory."""
+
+    def __init__(self, catalog: RedisCatalog, first: Journal | None, recorded: PackRecord | None) -> None:
+        self._catalog = catalog
+        self._first = first
+        self._recorded = recorded
+
+    @property
+    def recorded(self) -> PackRecord | None:
+        """What the record says, as far as is known here."""
+        return self._recorded
+
+    async def save(self, record: PackRecord) -> None:
+        """Record the run, in the bucket too if that does not know it.
+
+        Raises:
+            PackError: the record was deleted.
+        """
+        if self._recorded is not None and self._recorded.progress >= record.progress:
+            return
+        if self._recorded is None and self._first is not None:
+            await self._first.save(replace(record, state=STATES[0], prefix=None))
+        elif record.state != STATES[0] and (await self._catalog.first(record.run)).recorded is None:
+            raise PackError(f"the record of run {record.run} was deleted while it was packed; pack it again")
+        await self._catalog.put(record)
+        self._recorded = record

@@ -1,0 +1,85 @@
+"""Functions as tasks of a Ray cluster; one of this machine's own is started where there is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from stoker._fanout import Answer, ExecutorOptions
+from stoker.errors import ConfigError, ConnectionLostError
+from stoker_functions._executors.ray_task import perform
+from stoker_functions._executors.runner import answer_of
+
+__all__ = ["RayExecutor"]
+
+
+class RayExecutor:
+    """Runs each function as a task with one processor; Ray decides where, and lets wait what finds none free.
+
+    Every machine of the cluster needs stoker installed and reaches the buckets with credentials of its own; settings
+    of the options go with each task. A cluster that this process is connected to already is used, and left as it is.
+    """
+
+    name = "ray"
+    platform: str | None = None
+    sees_files = True
+    heeds = frozenset({"endpoint_url"})
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        self.concurrency = options.concurrency or 1
+        self._options = options
+        self._is_ours = False
+        self._task: Any = None
+
+    async def __aenter__(self) -> RayExecutor:
+        try:
+            if not ray.is_initialized():
+                ray.init(address=self._options.endpoint_url, include_dashboard=False, log_to_driver=False)
+                self._is_ours = True
+            processors = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"there is no Ray cluster at {self._options.endpoint_url}: {error}") from error
+        self.concurrency = self._options.concurrency or max(1, processors)
+        # The driver tries again, and counts it.
+        self._task = ray.remote(num_cpus=1, max_retries=0)(perform)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._task = None
+        if self._is_ours:
+            ray.shutdown()
+            self._is_ours = False
+
+    def vcpus(self, _function: str) -> float:
+        """Return none: nothing is charged."""
+        return 0.0
+
+    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
+        """Run a function on the cluster.
+
+        Raises:
+            ConnectionLostError: the machine or process that ran it is gone.
+            FunctionError: the function failed.
+        """
+        if self._task is None:
+            raise ConfigError("an executor is used inside its 'async with' block")
+        options = self._options
+        running = self._task.remote(function, json.dumps(dict(event)), options.environment, options.functions)
+        done = False
+        try:
+            outcome: str = await running
+            done = True
+        except RayError as error:
+            done = True
+            raise ConnectionLostError(f"the Ray task that ran {function} was lost: {error}") from error
+        finally:
+            if not done:  # this call was cancelled
+                ray.cancel(running, force=True)
+        return answer_of(function, outcome)

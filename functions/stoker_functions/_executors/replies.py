@@ -1,0 +1,79 @@
+"""What platforms answer: the results of functions, and refusals as typed errors that say the remedy."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stoker._fanout import error_of_function
+from stoker._stores.failures import Failure, Rule, error_of
+from stoker.errors import (
+    CredentialsError,
+    DeadlineError,
+    NotFoundError,
+    PermissionDeniedError,
+    ServerError,
+    StoreError,
+    ThrottledError,
+)
+
+__all__ = ["refusal", "result_of"]
+
+_BAD_CREDENTIALS: Rule = (CredentialsError, "the credentials are missing, wrong or expired; log in again")
+_BUSY: Rule = (ServerError, "the function is being changed or started; try again")
+_SERVER: Rule = (ServerError, "the platform failed inside; try again")
+_THROTTLED: Rule = (
+    ThrottledError,
+    "too many functions run at once; have the limit on concurrency raised, or ask for fewer calls at once",
+)
+_TOO_LARGE: Rule = (StoreError, "the event is larger than the platform takes; plan smaller parts")
+
+_REFUSALS: dict[str, Rule] = {
+    # By the platform's own code, or by status.
+    "400": (StoreError, "the platform does not take the call"),
+    "401": _BAD_CREDENTIALS,
+    "403": (
+        PermissionDeniedError,
+        "these credentials may not call the function; grant lambda:InvokeFunction (AWS) or roles/run.invoker (Google)",
+    ),
+    "404": (NotFoundError, "there is no such function; deploy it, or correct its prefix, region, project or account"),
+    "408": (DeadlineError, "the platform waited too long; try again"),
+    "409": _BUSY,
+    "413": _TOO_LARGE,
+    "429": _THROTTLED,
+    "500": _SERVER,
+    "502": _SERVER,
+    "503": _THROTTLED,
+    "504": _SERVER,
+    "EC2ThrottledException": _THROTTLED,
+    "ENILimitReachedException": _THROTTLED,
+    "ExpiredTokenException": _BAD_CREDENTIALS,
+    "InvalidSignatureException": _BAD_CREDENTIALS,
+    "MissingAuthenticationTokenException": _BAD_CREDENTIALS,
+    "ResourceNotReadyException": _BUSY,
+    "SubnetIPAddressLimitReachedException": _THROTTLED,
+    "UnrecognizedClientException": _BAD_CREDENTIALS,
+}
+_UNKNOWN = _REFUSALS["400"]
+
+
+def refusal(failure: Failure) -> StoreError:
+    """Return the error for what a platform refused."""
+    rule = _REFUSALS.get(failure.code) or _REFUSALS.get(str(failure.status), _UNKNOWN)
+    return error_of(failure, {str(failure.status): rule})
+
+
+def result_of(function: str, body: bytes) -> dict[str, Any]:
+    """Return a function's result.
+
+    Raises:
+        ServerError: the body is not JSON: somebody else answered.
+        FunctionError: it is JSON and no object.
+    """
+    try:
+        result = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ServerError(f"{function} answered {len(body)} bytes that are not JSON") from None
+    if not isinstance(result, dict):
+        raise error_of_function(function, "TypeError", f"the result is no JSON object but a {type(result).__name__}")
+    return result

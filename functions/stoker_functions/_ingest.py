@@ -1,0 +1,290 @@
+"""ingest: raw objects that have appeared in a bucket become super-samples, as the bucket's notifications come in.
+
+What one delivery brings is packed together; archives are packed alone. A queue delivers at least once, and may deliver
+again in other groups: each run's record names its raw objects, and what the data set has already is left out when the
+runs are committed. An object that was replaced or deleted since it was announced is left out too: its next
+announcement counts. One that cannot be packed fails alone, whatever came with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker._base.bounded import for_each
+from stoker._base.store_protocol import ObjectInfo
+from stoker._format import versions
+from stoker._format.schema import Array, Schema
+from stoker._pack.part import Part, provisional_dataset
+from stoker._sources.folders import belongs, files_schema, images_schema
+from stoker._sources.listing import Listing, is_wanted
+from stoker._sources.parts import Samples, grouped
+from stoker._sources.webdataset import open_webdataset
+from stoker._stores.location import check_key, parse_url
+from stoker.errors import (
+    ConfigError,
+    DeadlineError,
+    EventError,
+    NotFoundError,
+    ObjectChangedError,
+    StokerError,
+    TransientError,
+)
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._notifications import Message, Notified, queue_messages
+from stoker_functions._pack import pack_part
+from stoker_functions._settings import Ingest
+
+__all__ = ["ingest_objects", "ingest_queue"]
+
+_log = logging.getLogger("stoker_functions.ingest")
+_HEADS_AT_ONCE = 32
+_RUN_BYTES = 256 << 20  # read in some ten seconds
+_MOST_ALONE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What raw objects are made into."""
+
+    url: str
+    dataset_id: str
+    schema: Schema | None
+    ingest: Ingest
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """A raw object below one of the deployment's sources, and the message that announced it."""
+
+    source: str
+    info: ObjectInfo
+    message: str
+
+
+async def ingest_queue(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Pack what the messages of an SQS event announce.
+
+    Returns:
+        ``batchItemFailures``: the messages that the queue should keep; those that were never valid go to its
+        dead-letter queue when it has tried often enough.
+
+    Raises:
+        EventError: the event is none.
+        ConfigError: this deployment takes in nothing.
+    """
+    messages = queue_messages(event)
+    failed = await _ingest(messages, deployment, deadline)
+    return {"batchItemFailures": [{"itemIdentifier": name} for name in failed]}
+
+
+async def ingest_objects(
+    objects: Iterable[Notified], deployment: Deployment, deadline: Deadline
+) -> list[StokerError | None]:
+    """Pack raw objects that were announced together, and return what is wrong with each, if anything.
+
+    Raises:
+        ConfigError: this deployment takes in nothing.
+        StoreError: the data set cannot be read.
+    """
+    messages = [Message(str(number), (notified,)) for number, notified in enumerate(objects)]
+    failed = await _ingest(messages, deployment, deadline)
+    return [failed.get(message.id) for message in messages]
+
+
+async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline: Deadline) -> dict[str, StokerError]:
+    """Pack what messages announce; return the ids of those that failed, each with the reason."""
+    failed: dict[str, StokerError] = {}
+    target = await _target(deployment)
+    found: dict[str, list[_Raw]] = defaultdict(list)
+    for message in messages:
+        try:
+            if message.error is not None:
+                raise message.error
+            for raw in [_raw(notified, message.id, deployment, target) for notified in message.objects]:
+                if raw is not None:
+                    found[raw.source].append(raw)
+        except StokerError as error:
+            failed[message.id] = error
+    for source, raws in found.items():
+        packing = _Packing(source, target, deployment, deadline)
+        most_items = 1 if target.ingest.kind == "webdataset" else len(raws)
+        # So that a deadline costs one run and not all.
+        for group in grouped(raws, lambda raw: raw.info.size_bytes, most_bytes=_RUN_BYTES, most_items=most_items):
+            await packing.take(group)
+        await packing.give_up()
+        failed.update(packing.failed)
+    for name, problem in failed.items():
+        _log.error("message %s: %s: %s", _line(name), type(problem).__name__, _line(problem))
+    return failed
+
+
+async def _target(deployment: Deployment) -> _Target:
+    ingest = deployment.settings.ingest
+    if ingest is None:
+        raise ConfigError("this deployment takes in no raw objects: STOKER_INGEST is not set")
+    url = deployment.settings.datasets[ingest.dataset]
+    known = deployment.known_datasets.get(url)
+    if known is None:
+        base = await versions.newest_manifest(deployment.dataset(url))
+        if base is not None:
+            deployment.known_datasets[url] = known = (base.dataset, base.schema)
+    if known is not None:
+        return _Target(url, known[0], known[1], ingest)
+    return _Target(url, provisional_dataset(deployment.dataset(url).url), _schema(ingest), ingest)
+
+
+def _schema(ingest: Ingest) -> Schema | None:
+    """Return the columns of what is taken in; None if only the first archive tells."""
+    if ingest.kind == "webdataset":
+        return None
+    return files_schema() if ingest.kind == "files" else images_schema(ingest.classes)
+
+
+def _raw(notified: Notified, message: str, deployment: Deployment, target: _Target) -> _Raw | None:
+    """Return the object as one below a source of the deployment; None if it is no sample.
+
+    Raises:
+        EventError: it is none of this deployment's, or can be no sample of its data set.
+        ConfigError: its key is one that no store takes.
+    """
+    full = f"{notified.url}/{notified.info.key}"
+    place = f"{parse_url(notified.url).place}{notified.info.key}"
+    sources = ((source, parse_url(source).place) for source in deployment.settings.sources)
+    source, root = next(((source, root) for source, root in sources if place.startswith(root)), ("", ""))
+    if not source:
+        raise EventError(f"{full[:200]} is below none of this deployment's sources; STOKER_SOURCES lists them")
+    info = ObjectInfo(key=place[len(root) :], size_bytes=notified.info.size_bytes, tag=notified.info.tag)
+    check_key(info.key)
+    kind = target.ingest.kind
+    is_sample = info.key.lower().endswith(".tar") if kind == "webdataset" else belongs(kind, info.key)
+    if not is_wanted(info) or not is_sample:
+        _log.warning("leaving out %s: no sample of kind %s", _line(full), kind)
+        return None
+    limit_bytes = target.ingest.super_sample_bytes
+    if kind != "webdataset" and info.size_bytes > limit_bytes:
+        raise EventError(f"{full} has {info.size_bytes} bytes, more than a super-sample of {limit_bytes}")
+    label = None if target.schema is None else target.schema.get("label")
+    if kind == "image-folder" and isinstance(label, Array) and info.key.partition("/")[0] not in (label.classes or ()):
+        raise EventError(f"{full} is of a class that the data set does not have; STOKER_INGEST names them")
+    return _Raw(source, info, message)
+
+
+def _line(what: object) -> str:
+    """Return a text as one printable line: keys hold what their owners want, and a log is read by lines."""
+    return ascii(str(what))[1:-1]
+
+
+class _Packing:
+    """Packs raw objects of one source.
+
+    Args:
+        source: their URL.
+        target: what they are made into.
+        deployment: whose stores and catalog.
+        deadline: of the invocation.
+
+    Attributes:
+        failed: the messages whose objects were not packed, and why.
+    """
+
+    def __init__(self, source: str, target: _Target, deployment: Deployment, deadline: Deadline) -> None:
+        self._source, self._target, self._deployment, self._deadline = source, target, deployment, deadline
+        self._failed_alone = 0
+        self._given_up: list[str] = []
+        self.failed: dict[str, StokerError] = {}
+
+    async def take(self, group: Sequence[_Raw]) -> None:
+        """Pack a group as one run; where some objects keep it from that, find them by halving, so that they fail alone.
+
+        Where so many do that it is not for the objects, all that are left fail together.
+        """
+        try:
+            await self._take(group)
+        except StokerError as error:
+            if not isinstance(error, TransientError) and len(group) > 1 and self._failed_alone < _MOST_ALONE:
+                _log.warning("%s: %s; packing the %d objects in halves", self._source, _line(error), len(group))
+                await self.take(group[: len(group) // 2])
+                await self.take(group[len(group) // 2 :])
+            else:
+                self._failed_alone += 1
+                self.failed.update((raw.message, error) for raw in group)
+
+    async def give_up(self) -> None:
+        """Forget the runs that cannot be finished, behind those that took their place.
+
+        Not those that another invocation of the same event has finished after all.
+        """
+        catalog = self._deployment.catalog(self._target.url)
+        found = [(await catalog.journal(run)).recorded for run in self._given_up]
+        await catalog.forget([each.run for each in found if each is not None and each.state == "packing"])
+
+    async def _take(self, group: Sequence[_Raw]) -> None:
+        """Pack a group as one run, without what was replaced or deleted since it was announced."""
+        if self._deadline.is_near:
+            raise DeadlineError(f"no time was left for {len(group)} objects of {self._source}")
+        objects = list({(raw.info.key, raw.info.tag): raw.info for raw in group}.values())
+        if len({info.key for info in objects}) == len(objects):
+            try:
+                await self._pack(objects)
+            except (ObjectChangedError, NotFoundError) as error:
+                _log.warning("%s: %s; packing what is there", self._source, _line(error))
+            else:
+                return
+        if there := await self._still_there(objects):
+            await self._pack(there)
+
+    async def _pack(self, objects: Sequence[ObjectInfo]) -> None:
+        """Pack raw objects as one run, to its end."""
+        part, opened = await self._part(objects)
+        try:
+            record = await pack_part(part, self._deployment, self._deadline, opened)
+        except StokerError as error:
+            if not isinstance(error, TransientError):
+                self._given_up.append(part.run)
+            raise
+        if record.state == "packing":
+            raise DeadlineError(
+                f"run {part.run} of {len(part.objects)} objects did not come to its end in time; it goes on when they "
+                "are announced again"
+            )
+
+    async def _part(self, objects: Sequence[ObjectInfo]) -> tuple[Part, Samples | None]:
+        """Return the part that raw objects are, and its samples where they had to be opened to tell the columns."""
+        target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
+        schema, opened = target.schema, None
+        if schema is None:
+            listing = Listing(self._source, self._deployment.source(self._source), ordered, is_folder=False)
+            opened = Samples(await open_webdataset(listing))
+            schema = opened.source.schema
+        part = Part(
+            dataset=target.url,
+            dataset_id=target.dataset_id,
+            source=self._source,
+            kind=target.ingest.kind,
+            schema=schema,
+            super_sample_bytes=target.ingest.super_sample_bytes,
+            objects=ordered,
+            is_remembered=True,
+        )
+        return part, opened
+
+    async def _still_there(self, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        """Return the objects that are in the bucket as they were announced, with the sizes that they have."""
+        store = self._deployment.source(self._source)
+        found: dict[str, ObjectInfo] = {}
+
+        async def look(info: ObjectInfo) -> None:
+            try:
+                now = await store.head(info.key)
+            except NotFoundError:
+                return
+            if now.tag == info.tag:
+                found[info.key] = now
+
+        await for_each(objects, look, concurrency=_HEADS_AT_ONCE)
+        return list(found.values())

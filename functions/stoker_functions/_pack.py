@@ -1,0 +1,136 @@
+"""pack: raw objects in, super-samples and their record out.
+
+Bounded by the function's memory, and nothing is written to its disk. Before the deadline it stops, records what is
+durable and says so; the same event, invoked again, goes on behind that. The same event at the same time, or after the
+end, changes nothing: keys are a hash of the event, and an object is only ever written where there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing, suppress
+from typing import Any
+
+from stoker._base.sizes import format_bytes
+from stoker._pack.object_reading import MAX_AHEAD_BYTES
+from stoker._pack.part import Part
+from stoker._pack.plan import still_stored
+from stoker._pack.record import PackRecord
+from stoker._pack.run import PackRunner, RunConfig
+from stoker._pack.uploads import Uploads
+from stoker._sources.parts import Samples, open_part
+from stoker.errors import ConfigError, PackError
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+
+__all__ = ["pack", "pack_part", "pack_result"]
+
+_log = logging.getLogger("stoker_functions.pack")
+_BASE_BYTES = 128 << 20  # Python, numpy and the cloud's SDK, measured on Lambda's runtime client
+_BUILDING_SUPER_SAMPLES = 3  # under construction: its values, its data section, the object
+_MOST_UPLOADS = 8
+_SAVING_SECONDS = 1.0  # to write the record, behind the last upload
+_LAST_SECONDS = 0.2  # to answer
+
+
+async def pack(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Pack the part that the event is.
+
+    Returns:
+        ``run`` (16 hexadecimal digits), ``state`` (``complete``, or ``packing``: invoke the same event again),
+        ``samples``, ``objects`` and ``size_bytes`` that are durable, ``requests`` to stores in this invocation.
+
+    Raises:
+        EventError: the event is no part, or of a place that this deployment has nothing to do with.
+        ConfigError: the instance has too little memory.
+        PackError: a raw object is damaged, was replaced, or is too large; or the time is too short for anything.
+        SchemaError: a raw object has other columns than the data set.
+        StoreError: the bucket fails.
+    """
+    part = Part.from_json(event)
+    with deployment.counted() as requests:
+        record = await pack_part(part, deployment, deadline)
+    return {**pack_result(record), "requests": requests}
+
+
+def pack_result(record: PackRecord) -> dict[str, Any]:
+    """Return what an invocation says of a run."""
+    return {
+        "run": record.run,
+        "state": "packing" if record.state == "packing" else "complete",
+        "samples": record.samples,
+        "objects": len(record),
+        "size_bytes": 0 if record.prefix is None else record.prefix.size_bytes,
+    }
+
+
+async def pack_part(
+    part: Part, deployment: Deployment, deadline: Deadline, opened: Samples | None = None
+) -> PackRecord:
+    """Pack a part, as far as the time allows, and return its record; see :func:`pack`.
+
+    Args:
+        part: what to pack.
+        deployment: whose stores and catalog.
+        deadline: of the invocation.
+        opened: the part's samples, where they were opened before.
+    """
+    time_seconds = deadline.remaining_seconds()
+    store, source = deployment.dataset(part.dataset), deployment.source(part.source)
+    concurrency = _concurrency(deployment.settings.memory_bytes, part.super_sample_bytes)
+    journal = await deployment.catalog(part.dataset).journal(part.run)
+    record = journal.recorded or part.record()
+    if record.state != "packing":
+        return record
+    record = await still_stored(store, record, part.dataset_id)
+    config = RunConfig(dataset=part.dataset_id, schema=part.schema, super_sample_bytes=part.super_sample_bytes)
+    run = PackRunner(config, record, journal)
+    await run.save(run.durable, "packing")  # before the first object, so that no collector of garbage takes it
+    uploads = Uploads(store, run, concurrency=concurrency)
+    try:
+        async with asyncio.timeout_at(deadline.stop_at_seconds) as limit:
+            samples = opened or await open_part(part, source)
+            run.cutter.skip(len(record), record.samples)
+            uploads.take_in(run.durable)
+            async with aclosing(samples.read(record.samples)) as found:
+                async for where, sample in found:
+                    if cut := run.cutter.add(sample, where):
+                        await uploads.submit(cut)
+            await uploads.complete()
+    except Exception as error:
+        await _keep(uploads, deadline)
+        if not isinstance(error, TimeoutError) or not limit.expired():
+            raise
+        _log.info("stopping run %s before the deadline, at %d samples", part.run, uploads.progress.samples)
+    finally:
+        await uploads.cancel()
+    if not uploads.packed and not limit.expired():
+        raise PackError(f"{part.source}: the part has no samples; nothing was packed")
+    if limit.expired() and len(uploads.packed) == len(record):
+        raise PackError(
+            f"run {part.run} of {part.source} did not come to a single super-sample of "
+            f"{format_bytes(part.super_sample_bytes)} in {time_seconds:.0f} s; give the function more time or memory, "
+            "or make smaller super-samples"
+        )
+    return journal.recorded or record
+
+
+async def _keep(uploads: Uploads, deadline: Deadline) -> None:
+    """Record what is durable, as far as there is time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS):
+            await uploads.keep(seconds=max(0.0, deadline.remaining_seconds() - _SAVING_SECONDS))
+
+
+def _concurrency(memory_bytes: int, super_sample_bytes: int) -> int:
+    """Return how many uploads the memory has room for at once."""
+    free_bytes = memory_bytes - _BASE_BYTES - MAX_AHEAD_BYTES - _BUILDING_SUPER_SAMPLES * super_sample_bytes
+    uploads = free_bytes // super_sample_bytes
+    if uploads < 1:
+        needed_bytes = memory_bytes - free_bytes + super_sample_bytes
+        raise ConfigError(
+            f"an instance with {format_bytes(memory_bytes)} of memory cannot pack super-samples of "
+            f"{format_bytes(super_sample_bytes)}; give the function at least {format_bytes(needed_bytes)}"
+        )
+    return min(int(uploads), _MOST_UPLOADS)

@@ -1,0 +1,277 @@
+"""``stoker shuffle``: epochs of ``full`` as objects of their own, made ahead of the training that reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from stoker._base.progress import Amount, Progress, format_seconds
+from stoker._base.sizes import format_bytes
+from stoker._cost.prices import Operation, PriceKey, Prices, StorePrices
+from stoker._fanout import Driver, Executor, FanoutConfig, Task
+from stoker._fetch.head_memory import HeadMemory
+from stoker._fetch.materialized_epochs import read_epoch
+from stoker._format.manifest import Manifest
+from stoker._format.versions import read_manifest
+from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
+from stoker._stores import open_store
+from stoker._stores.location import parse_url
+from stoker._stores.metered import MeteredStore, metered, price_key
+from stoker.cli.command import Command
+from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
+from stoker.cli.functions import (
+    add_function_options,
+    check_function_options,
+    check_reach,
+    chosen_executor,
+    reached,
+    url_for_functions,
+)
+from stoker.cli.output import counted, printable, table
+from stoker_functions._shuffle_job.inprocess import InProcess
+from stoker_functions._shuffle_job.memory import usable_bytes
+from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
+from stoker_functions._shuffle_job.task import ShuffleTask, Way
+
+__all__ = ["command"]
+
+_EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
+_DEFAULT_BYTES = 1 << 30
+_TASK_SECONDS = 900.0  # the most that Lambda allows
+_DAYS_A_MONTH = 30
+
+
+def _configure(parser: ArgumentParser) -> None:
+    add_written_dataset(parser)
+    add_version(parser)
+    add_store_options(parser)
+    parser.add_argument("--seed", type=_number, required=True, metavar="N", help="of the training")
+    parser.add_argument(
+        "--epoch",
+        "--epochs",
+        dest="epochs",
+        type=_epochs,
+        required=True,
+        metavar="N[..M]",
+        help="from 0; as 3, or 3..10",
+    )
+    parser.add_argument(
+        "--lanes",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="of the training: its number of ranks, unless it says lanes= (default: 1)",
+    )
+    parser.add_argument("--plan", action="store_true", help="only show what each way would take")
+    parser.add_argument("--way", choices=get_args(Way), help="how samples are read (default: the cheapest that fits)")
+    parser.add_argument("--slices", type=positive, default=1, metavar="N", help="cut an epoch into so many, at least")
+    parser.add_argument(
+        "--keep",
+        type=_kept,
+        metavar="N",
+        help="keep the N epochs before the first, and delete older ones (default: delete none)",
+    )
+    parser.add_argument(
+        "--memory",
+        type=size,
+        default=_DEFAULT_BYTES,
+        metavar="SIZE",
+        help="of this process, or of a function: a slice has to fit in it (default: 1GiB)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    group = parser.add_argument_group("shuffling in many functions at once", "see docs/fan-out.md")
+    add_function_options(group.add_argument, "shuffle")
+    parser.set_defaults(when_interrupted="interrupted; what was written stays: run the same command again to go on")
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text[:20]) >= 1 << 64 or len(text) > 20:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
+def _kept(text: str) -> int:
+    if (count := _number(text)) > MAX_EPOCH:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 to {MAX_EPOCH}")
+    return count
+
+
+def _epochs(text: str) -> range:
+    match = _EPOCHS.fullmatch(text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+    if last < first:
+        raise ArgumentTypeError(f"{text!r} is not an epoch from 0 to {MAX_EPOCH}, or a range of them as 3..10")
+    return range(first, last + 1)
+
+
+def _run(args: Namespace) -> int:
+    asyncio.run(_shuffle(args))
+    return 0
+
+
+async def _shuffle(args: Namespace) -> None:
+    store = metered(open_store(args.url, options=store_options(args, args.url)))
+    try:
+        manifest = await read_manifest(store, args.at)
+        executor = _executor(args, store)
+        config = _plan_config(args, manifest, executor, price_key(store))
+        plans = plan_ways(manifest, config)
+        if args.plan:
+            print(_shown(args, plans, manifest, config.store))
+            return
+        plan = chosen_plan([plan for plan in plans if args.way in (None, plan.way)])
+        async with executor:
+            making = _Making(args, plan, store, executor)
+            for epoch in args.epochs:
+                await making.make(EpochLayout(manifest, seed=args.seed, lanes=args.lanes, epoch=epoch))
+        making.tell()
+    finally:
+        await store.close()
+
+
+def _executor(args: Namespace, store: MeteredStore) -> Executor:
+    check_function_options(args)
+    if not args.on:
+        return InProcess(store, memory_bytes=usable_bytes(args.memory))
+    location = parse_url(args.url)
+    touched = {"STOKER_DATASETS": f"data={url_for_functions(location)}"}
+    executor = chosen_executor(args, {**reached(args, location), **touched})
+    check_reach(executor, location)
+    return executor
+
+
+def _plan_config(args: Namespace, manifest: Manifest, executor: Executor, key: PriceKey) -> PlanConfig:
+    prices = Prices.load()
+    worker = Worker(
+        memory_bytes=usable_bytes(args.memory),
+        seconds=math.inf if executor.platform is None else _TASK_SECONDS,
+        at_once=executor.concurrency,
+        prices=None if executor.platform is None else prices.functions[executor.platform],
+        configured_bytes=args.memory,
+        vcpus=executor.vcpus("shuffle"),
+    )
+    return PlanConfig(
+        lanes=args.lanes,
+        worker=worker,
+        store=prices.store(key),
+        heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
+        slices=args.slices,
+    )
+
+
+class _Making:
+    """Makes epochs, one after the other."""
+
+    def __init__(self, args: Namespace, plan: EpochPlan, store: MeteredStore, executor: Executor) -> None:
+        self._args, self._plan, self._store = args, plan, store
+        self._progress: Progress | None = None
+        # A late task in this process would only be kept from its work by a second one.
+        patience = FanoutConfig(late_fraction=0.0, late_burst=0) if not args.on else FanoutConfig(most=args.workers)
+        self._driver = Driver(executor, patience, on_progress=self._show)
+
+    async def make(self, layout: EpochLayout) -> None:
+        """Make one epoch, unless it is there, and delete those that are older than ``--keep`` says."""
+        args = self._args
+        phases = self._plan.phases(
+            dataset=url_for_functions(parse_url(args.url)),
+            version=layout.manifest.version,
+            seed=args.seed,
+            epoch=layout.epoch,
+            lanes=args.lanes,
+            keep=MAX_EPOCH if args.keep is None else min(args.keep + layout.epoch - args.epochs.start, MAX_EPOCH),
+        )
+        is_there = await read_epoch(self._store, layout) is not None
+        if is_there:
+            phases = phases[-1:]
+        results: list[Mapping[str, Any]] = []
+        for tasks in phases:
+            results = await self._carry_out(tasks, layout)
+        place = f"{self._store.url}/{layout.folder.rstrip('/')}"
+        self._say(f"epoch {layout.epoch} is at {place}{' (it was there already)' if is_there else ''}")
+        if deleted := [str(epoch) for result in results for epoch in result.get("deleted_epochs", ())]:
+            self._say(f"deleted {'epoch' if len(deleted) == 1 else 'epochs'} {', '.join(deleted)} (--keep {args.keep})")
+
+    async def _carry_out(self, tasks: list[ShuffleTask], layout: EpochLayout) -> list[Mapping[str, Any]]:
+        verb = {"scatter": "scattering", "slice": "writing", "commit": "committing"}[tasks[0].step]
+        total = Amount(count=len(tasks), size_bytes=layout.manifest.size_bytes)
+        named = [
+            Task(
+                name=f"{task.step} {task.part} of epoch {task.epoch}",
+                function="shuffle",
+                event=task.to_event(),
+                size_bytes=total.size_bytes // len(tasks),
+            )
+            for task in tasks
+        ]
+        async with Progress(
+            f"epoch {layout.epoch}: {verb}", "parts", total, sys.stderr, quiet=self._is_quiet
+        ) as progress:
+            self._progress = progress
+            return await self._driver.run(named)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return bool(self._args.quiet)
+
+    def _show(self, done: Amount) -> None:
+        if self._progress is not None:
+            self._progress.update(done)
+
+    def tell(self) -> None:
+        """Say what all of it took."""
+        lines = self._driver.report.lines()
+        if self._args.on:
+            self._say(*lines)
+            return
+        reading = self._store.meter.reading()
+        gets, puts = reading.requests[Operation.GET], reading.requests[Operation.PUT]
+        self._say(
+            *lines[:-1],  # the last is of functions
+            f"{counted(gets, 'GET')}, {format_bytes(reading.read_bytes)} read; {counted(puts, 'PUT')}, "
+            f"{format_bytes(reading.written_bytes)} written; ${reading.dollars(Prices.load()):.6f} for them",
+        )
+
+    def _say(self, *lines: str) -> None:
+        if not self._is_quiet:
+            for line in lines:
+                print(printable(line), file=sys.stderr)
+
+
+def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, store: StorePrices) -> str:
+    """Return what each way would take, as lines."""
+    rows = [("way", "slices", "scatters", "GETs", "PUTs", "read", "written", "bucket", "functions", "time", "")]
+    best = min((plan for plan in plans if not plan.problem), key=lambda plan: plan.rank, default=None)
+    rows += [
+        (
+            plan.way,
+            f"{plan.slices:,}",
+            f"{plan.scatters:,}",
+            f"{plan.get_requests:,}",
+            f"{plan.put_requests:,}",
+            format_bytes(plan.read_bytes),
+            format_bytes(plan.written_bytes),
+            f"${plan.store_dollars:.6f}",
+            f"${plan.function_dollars:.6f}",
+            format_seconds(plan.seconds),
+            plan.problem or ("chosen" if plan is best else ""),
+        )
+        for plan in plans
+    ]
+    a_day = store.storage_dollars(manifest.size_bytes, 1 / _DAYS_A_MONTH)
+    what = (
+        f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {counted(args.lanes, 'lane')}"
+    )
+    return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
+
+
+command = Command(
+    name="shuffle",
+    help="write the samples of coming epochs in the order of shuffle 'full', for shuffle='materialized'",
+    configure=_configure,
+    run=_run,
+)

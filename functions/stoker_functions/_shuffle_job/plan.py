@@ -1,0 +1,318 @@
+"""What each way to make an epoch takes, and which one to take: pure.
+
+For ``N`` samples in ``M`` super-samples of ``D`` bytes, ``S`` slices, ``T`` scatters, and ``O`` super-samples written:
+
+- ``streamed``: every slice reads every super-sample that has one of its samples, nearly always all of them, and keeps
+  its own: about ``S · M`` GETs and ``S · D`` bytes; ``O`` PUTs.
+- ``ranged``: every slice reads the heads of all super-samples, and then its samples, a range or more each: about
+  ``S · M + N`` GETs for every large column, ``D`` bytes and the heads ``S`` times; ``O`` PUTs.
+- ``scattered``: ``T`` scatters read ``M / T`` super-samples each and write their samples again, a **cell** for each
+  slice; a slice reads its ``T`` cells. With ``C`` the super-samples in the ``T · S`` cells, at least one each:
+  ``M + C + S · T`` GETs and ``2 D`` bytes read; ``C + O`` PUTs and ``2 D`` bytes written.
+
+Records and manifests come on top, a few requests a task. What ``streamed`` and ``scattered`` read is held in memory
+until the slice, or the scatter, is all there: that says how many there are at least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from stoker._cost.prices import FunctionPrices, Operation, StorePrices
+from stoker._fetch.forecast import forecast_groups
+from stoker._fetch.group_plan import ReadLimits
+from stoker._format.manifest import Manifest
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._memory.budget import most_sample_bytes
+from stoker._order.materialized_layout import MAX_SLICES, even_slices
+from stoker._order.order import MAX_LANES
+from stoker._order.partition import Partition
+from stoker.errors import BudgetError, ConfigError
+from stoker_functions._shuffle_job.memory import HEADER_BYTES, TaskMemory, held_bytes
+from stoker_functions._shuffle_job.task import ShuffleTask, Way
+
+__all__ = ["EpochPlan", "PlanConfig", "Worker", "chosen_plan", "plan_ways"]
+
+_HEADROOM = 1.2
+"""Parts are not all of the same size: what the mean one may need is this much less than what there is."""
+_TIME_SHARE = 0.6
+"""Of the time that a task has; the rest is for slow days."""
+_RECORD_EVERY_OBJECTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What carries out one task.
+
+    Attributes:
+        memory_bytes: that a task may use.
+        seconds: that a task may take; none for ever.
+        bytes_per_second: to and from the store, of one worker.
+        requests_per_second: likewise.
+        at_once: workers at the same time.
+        prices: of the function, None where nothing is charged.
+        configured_bytes: of memory that is paid for.
+        vcpus: that are paid for.
+    """
+
+    memory_bytes: int
+    seconds: float = math.inf
+    bytes_per_second: float = 75e6
+    requests_per_second: float = 500.0
+    at_once: int = 1
+    prices: FunctionPrices | None = None
+    configured_bytes: int = 0
+    vcpus: float = 0.0
+
+    def task_seconds(self, requests: float, moved_bytes: float) -> float:
+        """Return about how long a task takes."""
+        return requests / self.requests_per_second + moved_bytes / self.bytes_per_second
+
+    def dollars(self, tasks: int, seconds: float) -> float:
+        """Return what so many tasks cost that take so long each."""
+        if self.prices is None:
+            return 0.0
+        return tasks * self.prices.invocation_dollars(
+            seconds=seconds, memory_bytes=self.configured_bytes, vcpus=self.vcpus
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig:
+    """What to plan for.
+
+    Attributes:
+        lanes: into how many parts the epoch is cut.
+        worker: carries out the tasks.
+        store: prices of the bucket.
+        heads_bytes: that the heads of all super-samples take in memory.
+        slices: at least so many.
+        object_bytes: limit of a super-sample's data; default about what the data set has.
+
+    Raises:
+        ConfigError: there cannot be so many lanes, or slices.
+    """
+
+    lanes: int
+    worker: Worker
+    store: StorePrices
+    heads_bytes: int
+    slices: int = 1
+    object_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= MAX_LANES:
+            raise ConfigError(f"lanes {self.lanes} is not in [1, {MAX_LANES}]")
+        if not 1 <= self.slices <= self.most_slices:
+            raise ConfigError(f"slices {self.slices} is not in [1, {self.most_slices}], for {self.lanes} lanes")
+
+    @property
+    def most_slices(self) -> int:
+        """How many slices there may be, which have equal parts of a lane each."""
+        return MAX_SLICES // self.lanes * self.lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan:
+    """One way to make an epoch, and what it takes; requests and bytes are expected values.
+
+    Attributes:
+        way: how slices read.
+        slices: into how many parts the epoch is cut to be written.
+        scatters: into how many parts the super-samples are cut to be scattered.
+        object_bytes: limit of a super-sample's data.
+        get_requests: of all tasks.
+        put_requests: of all tasks.
+        read_bytes: by all tasks.
+        written_bytes: by all tasks.
+        store_dollars: for requests and bytes.
+        function_dollars: for functions.
+        task_seconds: of the longest task.
+        seconds: of all.
+        problem: why it cannot be done so; empty if it can.
+    """
+
+    way: Way
+    slices: int
+    scatters: int
+    object_bytes: int
+    get_requests: int
+    put_requests: int
+    read_bytes: int
+    written_bytes: int
+    store_dollars: float
+    function_dollars: float
+    task_seconds: float
+    seconds: float
+    problem: str = ""
+
+    @property
+    def dollars(self) -> float:
+        """What all of it costs, storage aside."""
+        return self.store_dollars + self.function_dollars
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What plans that work are compared by, the least first: what they cost, and how long they take."""
+        return round(self.dollars, 9), self.seconds
+
+    def phases(self, **epoch: Any) -> list[list[ShuffleTask]]:
+        """Return the tasks, each list to be done before the next is begun.
+
+        Args:
+            epoch: ``dataset``, ``version``, ``seed``, ``epoch``, ``lanes`` and ``keep`` of the tasks.
+        """
+        first = ShuffleTask(
+            way=self.way,
+            slices=self.slices,
+            scatters=self.scatters,
+            object_bytes=self.object_bytes,
+            step="commit",
+            part=0,
+            **epoch,
+        )
+        scatters = [replace(first, step="scatter", part=part) for part in range(self.scatters)]
+        slices = [replace(first, step="slice", part=part) for part in range(self.slices)]
+        return [phase for phase in (scatters, slices, [first]) if phase]
+
+
+def plan_ways(manifest: Manifest, config: PlanConfig) -> tuple[EpochPlan, ...]:
+    """Return what every way would take, with as many parts as memory and time ask for.
+
+    Raises:
+        BudgetError: the memory is too small for any way.
+    """
+    # With its header, an object is no larger than those of the data set: what a loader has to hold stays the same.
+    default_bytes = max(manifest.largest_bytes - HEADER_BYTES, manifest.largest_bytes // 2)
+    object_bytes = config.object_bytes or min(MAX_SUPER_SAMPLE_BYTES, default_bytes)
+    memory = TaskMemory.plan(
+        config.worker.memory_bytes, largest_bytes=max(manifest.largest_bytes, object_bytes), object_bytes=object_bytes
+    )
+    return tuple(_Planner(manifest, config, memory, object_bytes).plan(way) for way in get_args(Way))
+
+
+def chosen_plan(plans: Sequence[EpochPlan]) -> EpochPlan:
+    """Return the cheapest plan that works; of those that cost the same, the fastest.
+
+    Raises:
+        BudgetError: none works; says why.
+    """
+    working = [plan for plan in plans if not plan.problem]
+    if not working:
+        raise BudgetError(
+            "the epoch cannot be made with this memory and time: " + "; ".join(f"{p.way}: {p.problem}" for p in plans)
+        )
+    return min(working, key=lambda plan: plan.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Tasks of one kind: how many, and what each of them takes."""
+
+    count: int
+    gets: float
+    puts: float
+    read_bytes: float
+    written_bytes: float
+
+
+class _Planner:
+    def __init__(self, manifest: Manifest, config: PlanConfig, memory: TaskMemory, object_bytes: int) -> None:
+        self._manifest, self._config, self._memory, self._object_bytes = manifest, config, memory, object_bytes
+        self._size_bytes = manifest.size_bytes
+        held = held_bytes(len(manifest.schema), manifest.samples, self._size_bytes) * _HEADROOM
+        self._least_parts = math.ceil(held / memory.values_bytes)
+
+    def plan(self, way: Way) -> EpochPlan:
+        config = self._config
+        least = config.slices if way == "ranged" else max(config.slices, self._least_parts)
+        slices = even_slices(min(least, config.most_slices), config.lanes)
+        while True:
+            plan = self._tried(way, slices)
+            more = even_slices(2 * slices, config.lanes)
+            if not plan.problem or more > min(config.most_slices, self._manifest.samples):
+                return plan
+            slices = more
+
+    def _tried(self, way: Way, slices: int) -> EpochPlan:
+        worker = self._config.worker
+        scatters = min(max(slices, self._least_parts), len(self._manifest)) if way == "scattered" else 0
+        problem = ""
+        try:
+            kinds = [*self._kinds(way, slices, scatters), _Parts(1, slices + 4, 2, 0, 0)]
+        except BudgetError as error:
+            problem, kinds = str(error), [_Parts(1, 0, 0, 0, 0)]
+        each = [worker.task_seconds(kind.gets + kind.puts, kind.read_bytes + kind.written_bytes) for kind in kinds]
+        if not problem and max(each) > _TIME_SHARE * worker.seconds:
+            problem = f"a task would take about {max(each):,.0f} s of the {worker.seconds:,.0f} s that it has"
+        if not problem and way != "ranged" and slices < self._least_parts:
+            problem = f"the samples do not fit in memory in {slices} slices, the most there may be"
+        if not problem and way == "scattered" and scatters < self._least_parts:
+            problem = f"the samples of one super-sample in {scatters} do not fit in memory"
+        return self._summed(way, (slices, scatters), kinds, each, problem)
+
+    def _kinds(self, way: Way, slices: int, scatters: int) -> list[_Parts]:
+        """Return the tasks that read and write samples."""
+        size_bytes = self._size_bytes
+        objects, written_bytes = self._objects(max(slices, self._config.lanes)) / slices, size_bytes / slices
+        if way == "ranged":
+            requests, read_bytes = self._ranged(slices)
+            return [self._parts(slices, requests, objects, read_bytes, written_bytes)]
+        if way == "streamed":
+            super_samples = len(self._manifest)
+            share = 1.0 - (1.0 - 1.0 / slices) ** (self._manifest.samples / super_samples)
+            return [self._parts(slices, share * super_samples, objects, share * size_bytes, written_bytes)]
+        cells, moved_bytes = self._objects(scatters * slices), size_bytes / scatters
+        return [
+            self._parts(scatters, 1 + len(self._manifest) / scatters, cells / scatters, moved_bytes, moved_bytes),
+            self._parts(slices, scatters + cells / slices, objects, written_bytes, written_bytes),
+        ]
+
+    def _objects(self, parts: int) -> int:
+        """Return how many super-samples are written where so many parts share none."""
+        return parts * math.ceil(self._size_bytes / parts / self._object_bytes) if parts else 0
+
+    def _parts(self, count: int, gets: float, puts: float, read_bytes: float, written_bytes: float) -> _Parts:
+        """Return tasks that besides read the manifest and write their records."""
+        return _Parts(count, gets + 2, puts + 1 + puts // _RECORD_EVERY_OBJECTS, read_bytes, written_bytes)
+
+    def _ranged(self, slices: int) -> tuple[float, float]:
+        """Return the GETs and the bytes of one slice that is read by ranges."""
+        manifest = self._manifest
+        sample_bytes = most_sample_bytes(manifest, manifest.schema)
+        group_bytes = self._memory.group_bytes(heads_bytes=self._config.heads_bytes, sample_bytes=sample_bytes)
+        limits = ReadLimits(slot_bytes=group_bytes, range_bytes=manifest.largest_bytes)
+        dealing = Partition(samples=manifest.samples, batch_size=1, world_size=slices)
+        found = forecast_groups(manifest, manifest.schema, limits, dealing)
+        return found.requests, found.size_bytes
+
+    def _summed(
+        self, way: Way, parts: tuple[int, int], kinds: Sequence[_Parts], each: Sequence[float], problem: str
+    ) -> EpochPlan:
+        config, worker = self._config, self._config.worker
+        gets, puts, read_bytes, written_bytes = (
+            math.ceil(sum(kind.count * getattr(kind, name) for kind in kinds))
+            for name in ("gets", "puts", "read_bytes", "written_bytes")
+        )
+        requests = gets * config.store.request_dollars(Operation.GET) + puts * config.store.request_dollars(
+            Operation.PUT
+        )
+        moved = config.store.transfer_dollars(read_bytes=read_bytes, written_bytes=written_bytes, egress="same_region")
+        return EpochPlan(
+            way=way,
+            slices=parts[0],
+            scatters=parts[1],
+            object_bytes=self._object_bytes,
+            get_requests=gets,
+            put_requests=puts,
+            read_bytes=read_bytes,
+            written_bytes=written_bytes,
+            store_dollars=requests + moved,
+            function_dollars=sum(worker.dollars(kind.count, own) for kind, own in zip(kinds, each, strict=True)),
+            task_seconds=max(each),
+            seconds=sum(math.ceil(kind.count / worker.at_once) * own for kind, own in zip(kinds, each, strict=True)),
+            problem=problem,
+        )

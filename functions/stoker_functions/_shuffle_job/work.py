@@ -1,0 +1,270 @@
+"""Carries out a task: scatters super-samples to slices, writes a slice, or commits the epoch."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.bounded import for_each
+from stoker._base.retry import RetryingReader
+from stoker._base.store_protocol import Readable, Store
+from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.group_plan import MOST_SAMPLES
+from stoker._fetch.group_steps import Group
+from stoker._fetch.head_memory import HeadMemory
+from stoker._fetch.materialized_epochs import SCATTERED_FOLDER, commit_epoch, read_epoch
+from stoker._fetch.materialized_record import PartRecord
+from stoker._format.manifest import Manifest, PackRun, Rows
+from stoker._format.versions import read_manifest
+from stoker._memory.budget import most_sample_bytes
+from stoker._memory.ring import Ring
+from stoker._order.materialized_layout import EpochLayout
+from stoker._stores.folder import FolderStore
+from stoker.errors import NotFoundError, PackError
+from stoker_functions._shuffle_job.memory import TaskMemory
+from stoker_functions._shuffle_job.reading import Samples, SampleSource, read_groups, read_whole
+from stoker_functions._shuffle_job.task import ShuffleTask
+from stoker_functions._shuffle_job.writing import PartWriter, Section, WriteConfig
+
+__all__ = ["perform"]
+
+_RECORDS_AT_ONCE = 16
+
+_Read = Callable[[int], AsyncGenerator[Samples, None]]
+"""Reads the samples of a part, in order, without so many at its start, which are written."""
+
+
+async def perform(
+    store: Store, task: ShuffleTask, *, memory_bytes: int, stop_at_seconds: float = math.inf
+) -> dict[str, Any]:
+    """Carry out a task, and return how far it is as a JSON object: ``state`` is ``complete``, or else ``packing``.
+
+    Args:
+        store: where the data set is.
+        task: what to do.
+        memory_bytes: that may be used.
+        stop_at_seconds: on the clock of the event loop, when nothing else is begun. A task that is not complete then
+            goes on when it is carried out again.
+
+    Cancelling leaves nothing behind but what the same task, carried out again, makes use of.
+
+    Raises:
+        NotFoundError: there is no such version of the data set.
+        BudgetError: the memory is too small.
+        DeadlineError: the time is too short.
+        PackError: what must be done before is not done, or something else stands where the epoch belongs.
+        StoreError: the store failed.
+    """
+    plain = store.wrapped if isinstance(store, RetryingReader) else store  # the fetcher has a patience of its own
+    manifest = await read_manifest(plain, task.version)
+    layout = EpochLayout(manifest, seed=task.seed, lanes=task.lanes, epoch=task.epoch)
+    work = _Work(plain, task, layout, memory_bytes, stop_at_seconds)
+    if task.step == "commit":
+        return await work.commit()
+    try:
+        return await (work.scatter() if task.step == "scatter" else work.slice())
+    except (PackError, NotFoundError):
+        if await read_epoch(plain, layout) is None:
+            raise
+        return {"state": "complete"}  # somebody else has committed the epoch, and deleted what was scattered for it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    store: Store
+    task: ShuffleTask
+    layout: EpochLayout
+    memory_bytes: int
+    stop_at_seconds: float
+
+    # Where things are.
+
+    @property
+    def _folder(self) -> FolderStore:
+        return FolderStore(self.store, self.layout.folder)
+
+    @property
+    def _scattered(self) -> FolderStore:
+        return FolderStore(self.store, self.layout.folder + SCATTERED_FOLDER)
+
+    def _slice_run(self, part: int) -> str:
+        starts = self.layout.slice_starts(self.task.slices).tolist()
+        return self.layout.run_id("slice", starts[part], starts[part + 1], self.task.object_bytes)
+
+    def _scatter_run(self, part: int) -> str:
+        task = self.task
+        return self.layout.run_id("scatter", part, task.scatters, task.slices, task.object_bytes)
+
+    def _cell_run(self, scatter: int, part: int) -> str:
+        return self.layout.run_id("cell", self._scatter_run(scatter), part)
+
+    def _scatter_rows(self) -> NDArray[np.int64]:
+        """Return the first super-sample of each scatter, and the one behind the last: ``int64 [scatters + 1]``."""
+        count = self.task.scatters
+        return np.arange(count + 1) * len(self.layout.manifest) // count
+
+    # The steps.
+
+    async def commit(self) -> dict[str, Any]:
+        """Make the epoch visible, once all slices are there."""
+        starts = self.layout.slice_starts(self.task.slices)
+        runs = [self._slice_run(part) for part in np.flatnonzero(np.diff(starts)).tolist()]
+        return await commit_epoch(
+            self.store, self.layout, runs, keep=self.task.keep, stop_at_seconds=self.stop_at_seconds
+        )
+
+    async def scatter(self) -> dict[str, Any]:
+        """Write the samples of some super-samples, sorted by the slices that they belong to."""
+        layout, manifest, part = self.layout, self.layout.manifest, self.task.part
+        if await read_epoch(self.store, layout) is not None:  # and what was scattered for it is deleted
+            return {"state": "complete"}
+        first, last = self._scatter_rows()[part : part + 2].tolist()
+        starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+        numbers = np.arange(starts[first], starts[last])
+        rows = layout.rows_of(numbers)
+        order = np.argsort(rows)
+        cells = np.diff(np.searchsorted(rows[order], layout.slice_starts(self.task.slices)))
+        sections = [Section(self._cell_run(part, each), int(count)) for each, count in enumerate(cells) if count]
+        wanted = Group(*layout.order.locate(numbers[order]))
+
+        async def samples(done: int) -> AsyncGenerator[Samples, None]:
+            memory = self._memory(manifest)
+            left = Group(wanted.super_samples[done:], wanted.rows[done:])
+            yield await read_whole(self._source(self.store, manifest, memory), left, memory.reads)
+
+        result = await self._write(self._scattered, self._scatter_run(part), sections, samples)
+        return {name if name in ("state", "run") else f"scattered_{name}": value for name, value in result.items()}
+
+    async def slice(self) -> dict[str, Any]:
+        """Write the samples of a slice, in their order."""
+        layout = self.layout
+        start, stop = layout.slice_starts(self.task.slices)[self.task.part : self.task.part + 2].tolist()
+        run = self._slice_run(self.task.part)
+        sections = [Section(run, count) for count in layout.lanes_within(start, stop)]
+        read = {"ranged": self._by_ranges, "streamed": self._streamed, "scattered": self._gathered}[self.task.way]
+        return await self._write(self._folder, run, sections, lambda done: read(start, done, stop))
+
+    # The ways to read the samples at rows [start, stop) of the epoch, without the first ones, which are written.
+
+    async def _by_ranges(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
+        manifest, memory = self.layout.manifest, self._memory(self.layout.manifest)
+        group_bytes = memory.group_bytes(
+            heads_bytes=HeadMemory.size_bytes(manifest, manifest.schema),
+            sample_bytes=most_sample_bytes(manifest, manifest.schema),
+        )
+        source = self._source(self.store, manifest, memory)
+        async with aclosing(read_groups(source, self._blocks(start + done, stop), group_bytes)) as groups:
+            async for samples in groups:
+                yield samples
+
+    def _blocks(self, start: int, stop: int) -> Iterator[Group]:
+        for begin in range(start, stop, MOST_SAMPLES):
+            rows = np.arange(begin, min(begin + MOST_SAMPLES, stop))
+            yield Group(*self.layout.order.locate(self.layout.samples_of(rows)))
+
+    async def _streamed(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
+        manifest, memory = self.layout.manifest, self._memory(self.layout.manifest)
+        wanted = Group(*self.layout.order.locate(self.layout.samples_of(np.arange(start + done, stop))))
+        yield await read_whole(self._source(self.store, manifest, memory), wanted, memory.reads)
+
+    async def _gathered(self, start: int, done: int, stop: int) -> AsyncGenerator[Samples, None]:
+        cells, wanted = await self._cells(start, stop)
+        memory = self._memory(cells)
+        left = Group(wanted.super_samples[done:], wanted.rows[done:])
+        yield await read_whole(self._source(self._scattered, cells, memory), left, memory.reads)
+
+    async def _cells(self, start: int, stop: int) -> tuple[Manifest, Group]:
+        """Return what was scattered to this slice, as a manifest, and where in it the slice's samples are, in order.
+
+        A cell has the samples that one scatter had for one slice, in the order of the slice.
+        """
+        super_samples, _ = self.layout.order.locate(self.layout.samples_of(np.arange(start, stop)))
+        scatters = np.searchsorted(self._scatter_rows(), super_samples, "right") - 1
+        counts = np.bincount(scatters, minlength=self.task.scatters).tolist()
+        found: dict[int, list[Any]] = {}
+
+        async def read(scatter: int) -> None:
+            record = await PartRecord.opened(self._scattered, self._scatter_run(scatter), self.layout.dataset)
+            found[scatter] = _rows_of(record.written, self._cell_run(scatter, self.task.part))
+            if sum(packed.samples for packed in found[scatter]) != counts[scatter]:
+                raise PackError(f"scatter {scatter} of {self.task.scatters} has not come to slice {self.task.part} yet")
+
+        present = [scatter for scatter, count in enumerate(counts) if count]
+        await for_each(present, read, concurrency=_RECORDS_AT_ONCE)
+        cells = Manifest(
+            dataset=self.layout.dataset,
+            version=1,
+            schema=self.layout.manifest.schema,
+            rows=Rows.of([packed for scatter in present for packed in found[scatter]]),
+            runs=tuple(PackRun(self._cell_run(each, self.task.part), 0, len(found[each])) for each in present),
+        )
+        numbers = np.empty(len(scatters), np.int64)
+        numbers[np.argsort(scatters, kind="stable")] = np.arange(len(scatters))
+        borders = np.concatenate([[0], np.cumsum(cells.rows.samples, dtype=np.int64)])
+        rows = np.searchsorted(borders, numbers, "right") - 1
+        return cells, Group(rows, numbers - borders[rows])
+
+    # What they have in common.
+
+    async def _write(self, folder: FolderStore, run: str, sections: list[Section], samples: _Read) -> dict[str, Any]:
+        """Write a part from where its record says that it has come, as far as there is time."""
+        record = await PartRecord.opened(folder, run, self.layout.dataset)
+        config = WriteConfig(
+            dataset=self.layout.dataset,
+            schema=self.layout.manifest.schema,
+            sections=sections,
+            object_bytes=self.task.object_bytes,
+            uploads=self._memory(self.layout.manifest).uploads,
+            stop_at_seconds=self.stop_at_seconds,
+        )
+        async with PartWriter(folder, record, config) as writer, aclosing(samples(record.samples)) as read:
+            if not writer.is_complete:
+                async for some in read:
+                    if not await writer.write(some):
+                        break
+                await writer.finish()
+        written = record.written
+        return {
+            "state": "complete" if writer.is_complete else "packing",
+            "run": run,
+            "samples": record.samples,
+            "objects": len(record),
+            "size_bytes": 0 if written is None else written.size_bytes,
+        }
+
+    def _memory(self, manifest: Manifest) -> TaskMemory:
+        return TaskMemory.plan(
+            self.memory_bytes, largest_bytes=manifest.largest_bytes, object_bytes=self.task.object_bytes
+        )
+
+    def _source(self, store: Readable, manifest: Manifest, memory: TaskMemory) -> SampleSource:
+        fetcher = Fetcher(
+            store,
+            ring=Ring(memory.hedges, manifest.largest_bytes),  # for hedges only
+            rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
+            config=FetchConfig(hedge_burst=memory.hedges),
+        )
+        return SampleSource(
+            manifest=manifest,
+            fetcher=fetcher,
+            values_bytes=memory.values_bytes,
+            stop_at_seconds=self.stop_at_seconds,
+        )
+
+
+def _rows_of(written: Manifest | None, run: str) -> list[Any]:
+    """Return the super-samples of a run that a record has."""
+    row = 0
+    for each in () if written is None else written.runs:
+        if each.run == run and written is not None:
+            return [written.rows.packed(row + number, number) for number in range(each.rows)]
+        row += each.rows
+    return []

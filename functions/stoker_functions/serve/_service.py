@@ -1,0 +1,139 @@
+"""From a request to its response, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+
+from stoker._stores import Store
+from stoker._stores.per_loop import PerLoop
+from stoker.errors import (
+    ConfigError,
+    CredentialsError,
+    DeadlineError,
+    FetchError,
+    NotFoundError,
+    ObjectChangedError,
+    StokerError,
+    TransientError,
+)
+from stoker_functions.serve._batches import batch_id, check_position, read_batch
+from stoker_functions.serve._conditions import is_unchanged
+from stoker_functions.serve._config import ServeConfig
+from stoker_functions.serve._library import Library, Shelf, manifest_key
+from stoker_functions.serve._messages import Refusal, Request, Response
+from stoker_functions.serve._objects import Wanted, answer_object, caching
+from stoker_functions.serve._routing import BatchAsk, ManifestAsk, SuperSampleAsk, parse
+
+__all__ = ["Service"]
+
+_log = logging.getLogger("stoker_functions.serve.service")
+_BEARER = re.compile(r"[Bb]earer +([A-Za-z0-9._-]{1,10000})", re.ASCII)
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker"'}
+
+Ask = ManifestAsk | SuperSampleAsk | BatchAsk
+
+
+class Service:
+    """Answers requests for the data sets of a deployment. Made once per instance; nothing is read before the first.
+
+    Args:
+        config: what is served, and how much at a time.
+        store: opens the store of a data set by its URL, or returns the one that is open; who gives it, closes it.
+        clock: POSIX time, for tokens.
+
+    Cancelling an answer leaves nothing behind.
+    """
+
+    def __init__(
+        self, config: ServeConfig, store: Callable[[str], Store], *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._config, self._clock = config, clock
+        self._library = PerLoop(lambda: Library(config.datasets, store, config.memory_bytes))
+
+    async def answer(self, request: Request, seconds: float = math.inf) -> Response:
+        """Return the response to a request of somebody whom the platform has let in.
+
+        Args:
+            request: what is asked.
+            seconds: that there are left for it.
+        """
+        return await self._answered(request, seconds, token_is_needed=False)
+
+    async def answer_with_token(self, request: Request, seconds: float = math.inf) -> Response:
+        """Return the response to a request, which must carry a token of ours for the data set."""
+        return await self._answered(request, seconds, token_is_needed=True)
+
+    async def _answered(self, request: Request, seconds: float, *, token_is_needed: bool) -> Response:
+        """Turn what goes wrong into a response; what nobody foresaw is left to the platform."""
+        seconds = min(seconds, self._config.answer_seconds)
+        try:
+            allowed = self._datasets_of(request) if token_is_needed else None
+            ask = parse(request)
+            if allowed is not None and ask.dataset not in allowed:
+                raise Refusal(403, "forbidden", "the token is not for this data set")
+            async with asyncio.timeout(seconds):
+                return await self._perform(ask, request)
+        except StokerError as error:
+            refusal = _refusal_of(error)
+        except TimeoutError:
+            refusal = _refusal_of(DeadlineError(f"no answer to {request.path!r} within {seconds:g} s"))
+        return refusal.response(with_body=request.method != "HEAD")
+
+    def _datasets_of(self, request: Request) -> tuple[str, ...]:
+        """Return what a request's token is for."""
+        if self._config.token_keys is None:
+            raise ConfigError("requests with a token are served, and STOKER_TOKEN_KEYS is not set")
+        match = _BEARER.fullmatch(request.headers.get("authorization", ""))
+        try:
+            return self._config.token_keys.verify(match[1] if match else "", self._clock()).datasets
+        except CredentialsError:
+            raise Refusal(401, "unauthorized", "a valid token is needed", headers=_CHALLENGE) from None
+
+    async def _perform(self, ask: Ask, request: Request) -> Response:
+        library = self._library.get()
+        shelf = library.shelf(ask.dataset)
+        if isinstance(ask, ManifestAsk):
+            headers = caching(pinned=ask.version is not None)
+            async with shelf.telling_what_is_missing():
+                return await self._object(shelf, Wanted(key=manifest_key(ask.version), headers=headers), request)
+        manifest = await shelf.manifest(ask.version)
+        headers = {"Stoker-Version": str(manifest.version), **caching(pinned=ask.version is not None)}
+        if isinstance(ask, SuperSampleAsk):
+            if ask.number >= len(manifest):
+                raise Refusal(404, "no-such-super-sample", f"there are super-samples 0 to {len(manifest) - 1}")
+            pinned = manifest.ref(ask.number)
+            return await self._object(shelf, Wanted(key=pinned.key, pinned=pinned, headers=headers), request)
+        check_position(manifest, ask)
+        etag = f'"{batch_id(manifest, ask)}"'
+        headers |= {"ETag": etag, "Accept-Ranges": "none"}
+        if is_unchanged(request.headers, etag):
+            return Response(status=304, headers=headers)
+        async with library.reader(ask.dataset, manifest) as reader:
+            body = await read_batch(manifest, reader, ask, self._config.answer_bytes)
+        headers["Content-Type"] = "application/octet-stream"
+        if request.method == "HEAD":
+            return Response(status=200, headers={**headers, "Content-Length": str(len(body))})
+        return Response(status=200, headers=headers, body=body)
+
+    async def _object(self, shelf: Shelf, wanted: Wanted, request: Request) -> Response:
+        return await answer_object(shelf.store, wanted, request, self._config)
+
+
+def _refusal_of(error: StokerError) -> Refusal:
+    """Return what a client is told of an error: what it can do, and nothing of what lies behind the service."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, NotFoundError):
+        return Refusal(404, "not-found", "the data set has no such version or object")
+    if isinstance(error, TransientError | FetchError | ObjectChangedError):
+        _log.warning("a request was put off: %s", error)
+        wanted_seconds = error.retry_after_seconds if isinstance(error, TransientError) else None
+        headers = {"Retry-After": str(min(60, max(1, math.ceil(wanted_seconds or 0))))}
+        return Refusal(503, "unavailable", "the bucket does not answer as it should; try again", headers=headers)
+    _log.error("a request failed: %s: %s", type(error).__name__, error)
+    return Refusal(500, "failed", "the request could not be answered; the function's log says why")

@@ -1,0 +1,263 @@
+"""The local bucket: an S3 server in memory that can be slow, far away and broken, as told."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from email.utils import formatdate
+from types import TracebackType
+
+from stoker_local._config import BucketConfig
+from stoker_local._counts import Counts
+from stoker_local._faults import Fault, FaultInjector, FaultKind, FaultPlan, Step, StepKind, answer_steps
+from stoker_local._http1 import BadRequestError, Body, Request, Response, compose_head, parse_head
+from stoker_local._objects import ObjectMap, StoredObject
+from stoker_local._s3.errors import S3Error
+from stoker_local._s3.model import Call
+from stoker_local._s3.operations import etag_of
+from stoker_local._s3.service import S3Service
+from stoker_local._shape import Pacer, Shape, Shaper
+from stoker_local._wire import Wire
+
+__all__ = ["LocalBucket", "environment_of"]
+
+_PACED_BYTES = 1 << 18
+_ADMIN = "/-/"
+
+
+def environment_of(config: BucketConfig, url: str) -> dict[str, str]:
+    """Return the environment variables that lead any AWS client to the bucket at ``url``, with its first key."""
+    variables = {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_REGION": config.region,
+        "AWS_DEFAULT_REGION": config.region,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    if config.keys:
+        variables["AWS_ACCESS_KEY_ID"] = config.keys[0].access_key
+        variables["AWS_SECRET_ACCESS_KEY"] = config.keys[0].secret_key
+        if config.keys[0].session_token:
+            variables["AWS_SESSION_TOKEN"] = config.keys[0].session_token
+    return variables
+
+
+class LocalBucket:
+    """An S3 endpoint on this machine, for ``async with``; leaving it ends every connection and frees the port.
+
+    Objects are addressed by path (``/bucket/key``), live in memory and are gone at the end. ``inject``, ``reshape``
+    and the counters may be used from any thread.
+
+    Attributes:
+        counts: what has been asked and answered.
+        service: the buckets and the keys, for tests that look inside or expire credentials.
+    """
+
+    def __init__(self, config: BucketConfig | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        self.config = config or BucketConfig()
+        self.counts = Counts()
+        self.service = S3Service(
+            region=self.config.region, keys=self.config.keys, buckets=self.config.buckets, clock=clock
+        )
+        self._clock = clock
+        self._shaper = Shaper(self.config.shape)
+        self._faults = FaultInjector(self.config.faults)
+        self._wires: set[Wire] = set()
+        self._server: asyncio.Server | None = None
+        self._url = ""
+
+    # --- use ----------------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The endpoint, without a slash at its end."""
+        if not self._url:
+            raise RuntimeError("the bucket is not running: use it in `async with`")
+        return self._url
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that lead any AWS client here."""
+        return environment_of(self.config, self.url)
+
+    @property
+    def objects(self) -> Mapping[str, ObjectMap]:
+        """The objects of each bucket, by bucket name and then by key; live."""
+        return {name: bucket.objects for name, bucket in self.service.buckets.items()}
+
+    def put(self, bucket: str, key: str, data: Body) -> StoredObject:
+        """Store an object without a request; ``data`` is kept, not copied."""
+        stored = StoredObject(data=memoryview(data).toreadonly(), tag=etag_of(data), modified_at=self._clock())
+        self.service.buckets[bucket].objects[key] = stored
+        return stored
+
+    def inject(self, plan: FaultPlan) -> None:
+        """Replace the faults, from the next request on."""
+        self._faults = FaultInjector(plan)
+
+    def reshape(self, shape: Shape) -> None:
+        """Replace the shape: its delays from the next request on, its rates for new connections."""
+        self._shaper = Shaper(shape)
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> LocalBucket:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Wire(self._serve, self._on_change), self.config.host, self.config.port, backlog=1024
+        )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        tasks = [wire.task for wire in self._wires if wire.task is not None]
+        for wire in list(self._wires):
+            wire.abort()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server, self._url = None, ""
+
+    def _on_change(self, wire: Wire, opened: bool) -> None:
+        if opened:
+            self._wires.add(wire)
+            self.counts.opened()
+            if len(self._wires) > self.config.max_connections:
+                wire.abort()
+        else:
+            self._wires.discard(wire)
+            self.counts.closed()
+
+    # --- one connection -----------------------------------------------------------------------------------------
+
+    async def _serve(self, wire: Wire) -> None:
+        pacers = self._shaper.pacers(wire.socket)
+        try:
+            while True:
+                async with asyncio.timeout(self.config.request_seconds):
+                    request = parse_head(await wire.read_until(b"\r\n\r\n"))
+                    body = await self._read_body(wire, request)
+                admin = request.path.startswith(_ADMIN)
+                again = await (
+                    self._administer(wire, request, body) if admin else self._answer(wire, request, body, pacers)
+                )
+                if not again or not request.keep_alive:
+                    return
+        except TimeoutError:
+            return
+        except BadRequestError as error:
+            response = Response(status=error.status, body=str(error).encode())
+        except S3Error as error:
+            response = error.response("")
+        self.counts.requests["Malformed"] += 1
+        self.counts.statuses[response.status] += 1
+        await wire.write(compose_head(response, keep_alive=False) + bytes(response.body))
+        await wire.linger()
+
+    async def _read_body(self, wire: Wire, request: Request) -> Body:
+        limit = self.config.max_object_bytes
+        if request.body_bytes is not None and request.body_bytes > limit:
+            raise S3Error("EntityTooLarge", f"Your proposed upload exceeds the maximum of {limit} bytes.")
+        if request.headers.get("expect", "").lower() == "100-continue":
+            await wire.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if request.body_bytes is None:
+            body: Body = await wire.read_chunked(limit_bytes=limit)
+        else:
+            body = await wire.read_exactly(request.body_bytes) if request.body_bytes else b""
+        self.counts.bytes_in += len(body)
+        return body
+
+    async def _answer(self, wire: Wire, request: Request, body: Body, pacers: tuple[Pacer, ...]) -> bool:
+        """Answer one request and return whether the connection can carry another."""
+        call = self.service.call(request, body)
+        self.counts.requests[call.operation] += 1
+        fault = self._faults.draw(call.operation, call.key)
+        delay = self._shaper.first_byte_delay()
+        if call.operation == "GetObject":
+            turn = self._shaper.get_delay(asyncio.get_running_loop().time())
+            if turn is None:
+                fault = Fault(kind=FaultKind.SLOW_DOWN)
+            delay += turn or 0.0
+        if call.operation == "GetObject" and (tail := self._shaper.tail_delay()):
+            self.counts.faults["tail"] += 1
+            delay += tail
+        if delay:
+            await asyncio.sleep(delay)
+        response = self._response(call, fault)
+        if request.method == "HEAD":
+            response = replace(response, body=b"", body_bytes=len(response.body))
+        if fault is not None and (fault.kind is not FaultKind.CORRUPT or response.body):
+            self.counts.faults[fault.kind.value] += 1
+        self.counts.statuses[response.status] += 1
+        response = replace(response, headers={**response.headers, "Date": formatdate(self._clock(), usegmt=True)})
+        head = compose_head(response, keep_alive=request.keep_alive)
+        steps = answer_steps(head, response.body, fault)
+        return await self._perform(wire, steps, pacers if call.operation == "GetObject" else ())
+
+    def _response(self, call: Call, fault: Fault | None) -> Response:
+        match fault and fault.kind:
+            case FaultKind.SLOW_DOWN:
+                assert fault is not None  # noqa: S101  (for the type checker)
+                wait = fault.retry_after_seconds
+                headers = {} if wait is None else {"Retry-After": str(wait)}
+                refusal = S3Error("SlowDown", "Please reduce your request rate.", headers=headers)
+            case FaultKind.INTERNAL_ERROR:
+                refusal = S3Error("InternalError", "We encountered an internal error. Please try again.")
+            case _:
+                return self.service.perform(call)
+        return refusal.response(call.request.path)
+
+    async def _perform(self, wire: Wire, steps: tuple[Step, ...], pacers: tuple[Pacer, ...]) -> bool:
+        for step in steps:
+            match step.kind:
+                case StepKind.SEND:
+                    self.counts.bytes_out += step.body_bytes
+                    await self._send(wire, step.data, pacers)
+                case StepKind.WAIT:
+                    await asyncio.sleep(step.seconds)
+                case StepKind.RESET:
+                    wire.reset()
+                    return False
+                case StepKind.CLOSE:
+                    return False
+        return True
+
+    async def _send(self, wire: Wire, data: Body, pacers: tuple[Pacer, ...]) -> None:
+        if not pacers:
+            await wire.write(data)
+            return
+        loop, view = asyncio.get_running_loop(), memoryview(data)
+        for start in range(0, len(view), _PACED_BYTES):
+            part = view[start : start + _PACED_BYTES]
+            if wait := max(pacer.reserve(len(part), loop.time()) for pacer in pacers):
+                await asyncio.sleep(wait)
+            await wire.write(part)
+
+    async def _administer(self, wire: Wire, request: Request, body: Body) -> bool:
+        """Answer ``GET /-/counts``, ``POST /-/reset`` and ``POST /-/shape``, to this machine only."""
+        match request.method, request.path.removeprefix(_ADMIN):
+            case _ if not ipaddress.ip_address(wire.peer_address).is_loopback:
+                response = Response(status=403)
+            case "GET", "counts":
+                body = json.dumps(self.counts.as_dict()).encode()
+                response = Response(headers={"Content-Type": "application/json"}, body=body)
+            case "POST", "reset":
+                self.counts.reset()
+                response = Response(status=204)
+            case "POST", "shape":
+                try:
+                    self.reshape(Shape(**json.loads(bytes(body))))
+                    response = Response(status=204)
+                except (TypeError, ValueError) as error:
+                    response = Response(status=400, body=str(error).encode())
+            case _:
+                response = Response(status=404)
+        await wire.write(compose_head(response, keep_alive=request.keep_alive) + bytes(response.body))
+        return True

@@ -1,0 +1,111 @@
+"""The raw images of the functions' demo: what they are, how they come, and whether an epoch has just them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stoker._base.bounded import for_each
+from stoker._stores import open_store
+from stoker.errors import ConfigError
+from stoker_local._demo.digits import Digits
+from stoker_local._demo.functions.config import DATASET, RAW
+from stoker_torch import Loader
+
+__all__ = ["Epoch", "RawImages", "read_epoch"]
+
+_PUTS_AT_ONCE = 32
+_BATCH = 64
+_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
+"""Where the digits are moved to, in pixels, from one round of them to the next."""
+
+
+class RawImages:
+    """Digits as PNG files in folders of their classes; beyond the digits' number, again and moved by a pixel.
+
+    Attributes:
+        contents: of every object, by key.
+        begun: how many were given to the bucket.
+        put: how many it has confirmed.
+
+    Raises:
+        ConfigError: there are not so many.
+    """
+
+    def __init__(self, digits: Digits, count: int) -> None:
+        rounds = -(-count // len(digits))
+        if rounds > len(_SHIFTS):
+            most = len(_SHIFTS) * len(digits)
+            raise ConfigError(f"{count:,} images are too many: the digits, moved by a pixel at most, make {most:,}")
+        moved = [np.roll(digits.images, shift, axis=(1, 2)) for shift in _SHIFTS[:rounds]]
+        every = Digits(images=np.concatenate(moved), labels=np.tile(digits.labels, rounds))
+        self.contents = {f"{every.labels[n]}/{n:05}.png": every.png(n) for n in range(count)}
+        self.begun = self.put = 0
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    async def put_all(self, per_second: float) -> None:
+        """Put the images into their bucket one by one, no faster than told."""
+        store, loop = open_store(RAW), asyncio.get_running_loop()
+        started_at = loop.time()
+
+        async def put(numbered: tuple[int, str]) -> None:
+            number, key = numbered
+            await asyncio.sleep(started_at + number / per_second - loop.time())
+            self.begun += 1
+            await store.put(key, self.contents[key])
+            self.put += 1
+
+        try:
+            await for_each(enumerate(self.contents), put, concurrency=_PUTS_AT_ONCE)
+        finally:
+            await store.close()
+
+
+@dataclass(slots=True)
+class Epoch:
+    """What an epoch of training has delivered.
+
+    Attributes:
+        times: how often each image came, by key.
+        changed: keys of those whose bytes or label are not what was put.
+        gets: that the loader sent.
+        dollars: for these, at list prices.
+    """
+
+    times: Counter[str] = field(default_factory=Counter)
+    changed: set[str] = field(default_factory=set)
+    gets: int = 0
+    dollars: float = 0.0
+
+    def note(self, images: RawImages, key: str, content: bytes, label: int) -> None:
+        """Note an image that was delivered."""
+        self.times[key] += 1
+        if images.contents.get(key) != content or key.partition("/")[0] != str(label):
+            self.changed.add(key)
+
+    def failures(self, images: RawImages) -> list[str]:
+        """Return what is not as it should be, in words: every image exactly once, as it was put."""
+        missing = images.contents.keys() - self.times.keys()
+        repeated = [key for key, times in self.times.items() if times > 1]
+        found = {"missing": missing, "delivered more than once": repeated, "not what was put": self.changed}
+        return [f"{len(keys):,} images are {what}, such as {min(keys)}" for what, keys in found.items() if keys]
+
+
+def read_epoch(images: RawImages, seed: int, *, stopped: threading.Event) -> Epoch:
+    """Read one epoch as a training does, until its end or until it is stopped."""
+    epoch = Epoch()
+    with Loader(DATASET, batch_size=_BATCH, seed=seed, memory="64MB", epochs=1) as loader:
+        for batch in loader:
+            for key, content, label in zip(batch["path"], batch["image"], batch["label"].tolist(), strict=True):
+                epoch.note(images, key, bytes(content), label)
+            if stopped.is_set():
+                break
+        spent = loader.stats()
+        epoch.gets, epoch.dollars = spent.get_requests, spent.dollars
+    return epoch

@@ -1,0 +1,271 @@
+"""A local Google Cloud Storage: the part of its JSON API that stoker and gcloud-aio-storage speak, in memory.
+
+It is exact where other emulators are not: generations only grow, preconditions hold, ranges end where they should.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from stoker_local._config import is_this_machine
+from stoker_local._gcs.protocol import (
+    GcsError,
+    byte_span,
+    checksum_of,
+    etag_of,
+    integer,
+    json_object,
+    resource_of,
+    split_upload,
+)
+from stoker_local._objects import ObjectCreated, ObjectMap, StoredObject
+
+__all__ = ["GcsConfig", "LocalGcs"]
+
+_MAX_RESULTS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsConfig:
+    """What the local GCS serves, and to whom.
+
+    Attributes:
+        host: address to listen on; beyond this machine, a token must be asked for.
+        port: 0 takes a free one.
+        buckets: that exist from the start.
+        token: the bearer token that requests must carry; empty lets everybody in.
+        forbidden: buckets whose every request is answered 403.
+        max_object_bytes: a longer request body is refused.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    buckets: tuple[str, ...] = ("stoker",)
+    token: str = ""
+    forbidden: tuple[str, ...] = ()
+    max_object_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if not self.token and not is_this_machine(self.host):
+            raise ValueError(f"host={self.host!r} is open to other machines; give a token")
+
+
+class LocalGcs:
+    """A GCS endpoint on this machine, for ``async with``; leaving it ends every connection and frees the port.
+
+    Attributes:
+        buckets: the objects of each bucket; live. An object's ``tag`` is its generation.
+        requests: answered requests by ``METHOD status``.
+        watchers: called with every object that a request creates, before it is answered.
+    """
+
+    def __init__(self, config: GcsConfig | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        self.config = config or GcsConfig()
+        self.buckets = {name: ObjectMap() for name in self.config.buckets}
+        self.requests: Counter[str] = Counter()
+        self.watchers: list[Callable[[ObjectCreated], None]] = []
+        self._clock = clock
+        self._generation = 0
+        self._sessions: list[tuple[Mapping[str, str], dict[str, Any]]] = []
+        self._failures: list[GcsError] = []
+        self._runner: web.AppRunner | None = None
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """The endpoint, without a slash at its end."""
+        if not self._url:
+            raise RuntimeError("the local GCS is not running: use it in `async with`")
+        return self._url
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that lead Google's and gcloud-aio's clients here."""
+        return {"STORAGE_EMULATOR_HOST": self.url}
+
+    def fail_next(self, status: int, *, times: int = 1, retry_after_seconds: int | None = None) -> None:
+        """Answer the next ``times`` requests with ``status`` (401, 403, 429, 503 …)."""
+        headers = {} if retry_after_seconds is None else {"Retry-After": str(retry_after_seconds)}
+        self._failures += [GcsError(status, "This failure was asked for.", headers=headers)] * times
+
+    async def __aenter__(self) -> LocalGcs:
+        app = web.Application(client_max_size=self.config.max_object_bytes, middlewares=[self._guard])
+        for root in ("", "/storage/v1"):
+            app.router.add_post(f"{root}/b", self._create_bucket)
+            app.router.add_get(f"{root}/b/{{bucket}}", self._get_bucket)
+            app.router.add_get(f"{root}/b/{{bucket}}/o", self._list)
+            app.router.add_get(f"{root}/b/{{bucket}}/o/{{key:.+}}", self._get, allow_head=False)
+            app.router.add_delete(f"{root}/b/{{bucket}}/o/{{key:.+}}", self._delete)
+        app.router.add_get("/download/storage/v1/b/{bucket}/o/{key:.+}", self._get_media, allow_head=False)
+        app.router.add_post("/upload/storage/v1/b/{bucket}/o", self._upload)
+        app.router.add_put("/upload/storage/v1/b/{bucket}/o", self._complete_upload)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.config.host, self.config.port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._runner, self._url = None, ""
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+        """Authenticate, inject failures, and turn refusals into Google's JSON."""
+        try:
+            if self._failures:
+                raise self._failures.pop(0)
+            if self.config.token and request.headers.get("Authorization") != f"Bearer {self.config.token}":
+                raise GcsError(401, "Invalid Credentials", headers={"WWW-Authenticate": "Bearer"})
+            if request.match_info.get("bucket") in self.config.forbidden:
+                raise GcsError(403, "The caller does not have access to the bucket.")
+            response: web.StreamResponse = await handler(request)
+        except GcsError as refusal:
+            response = refusal.response()
+        self.requests[f"{request.method} {response.status}"] += 1
+        return response
+
+    # --- buckets ------------------------------------------------------------------------------------------------
+
+    def _bucket(self, request: web.Request) -> ObjectMap:
+        bucket = self.buckets.get(request.match_info["bucket"])
+        if bucket is None:
+            raise GcsError(404, "The specified bucket does not exist.")
+        return bucket
+
+    async def _create_bucket(self, request: web.Request) -> web.Response:
+        name = json_object(await request.read()).get("name")
+        if not isinstance(name, str) or not name or "/" in name:
+            raise GcsError(400, "A bucket needs a name.")
+        if name in self.buckets:
+            raise GcsError(409, "Your previous request to create the named bucket succeeded.")
+        self.buckets[name] = ObjectMap()
+        return web.json_response({"kind": "storage#bucket", "name": name})
+
+    async def _get_bucket(self, request: web.Request) -> web.Response:
+        self._bucket(request)
+        return web.json_response({"kind": "storage#bucket", "name": request.match_info["bucket"]})
+
+    async def _list(self, request: web.Request) -> web.Response:
+        bucket, query = self._bucket(request), request.query
+        limit = min(integer(query.get("maxResults", str(_MAX_RESULTS))), _MAX_RESULTS)
+        start = query.get("startOffset", "")
+        if token := query.get("pageToken"):
+            try:
+                start = base64.urlsafe_b64decode(token.encode()).decode()
+            except ValueError as error:
+                raise GcsError(400, "Invalid pageToken.") from error
+        page = bucket.page(
+            prefix=query.get("prefix", ""), delimiter=query.get("delimiter", ""), start=start, limit=limit
+        )
+        listed: dict[str, Any] = {"kind": "storage#objects"}
+        if page.keys:
+            name = request.match_info["bucket"]
+            listed["items"] = [resource_of(name, key, bucket[key]) for key in page.keys]
+        if page.prefixes:
+            listed["prefixes"] = list(page.prefixes)
+        if page.next_start is not None:
+            listed["nextPageToken"] = base64.urlsafe_b64encode(page.next_start.encode()).decode()
+        return web.json_response(listed)
+
+    # --- objects ------------------------------------------------------------------------------------------------
+
+    def _object(self, request: web.Request) -> StoredObject:
+        stored = self._bucket(request).get(request.match_info["key"])
+        generation = request.query.get("generation")
+        if stored is None or (generation is not None and generation != stored.tag):
+            raise GcsError(404, f"No such object: {request.match_info['bucket']}/{request.match_info['key']}")
+        _check_generation(request.query, stored)
+        return stored
+
+    async def _get(self, request: web.Request) -> web.Response:
+        if request.query.get("alt") == "media":
+            return await self._get_media(request)
+        stored = self._object(request)
+        return web.json_response(resource_of(request.match_info["bucket"], request.match_info["key"], stored))
+
+    async def _get_media(self, request: web.Request) -> web.Response:
+        stored = self._object(request)
+        headers = {
+            "Content-Type": stored.headers["content-type"],
+            "ETag": etag_of(stored),
+            "x-goog-generation": stored.tag,
+            "x-goog-hash": f"crc32c={checksum_of(stored)}",
+            "x-goog-stored-content-length": str(len(stored.data)),
+        }
+        span = byte_span(request.headers.get("Range", ""), len(stored.data))
+        # As a stream: aiohttp warns of large bodies that are bytes.
+        if span is None:
+            return web.Response(body=BytesIO(stored.data), headers=headers)
+        headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{len(stored.data)}"
+        part = memoryview(stored.data)[span[0] : span[1]]
+        return web.Response(status=206, body=BytesIO(part), headers=headers)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        self._object(request)
+        del self._bucket(request)[request.match_info["key"]]
+        return web.Response(status=204)
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        """Upload in one request (media, multipart), or announce a resumable one, which the next request completes."""
+        self._bucket(request)
+        bucket = request.match_info["bucket"]
+        kind, content_type = request.query.get("uploadType"), request.headers.get("Content-Type", "")
+        body = await request.read()
+        if kind == "media":
+            return self._store(bucket, request.query, {"contentType": content_type}, body)
+        if kind == "multipart":
+            return self._store(bucket, request.query, *split_upload(content_type, body))
+        if kind != "resumable":
+            raise GcsError(400, f"uploadType {kind!r} is not one of media, multipart and resumable.")
+        resource = json_object(body)
+        resource.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
+        name = str(resource.get("name") or request.query.get("name"))
+        _check_generation(request.query, self.buckets[bucket].get(name))  # and again when the bytes are there
+        self._sessions.append((request.query, resource))
+        location = f"{self.url}{request.path}?uploadType=resumable&upload_id={len(self._sessions) - 1}"
+        return web.Response(headers={"Location": location})
+
+    async def _complete_upload(self, request: web.Request) -> web.Response:
+        """Take a resumable upload's bytes, all in one request."""
+        if "Content-Range" in request.headers:
+            raise GcsError(501, "Resumable uploads in several chunks are not implemented.")
+        number = integer(request.query.get("upload_id", ""))
+        if number >= len(self._sessions):
+            raise GcsError(404, "No such upload session.")
+        query, resource = self._sessions[number]
+        return self._store(request.match_info["bucket"], query, resource, await request.read())
+
+    def _store(self, bucket: str, query: Mapping[str, str], resource: dict[str, Any], body: bytes) -> web.Response:
+        objects, key = self.buckets[bucket], resource.get("name") or query.get("name")
+        if not isinstance(key, str) or not 0 < len(key.encode()) <= 1024:
+            raise GcsError(400, "An object needs a name of 1 to 1024 bytes.")
+        _check_generation(query, objects.get(key))
+        # Like the cloud's, generations look like microseconds; like the cloud's, they never repeat.
+        self._generation = max(self._generation + 1, int(self._clock() * 1e6))
+        headers = {"content-type": str(resource.get("contentType") or "application/octet-stream")}
+        stored = StoredObject(data=body, tag=str(self._generation), modified_at=self._clock(), headers=headers)
+        objects[key] = stored
+        for watch in self.watchers:
+            watch(ObjectCreated(bucket=bucket, key=key, event="OBJECT_FINALIZE", stored=stored))
+        return web.json_response(resource_of(bucket, key, stored))
+
+
+def _check_generation(query: Mapping[str, str], stored: StoredObject | None) -> None:
+    """Refuse a request whose ``ifGenerationMatch`` does not hold; 0 stands for "there is no such object"."""
+    wanted = query.get("ifGenerationMatch")
+    if wanted is not None and integer(wanted) != (0 if stored is None else int(stored.tag)):
+        raise GcsError(412, "At least one of the pre-conditions you specified did not hold.")

@@ -1,0 +1,314 @@
+"""S3 as one synchronous function: which operation a request is, whether it may, what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+
+from stoker_local._http1 import Body, Request, Response
+from stoker_local._objects import ObjectCreated
+from stoker_local._s3 import copying, listings, multipart, operations, tagging, uploads
+from stoker_local._s3.errors import S3Error
+from stoker_local._s3.model import (
+    OWNER,
+    Bucket,
+    BucketSpec,
+    Call,
+    CopySource,
+    element,
+    iso_time,
+    parse_xml,
+    xml_response,
+)
+from stoker_local._s3.payload import decode_payload
+from stoker_local._s3.signature import KeyPair, read_claim, verify
+
+__all__ = ["S3Service"]
+
+_ROUTES = MappingProxyType(
+    {
+        ("GET", "service", ""): "ListBuckets",
+        ("PUT", "bucket", ""): "CreateBucket",
+        ("HEAD", "bucket", ""): "HeadBucket",
+        ("DELETE", "bucket", ""): "DeleteBucket",
+        ("GET", "bucket", "location"): "GetBucketLocation",
+        ("GET", "bucket", "versioning"): "GetBucketVersioning",
+        ("GET", "bucket", ""): "ListObjects",
+        ("GET", "bucket", "list-type"): "ListObjectsV2",
+        ("GET", "bucket", "versions"): "ListObjectVersions",
+        ("GET", "bucket", "uploads"): "ListMultipartUploads",
+        ("POST", "bucket", "delete"): "DeleteObjects",
+        ("GET", "object", ""): "GetObject",
+        ("GET", "object", "partNumber"): "GetObject",
+        ("HEAD", "object", ""): "HeadObject",
+        ("HEAD", "object", "partNumber"): "HeadObject",
+        ("PUT", "object", ""): "PutObject",
+        ("DELETE", "object", ""): "DeleteObject",
+        ("GET", "object", "tagging"): "GetObjectTagging",
+        ("PUT", "object", "tagging"): "PutObjectTagging",
+        ("DELETE", "object", "tagging"): "DeleteObjectTagging",
+        ("POST", "object", "uploads"): "CreateMultipartUpload",
+        ("PUT", "object", "uploadId"): "UploadPart",
+        ("POST", "object", "uploadId"): "CompleteMultipartUpload",
+        ("DELETE", "object", "uploadId"): "AbortMultipartUpload",
+        ("GET", "object", "uploadId"): "ListParts",
+    }
+)
+_WITH_SOURCE = MappingProxyType({"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"})
+_SUBRESOURCES = frozenset(
+    {
+        "accelerate",
+        "acl",
+        "attributes",
+        "cors",
+        "delete",
+        "encryption",
+        "inventory",
+        "legal-hold",
+        "lifecycle",
+        "list-type",
+        "location",
+        "logging",
+        "metrics",
+        "notification",
+        "object-lock",
+        "partNumber",
+        "policy",
+        "policyStatus",
+        "publicAccessBlock",
+        "replication",
+        "requestPayment",
+        "restore",
+        "retention",
+        "select",
+        "tagging",
+        "torrent",
+        "uploadId",
+        "uploads",
+        "versioning",
+        "versions",
+        "website",
+    }
+)
+_READS = frozenset(
+    {
+        "GetBucketLocation",
+        "GetBucketVersioning",
+        "GetObject",
+        "GetObjectTagging",
+        "HeadBucket",
+        "HeadObject",
+        "ListBuckets",
+        "ListMultipartUploads",
+        "ListObjectVersions",
+        "ListObjects",
+        "ListObjectsV2",
+        "ListParts",
+    }
+)
+_OPERATIONS: MappingProxyType[str, Callable[[Bucket, Call, float], Response]] = MappingProxyType(
+    {
+        "ListObjects": listings.list_objects,
+        "ListObjectsV2": listings.list_objects_v2,
+        "ListObjectVersions": listings.list_object_versions,
+        "DeleteObjects": operations.delete_objects,
+        "GetObject": operations.get_object,
+        "HeadObject": operations.get_object,
+        "PutObject": operations.put_object,
+        "DeleteObject": operations.delete_object,
+        "GetObjectTagging": tagging.get_tags,
+        "PutObjectTagging": tagging.put_tags,
+        "DeleteObjectTagging": tagging.delete_tags,
+        "CreateMultipartUpload": multipart.create_upload,
+        "UploadPart": multipart.upload_part,
+        "CompleteMultipartUpload": multipart.complete_upload,
+        "AbortMultipartUpload": multipart.abort_upload,
+        "ListMultipartUploads": uploads.list_uploads,
+        "ListParts": uploads.list_parts,
+    }
+)
+_COPIES: MappingProxyType[str, Callable[[Bucket, Call, CopySource, float], Response]] = MappingProxyType(
+    {"CopyObject": copying.copy_object, "UploadPartCopy": copying.upload_part_copy}
+)
+_CREATIONS = MappingProxyType(
+    {
+        "PutObject": "ObjectCreated:Put",
+        "CopyObject": "ObjectCreated:Copy",
+        "CompleteMultipartUpload": "ObjectCreated:CompleteMultipartUpload",
+    }
+)
+_MAX_KEY_BYTES = 1024
+
+
+class S3Service:
+    """The buckets of one endpoint.
+
+    Attributes:
+        buckets: by name.
+        keys: key pairs by access key; may be changed at any time.
+        watchers: called with every object that a request creates, before it is answered.
+    """
+
+    def __init__(
+        self,
+        *,
+        region: str,
+        keys: Iterable[KeyPair],
+        buckets: Iterable[BucketSpec],
+        clock: Callable[[], float],
+    ) -> None:
+        self.region = region
+        self.keys = {key.access_key: key for key in keys}
+        self.buckets: dict[str, Bucket] = {}
+        self.watchers: list[Callable[[ObjectCreated], None]] = []
+        self._clock = clock
+        for spec in buckets:
+            self.add_bucket(spec)
+
+    def add_bucket(self, spec: BucketSpec) -> Bucket:
+        """Make an empty bucket and return it; one of that name is replaced."""
+        bucket = Bucket(spec=spec, region=spec.region or self.region, created_at=self._clock())
+        self.buckets[spec.name] = bucket
+        return bucket
+
+    def call(self, request: Request, body: Body) -> Call:
+        """Return which operation, on what, a request is; it may still be refused."""
+        bucket, _, key = request.path[1:].partition("/")
+        level = "object" if key else "bucket" if bucket else "service"
+        asked = [name for name, _ in request.query if name in _SUBRESOURCES]
+        subresource = "uploadId" if "uploadId" in asked else asked[0] if asked else ""
+        operation = _ROUTES.get((request.method, level, subresource), "Unknown")
+        if copying.COPY_SOURCE in request.headers:
+            operation = _WITH_SOURCE.get(operation, operation)
+        return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
+
+    def perform(self, call: Call) -> Response:
+        """Answer an operation; what S3 refuses is answered with its error."""
+        try:
+            return self._perform(call)
+        except S3Error as error:
+            response = error.response(call.request.path)
+            if call.operation == "HeadBucket" and (bucket := self.buckets.get(call.bucket)):  # whoever asks is told
+                response = replace(response, headers={**response.headers, "x-amz-bucket-region": bucket.region})
+            return response
+
+    def _perform(self, call: Call) -> Response:
+        if call.operation == "Unknown":
+            raise S3Error("NotImplemented", "A header or query you provided implies what is not implemented.")
+        bucket = self.buckets.get(call.bucket)
+        key = self._authenticate(call, bucket)
+        self._check_rights(call, call.bucket, key, reads=call.operation in _READS)
+        if call.operation == "ListBuckets":
+            return self._list_buckets(call)
+        if call.operation == "CreateBucket":
+            return self._create_bucket(call)
+        bucket = self._bucket(call.bucket)
+        if len(call.key.encode()) > _MAX_KEY_BYTES:
+            raise S3Error("KeyTooLongError", "Your key is too long")
+        if call.key and call.request.query and call.request.parameters.get("versionId", "null") != "null":
+            raise S3Error("NoSuchVersion", "The specified version does not exist.", elements={"Key": call.key})
+        before = bucket.objects.get(call.key)
+        response = self._perform_in(bucket, call, key)
+        stored = bucket.objects.get(call.key)
+        if (event := _CREATIONS.get(call.operation)) and stored is not None and stored is not before:
+            self._tell(ObjectCreated(bucket=call.bucket, key=call.key, event=event, stored=stored))
+        return response
+
+    def _perform_in(self, bucket: Bucket, call: Call, key: KeyPair | None) -> Response:
+        now = self._clock()
+        if call.operation in _OPERATIONS:
+            return _OPERATIONS[call.operation](bucket, call, now)
+        if call.operation in _COPIES:
+            return _COPIES[call.operation](bucket, call, self._copy_source(call, key), now)
+        return self._on_bucket(bucket, call)
+
+    def _bucket(self, name: str) -> Bucket:
+        bucket = self.buckets.get(name)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist", elements={"BucketName": name})
+        return bucket
+
+    def _copy_source(self, call: Call, key: KeyPair | None) -> CopySource:
+        """Return the object that a copy reads, if who asks may read it."""
+        name, source_key = copying.parse_copy_source(call.request.headers[copying.COPY_SOURCE])
+        self._check_rights(call, name, key, reads=True)
+        return CopySource(bucket=name, key=source_key, stored=self._bucket(name).stored_object(source_key))
+
+    def _tell(self, created: ObjectCreated) -> None:
+        for watch in self.watchers:
+            watch(created)
+
+    def _authenticate(self, call: Call, bucket: Bucket | None) -> KeyPair | None:
+        """Return the key pair that signed a request, or None if nobody did."""
+        claim = read_claim(call.request)
+        if claim is None:
+            return None
+        key = verify(call.request, claim, self.keys, now=datetime.fromtimestamp(self._clock(), UTC))
+        self._check_region(claim.region, bucket)
+        return key
+
+    def _check_rights(self, call: Call, name: str, key: KeyPair | None, *, reads: bool) -> None:
+        """Refuse what ``key`` may not do in the bucket ``name``."""
+        bucket = self.buckets.get(name)
+        if key is None:
+            if bucket is None or not bucket.spec.anonymous or not reads:
+                raise S3Error("AccessDenied", "Access Denied")
+        elif (key.buckets is not None and name not in key.buckets) or (key.read_only and not reads):
+            raise S3Error("AccessDenied", "Access Denied")
+        pays = call.request.headers.get("x-amz-request-payer") == "requester"
+        if bucket is not None and bucket.spec.requester_pays and (key is None or not pays):
+            raise S3Error("AccessDenied", "Access Denied: the requester pays for this bucket")
+
+    def _check_region(self, region: str, bucket: Bucket | None) -> None:
+        """Refuse a scope of another region as S3 does: a redirect from this endpoint, else a malformed header."""
+        home = self.region if bucket is None else bucket.region
+        if region == home:
+            return
+        headers = {"x-amz-bucket-region": home}
+        if region == self.region and bucket is not None:
+            raise S3Error(
+                "PermanentRedirect",
+                "The bucket you are attempting to access must be addressed using the specified endpoint.",
+                elements={"Bucket": bucket.spec.name, "Endpoint": f"s3.{home}.amazonaws.com"},
+                headers=headers,
+            )
+        message = f"The authorization header is malformed; the region '{region}' is wrong; expecting '{home}'"
+        raise S3Error("AuthorizationHeaderMalformed", message, elements={"Region": home}, headers=headers)
+
+    def _list_buckets(self, call: Call) -> Response:
+        query = call.request.parameters
+        prefix, start = query.get("prefix", ""), query.get("continuation-token", "")
+        limit = listings.number_parameter(query, "max-buckets", default=10_000, maximum=10_000)
+        names = [name for name in sorted(self.buckets) if name.startswith(prefix) and name >= start]
+        buckets = "".join(
+            f"<Bucket>{element('Name', name)}{element('CreationDate', iso_time(bucket.created_at))}</Bucket>"
+            for name, bucket in ((name, self.buckets[name]) for name in names[:limit])
+        )
+        following = element("ContinuationToken", names[limit]) if len(names) > limit > 0 else ""
+        return xml_response("ListAllMyBucketsResult", f"{OWNER}<Buckets>{buckets}</Buckets>{following}")
+
+    def _create_bucket(self, call: Call) -> Response:
+        body = decode_payload(call.request, call.body)
+        region = parse_xml(body).findtext("LocationConstraint") if len(body) else None
+        if call.bucket in self.buckets:
+            raise S3Error("BucketAlreadyOwnedByYou", "Your previous request to create the bucket succeeded.")
+        try:
+            self.add_bucket(BucketSpec(name=call.bucket, region=region))
+        except ValueError as error:
+            raise S3Error("InvalidBucketName", "The specified bucket is not valid.") from error
+        return Response(headers={"Location": f"/{call.bucket}"})
+
+    def _on_bucket(self, bucket: Bucket, call: Call) -> Response:
+        if call.operation == "DeleteBucket":
+            if bucket.objects:
+                raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
+            del self.buckets[call.bucket]
+            return Response(status=204)
+        if call.operation == "GetBucketLocation":
+            # The region's name, empty for the first region that S3 had.
+            return xml_response("LocationConstraint", "" if bucket.region == "us-east-1" else bucket.region)
+        if call.operation == "GetBucketVersioning":
+            return xml_response("VersioningConfiguration", "")  # never enabled
+        return Response(headers={"x-amz-bucket-region": bucket.region})

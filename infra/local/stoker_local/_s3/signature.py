@@ -1,0 +1,224 @@
+"""AWS Signature Version 4, the server's side: header and presigned-query authentication.
+
+Source: AWS General Reference, "Create a signed AWS API request", and the S3 API reference, "Authenticating requests".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from urllib.parse import quote
+
+from stoker_local._http1 import Request
+from stoker_local._s3.errors import S3Error
+
+__all__ = ["Claim", "KeyPair", "read_claim", "verify"]
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+MAX_SKEW = timedelta(minutes=15)
+MAX_PRESIGNED_SECONDS = 7 * 24 * 3600
+
+_AUTHORIZATION = re.compile(
+    ALGORITHM + r"\s+Credential=(?P<credential>[^,\s]+),\s*SignedHeaders=(?P<signed_headers>[^,\s]+)"
+    r",\s*Signature=(?P<signature>[0-9a-f]{64})"
+)
+_TIMESTAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """An access key and what it may do.
+
+    Attributes:
+        session_token: if not empty, requests must carry it.
+        expires_at: POSIX seconds after which the key is refused with ``ExpiredToken``; None is never.
+        buckets: the buckets it may touch; None is all.
+        read_only: it may not write.
+    """
+
+    access_key: str
+    secret_key: str
+    session_token: str = ""
+    expires_at: float | None = None
+    buckets: tuple[str, ...] | None = None
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.access_key or not self.secret_key or "/" in self.access_key:
+            raise ValueError("a key pair needs an access key (without '/') and a secret key")
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self.access_key!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Who a request says it is from, unverified."""
+
+    access_key: str
+    date: str
+    region: str
+    service: str
+    signed_headers: tuple[str, ...]
+    signature: str
+    timestamp: str
+    payload_hash: str
+    session_token: str
+    expires_seconds: int | None
+
+
+def read_claim(request: Request, *, service: str = "s3") -> Claim | None:
+    """Return what the request claims, in its header or its query, or None if it is anonymous.
+
+    Other services than S3 need not be told the body's hash: where it is missing, ``payload_hash`` is empty, and the
+    caller puts in what it has computed.
+
+    Raises:
+        S3Error: the claim is malformed.
+    """
+    if "authorization" in request.headers:
+        return _header_claim(request, service)
+    if request.query and any(name == "X-Amz-Signature" for name, _ in request.query):
+        return _query_claim(request, service)
+    return None
+
+
+def _header_claim(request: Request, service: str) -> Claim:
+    match = _AUTHORIZATION.fullmatch(request.headers["authorization"])
+    if match is None:
+        raise S3Error("AuthorizationHeaderMalformed", f"The authorization header is not {ALGORITHM}.")
+    headers = request.headers
+    if service == "s3" and "x-amz-content-sha256" not in headers:
+        raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
+    return Claim(
+        **_scope(match["credential"], service),
+        signed_headers=tuple(match["signed_headers"].split(";")),
+        signature=match["signature"],
+        timestamp=headers.get("x-amz-date", ""),
+        payload_hash=headers.get("x-amz-content-sha256", ""),
+        session_token=headers.get("x-amz-security-token", ""),
+        expires_seconds=None,
+    )
+
+
+def _query_claim(request: Request, service: str) -> Claim:
+    query = request.parameters
+    expires = query.get("X-Amz-Expires", "")
+    malformed = query.get("X-Amz-Algorithm") != ALGORITHM or not re.fullmatch(r"[0-9]{1,6}", expires, re.ASCII)
+    if malformed or not 0 < int(expires) <= MAX_PRESIGNED_SECONDS:
+        raise S3Error("AuthorizationHeaderMalformed", "The query does not hold a valid presigned request.")
+    return Claim(
+        **_scope(query.get("X-Amz-Credential", ""), service),
+        signed_headers=tuple(query.get("X-Amz-SignedHeaders", "").split(";")),
+        signature=query["X-Amz-Signature"],
+        timestamp=query.get("X-Amz-Date", ""),
+        payload_hash=query.get("X-Amz-Content-Sha256", "UNSIGNED-PAYLOAD" if service == "s3" else ""),
+        session_token=query.get("X-Amz-Security-Token", ""),
+        expires_seconds=int(expires),
+    )
+
+
+def _scope(credential: str, service: str) -> dict[str, str]:
+    parts = credential.split("/")
+    if len(parts) != 5 or parts[4] != "aws4_request" or parts[3] != service:
+        raise S3Error("AuthorizationHeaderMalformed", f"The credential is not KEY/DATE/REGION/{service}/aws4_request.")
+    return {"access_key": parts[0], "date": parts[1], "region": parts[2], "service": parts[3]}
+
+
+def verify(request: Request, claim: Claim, keys: Mapping[str, KeyPair], *, now: datetime) -> KeyPair:
+    """Return the key pair that signed the request.
+
+    The region of the scope is whatever the signer chose: the caller compares it with the bucket's.
+
+    Raises:
+        S3Error: the key is unknown or expired, the clock is off, or the signature does not match.
+    """
+    key = keys.get(claim.access_key)
+    if key is None:
+        raise S3Error("InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
+    if not hmac.compare_digest(key.session_token.encode(), claim.session_token.encode()):
+        raise S3Error("InvalidToken", "The provided token is malformed or otherwise invalid.")
+    if key.expires_at is not None and now.timestamp() >= key.expires_at:
+        raise S3Error("ExpiredToken", "The provided token has expired.")
+    _check_time(claim, now)
+    _check_signed_headers(request, claim)
+    expected = _signature(request, claim, key.secret_key)
+    if not hmac.compare_digest(expected.encode(), claim.signature.encode()):
+        raise S3Error(
+            "SignatureDoesNotMatch",
+            "The request signature we calculated does not match the signature you provided.",
+        )
+    return key
+
+
+def _check_time(claim: Claim, now: datetime) -> None:
+    try:
+        if not _TIMESTAMP.fullmatch(claim.timestamp):
+            raise ValueError(claim.timestamp)
+        signed_at = datetime.fromisoformat(claim.timestamp)  # a tenth of strptime's time
+    except ValueError as error:
+        raise S3Error("AccessDenied", "AWS authentication requires a valid Date or x-amz-date header") from error
+    if claim.timestamp[:8] != claim.date:
+        raise S3Error("AuthorizationHeaderMalformed", "The credential's date is not the request's.")
+    if signed_at - now > MAX_SKEW or (claim.expires_seconds is None and now - signed_at > MAX_SKEW):
+        raise S3Error("RequestTimeTooSkewed", "The request time and the server's are too far apart.")
+    if claim.expires_seconds is not None and now > signed_at + timedelta(seconds=claim.expires_seconds):
+        raise S3Error("AccessDenied", "Request has expired")
+
+
+def _check_signed_headers(request: Request, claim: Claim) -> None:
+    signed = set(claim.signed_headers)
+    unsigned = sorted(n for n in request.headers if (n == "host" or n.startswith("x-amz-")) and n not in signed)
+    if unsigned or "host" not in signed:
+        names = ", ".join(unsigned) or "host"
+        raise S3Error("AccessDenied", f"There were headers present in the request which were not signed: {names}")
+
+
+def _signature(request: Request, claim: Claim, secret_key: str) -> str:
+    headers = request.headers
+    pairs = sorted((_quote(n), _quote(v)) for n, v in request.query if n != "X-Amz-Signature")
+    canonical = "\n".join(
+        (
+            request.method,
+            # All services but S3 normalize the path and encode it once more than it is sent.
+            quote(request.path if claim.service == "s3" else _normalized(request.raw_path), safe="/-_.~"),
+            "&".join(f"{name}={value}" for name, value in pairs),
+            *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in claim.signed_headers),
+            "",
+            ";".join(claim.signed_headers),
+            claim.payload_hash,
+        )
+    )
+    scope = f"{claim.date}/{claim.region}/{claim.service}/aws4_request"
+    digest = hashlib.sha256(canonical.encode("latin-1", "replace")).hexdigest()
+    to_sign = f"{ALGORITHM}\n{claim.timestamp}\n{scope}\n{digest}"
+    key = _signing_key(secret_key, claim.date, claim.region, claim.service)
+    return hmac.digest(key, to_sign.encode("utf-8", "replace"), "sha256").hex()
+
+
+def _normalized(path: str) -> str:
+    """Remove empty and dot segments (RFC 3986, section 5.2.4)."""
+    kept: list[str] = []
+    for segment in path.split("/"):
+        if segment == "..":
+            del kept[-1:]
+        elif segment not in ("", "."):
+            kept.append(segment)
+    return "/" + "/".join(kept) + ("/" if kept and path.endswith("/") else "")
+
+
+def _quote(text: str) -> str:
+    return quote(text, safe="-_.~")
+
+
+@lru_cache(maxsize=64)
+def _signing_key(secret_key: str, date: str, region: str, service: str) -> bytes:
+    key = b"AWS4" + secret_key.encode()
+    for part in (date, region, service, "aws4_request"):
+        key = hmac.digest(key, part.encode("utf-8", "replace"), "sha256")
+    return key

@@ -1,0 +1,185 @@
+"""A Google function as its callers see it: one address, and instances behind it that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from stoker_local.functions._errors import ServiceError
+from stoker_local.functions._faults import FunctionFault, FunctionFaultKind
+from stoker_local.functions._google.instance import Instance, InstanceConfig
+from stoker_local.functions._google.spec import GoogleSpec
+from stoker_local.functions._payload import read_body
+from stoker_local.functions._pool import Pool, PoolConfig
+from stoker_local.functions._strike import Target, striking
+
+__all__ = ["Call", "Service"]
+
+_MAX_BODY_BYTES = 32 << 20
+_BILLED_STEPS_PER_SECOND = 10
+_HOP_BY_HOP = frozenset(
+    {"connection", "content-length", "date", "keep-alive", "server", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request to a service; ``target`` is its path and query as sent."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Service:
+    """One Google function: requests go to the first instance that has room, else to a new one."""
+
+    def __init__(self, instance: InstanceConfig, config: PoolConfig, session: aiohttp.ClientSession) -> None:
+        self.spec: GoogleSpec = instance.spec
+        self.pool: Pool[Instance] = Pool(config)
+        self._account, self._meter = config.account, config.account.meter
+        self._instance = instance
+        self._tasks = config.tasks
+        self._session = session
+        self._active_since: dict[Instance, float] = {}
+        self._started = 0
+
+    def application(self) -> web.Application:
+        """Return it as a web application."""
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        return application
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        return await self.answer(request, request.raw_path)
+
+    async def answer(self, request: web.Request, target: str) -> web.Response:
+        """Answer a request as one for ``target``, a path and query."""
+        if self.spec.token and not _is_let_in(request.headers.get("Authorization", ""), self.spec.token):
+            return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
+        if not target.startswith("/"):  # meant for a proxy
+            return web.Response(status=400, text="Bad Request")
+        body = await read_body(request, limit_bytes=_MAX_BODY_BYTES)
+        if body is None:
+            return web.Response(status=413, text="Request Entity Too Large")
+        return await self.call(Call(method=request.method, target=target, headers=request.headers, body=body))
+
+    async def call(self, call: Call) -> web.Response:
+        """Let an instance answer a request."""
+        try:
+            fault = await self.pool.admit()
+        except ServiceError:
+            return web.Response(status=429, text="Rate exceeded.")
+        if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
+            self._tasks.start(self._call_again(call))
+        return await self._in_slot(call, fault)
+
+    async def _call_again(self, call: Call) -> None:
+        await self.pool.slots.acquire()
+        await self._in_slot(call, None)
+
+    async def _in_slot(self, call: Call, fault: FunctionFault | None) -> web.Response:
+        """Answer a request in the slot that was acquired for it."""
+        instance = self._lease()
+        try:
+            if instance.start_seconds or await instance.listening():
+                target = Target(
+                    kill=instance.kill, freeze=instance.freeze, thaw=instance.thaw, note=self._account.struck
+                )
+                with striking(fault, target):
+                    response = await self._forward(instance, call)
+            else:
+                response = web.Response(status=503, text="The service has failed to start.")
+        finally:
+            self._release(instance)
+            self.pool.slots.release()
+        self._meter.errors += response.status >= 500
+        what = "error" if response.status >= 500 else "answer"
+        self._account.note(what, instance=instance.name, detail=str(response.status))
+        return response
+
+    async def _forward(self, instance: Instance, call: Call) -> web.Response:
+        """Pass a request on and its answer back."""
+        try:
+            async with self._session.request(
+                call.method,
+                URL(instance.url + call.target, encoded=True),
+                headers=_end_to_end(call.headers),
+                data=BytesIO(call.body) if call.body else None,
+                timeout=aiohttp.ClientTimeout(total=self.spec.timeout_seconds),
+                allow_redirects=False,
+            ) as answer:
+                content = await _read_limited(answer)
+        except TimeoutError:
+            return web.Response(status=504, text="upstream request timeout")
+        except (aiohttp.ClientError, OSError):
+            instance.kill()
+            return web.Response(status=503, text="The instance has ended before it answered.")
+        if (peak_bytes := instance.peak_bytes) > self.spec.memory_bytes:
+            # Cloud Run would have killed it before it could answer.
+            instance.kill()
+            text = f"Memory limit of {self.spec.memory_mb} MiB exceeded with {peak_bytes >> 20} MiB used."
+            return web.Response(status=503, text=text)
+        if content is None:
+            return web.Response(status=500, text="The response is larger than 32 MiB.")
+        return web.Response(status=answer.status, body=content, headers=_end_to_end(answer.headers))
+
+    # --- instances ----------------------------------------------------------------------------------------------
+
+    def _lease(self) -> Instance:
+        """Return an instance with room for one more request, which is counted; started if there is none."""
+        usable = (i for i in self.pool.living if i.is_alive and i.active < self.spec.concurrency)
+        instance = next(usable, None) or self._start()
+        self.pool.wake(instance)
+        instance.active += 1
+        if instance.active == 1:
+            self._meter.busy += 1
+            self._active_since[instance] = asyncio.get_running_loop().time()
+        return instance
+
+    def _start(self) -> Instance:
+        self._started += 1
+        instance = Instance(f"{self.spec.name}/{self._started}", self._instance)
+        self._account.note("cold-start", instance=instance.name)
+        self.pool.start(instance)
+        return instance
+
+    def _release(self, instance: Instance) -> None:
+        instance.active -= 1
+        self._meter.invocations += 1
+        self._account.wrote(instance.take_log())
+        if instance.active:
+            return
+        self._meter.busy -= 1
+        seconds = asyncio.get_running_loop().time() - self._active_since.pop(instance)
+        self._meter.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
+        if instance.is_alive:
+            self.pool.rest(instance)
+
+
+def _is_let_in(header: str, token: str) -> bool:
+    return hmac.compare_digest(header.encode("utf-8", "replace"), f"Bearer {token}".encode())
+
+
+def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Return the headers that a proxy passes on, repeated ones too."""
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP)
+
+
+async def _read_limited(answer: aiohttp.ClientResponse) -> bytes | None:
+    content = bytearray()
+    async for piece in answer.content.iter_any():
+        content += piece
+        if len(content) > _MAX_BODY_BYTES:
+            return None
+    return bytes(content)

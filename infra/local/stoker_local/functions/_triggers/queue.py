@@ -1,0 +1,200 @@
+"""A queue that delivers at least once: receipts, visibility, receive counts, dead letters, and the odd duplicate.
+
+Source: Amazon SQS Developer Guide, "visibility timeout", "dead-letter queues" and "at-least-once delivery".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from stoker_local.functions._triggers.spec import QueueSpec
+
+__all__ = ["Delivery", "LocalQueue", "Message"]
+
+_MAX_MESSAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message, by itself immutable; times are POSIX seconds, 0 is never."""
+
+    message_id: str
+    body: str
+    sent_at: float
+    first_received_at: float = 0.0
+    receives: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A message as it was received.
+
+    Attributes:
+        receipt: deletes it, as long as it is hidden.
+        sent_at: POSIX seconds, as is ``first_received_at``.
+        receives: how often it has been received, this time included.
+    """
+
+    receipt: str
+    message_id: str
+    body: str
+    sent_at: float
+    first_received_at: float
+    receives: int
+
+
+class LocalQueue:
+    """A queue in memory, for one event loop."""
+
+    def __init__(
+        self,
+        spec: QueueSpec,
+        *,
+        chance: random.Random,
+        dead_letters: LocalQueue | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.spec = spec
+        self._chance = chance
+        self._dead_letters = dead_letters
+        self._clock = clock
+        self._visible: deque[Message] = deque()
+        self._hidden: dict[str, tuple[Message, asyncio.TimerHandle]] = {}
+        self._receipts = 0
+        self._arrived = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __repr__(self) -> str:
+        return f"<LocalQueue {self.spec.name} {len(self._visible)} visible, {len(self._hidden)} hidden>"
+
+    def __len__(self) -> int:
+        return len(self._visible) + len(self._hidden)
+
+    @property
+    def bodies(self) -> list[str]:
+        """The bodies of the visible messages, oldest first; nothing is received by looking."""
+        return [message.body for message in self._visible]
+
+    async def drained(self) -> None:
+        """Wait until no message is left, neither visible nor hidden."""
+        await self._empty.wait()
+
+    def send(self, body: str) -> str:
+        """Add a message and return its id.
+
+        Raises:
+            ValueError: it is empty or longer than 1 MiB.
+        """
+        if not 0 < len(body.encode()) <= _MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message for {self.spec.name} has {len(body.encode())} bytes; it takes 1 to 1048576")
+        message_id = f"{self._chance.getrandbits(128):032x}"
+        self.add(Message(message_id=message_id, body=body, sent_at=self._clock()))
+        return message_id
+
+    async def receive(
+        self,
+        limit: int,
+        *,
+        window_seconds: float = 0.0,
+        limit_bytes: int = 6_000_000,
+        size_of: Callable[[str], int] = len,
+    ) -> list[Delivery]:
+        """Wait for messages, then until there are ``limit`` or for the window; return and hide them, oldest first.
+
+        Args:
+            limit: most messages.
+            window_seconds: from the first message on.
+            limit_bytes: most bytes of all together; a message that is longer comes alone.
+            size_of: returns how many bytes a body counts.
+        """
+        taken: list[Delivery] = []
+        left_bytes = self._take(taken, limit, limit_bytes, size_of)
+        while not taken:
+            await self._arrival()
+            left_bytes = self._take(taken, limit, limit_bytes, size_of)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(window_seconds):
+                while len(taken) < limit and not self._visible:  # what is visible does not fit
+                    await self._arrival()
+                    left_bytes = self._take(taken, limit, left_bytes, size_of)
+        return taken
+
+    async def _arrival(self) -> None:
+        self._arrived.clear()
+        await self._arrived.wait()
+
+    def delete(self, receipt: str) -> None:
+        """Remove a message for good; a receipt that is not valid any more is ignored."""
+        if hidden := self._hidden.pop(receipt, None):
+            hidden[1].cancel()
+            self._note_size()
+
+    def close(self) -> None:
+        """Forget everything."""
+        for _, timer in self._hidden.values():
+            timer.cancel()
+        self._hidden.clear()
+        self._visible.clear()
+        self._note_size()
+
+    def add(self, message: Message) -> None:
+        """Put a message at the end, visible."""
+        self._visible.append(message)
+        self._arrived.set()
+        self._note_size()
+
+    def _take(self, taken: list[Delivery], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
+        """Hide visible messages and add them to ``taken``, as long as they fit; return the bytes that are left.
+
+        Those that were received too often become dead letters instead.
+        """
+        while self._visible and len(taken) < limit:
+            message = self._visible[0]
+            if self._dead_letters is not None and message.receives >= self.spec.max_receives:
+                self._visible.popleft()
+                self._dead_letters.add(replace(message, receives=0, first_received_at=0.0))
+                continue
+            size_bytes = size_of(message.body)
+            if taken and size_bytes > left_bytes:
+                break
+            left_bytes -= size_bytes
+            self._visible.popleft()
+            taken.append(self._hide(message))
+        self._note_size()
+        return left_bytes
+
+    def _hide(self, message: Message) -> Delivery:
+        message = replace(
+            message, receives=message.receives + 1, first_received_at=message.first_received_at or self._clock()
+        )
+        if self._chance.random() < self.spec.duplicate_probability:
+            self.add(message)
+        self._receipts += 1
+        receipt = f"{message.message_id}-{self._receipts}"
+        timer = asyncio.get_running_loop().call_later(self.spec.visibility_seconds, self._reappear, receipt)
+        self._hidden[receipt] = (message, timer)
+        return Delivery(
+            receipt=receipt,
+            message_id=message.message_id,
+            body=message.body,
+            sent_at=message.sent_at,
+            first_received_at=message.first_received_at,
+            receives=message.receives,
+        )
+
+    def _reappear(self, receipt: str) -> None:
+        message, _ = self._hidden.pop(receipt)
+        self.add(message)
+
+    def _note_size(self) -> None:
+        if len(self):
+            self._empty.clear()
+        else:
+            self._empty.set()

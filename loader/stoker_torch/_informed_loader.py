@@ -1,0 +1,207 @@
+"""A DataLoader that loads the next batches while the current one trains."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from stoker.errors import ConfigError, StokerError
+from stoker_torch._crew import wait_for_threads
+from stoker_torch._look_ups import LocalCounts, LookUpStatistics
+
+__all__ = ["InformedDataLoader"]
+
+_log = logging.getLogger("stoker")
+
+
+class InformedDataLoader(DataLoader[Any]):
+    """A ``DataLoader`` with ``num_workers=0`` whose next ``depth`` batches are loaded on a thread while one trains.
+
+    X. Ruan, H. Chen, "Informed Prefetching in I/O Bounded Distributed Deep Learning" (PAISE 2021), algorithm 1: the
+    first batch of an epoch is loaded when it is asked for, every other one while those before it train; if it is not
+    complete when it is asked for, training waits for the rest. The paper's depth is 1.
+
+    Batches are those of a plain ``DataLoader``, in the same order: the thread asks torch's own iterator for one after
+    the other, so samplers, ``collate_fn``, ``pin_memory`` and iterable data sets do what they do there. An error is
+    raised for the batch it belongs to. The thread records gradients if the loop does; it knows nothing of the loop's
+    autocast and default device. Only where the data set draws from a random generator that the loop draws from as well
+    does the outcome depend on which of them is first.
+
+    An iteration that is left early ends its thread, after the batch it is loading.
+
+    Args:
+        *args: as for ``DataLoader``.
+        depth: how many batches are loaded ahead; each takes memory.
+        clock: seconds, for :attr:`LookUpStatistics.wait_seconds`.
+        **settings: as for ``DataLoader``.
+
+    Raises:
+        ConfigError: there are worker processes, which load ahead by themselves; or ``depth`` is not positive.
+    """
+
+    def __init__(
+        self, *args: Any, depth: int = 1, clock: Callable[[], float] = time.perf_counter, **settings: Any
+    ) -> None:
+        super().__init__(*args, **settings)
+        if self.num_workers:
+            raise ConfigError(
+                f"InformedDataLoader loads on a thread of this process; num_workers={self.num_workers} is for a plain "
+                "DataLoader, whose workers load ahead by themselves (prefetch_factor=)"
+            )
+        if depth < 1:
+            raise ConfigError(f"depth must be at least 1, not {depth}")
+        self.depth = depth
+        self._clock = clock
+        self._counts = LocalCounts()
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's annotation names a private class
+        """Begin an epoch; nothing is loaded before its first batch is asked for."""
+        return _Iteration(super().__iter__(), self.depth, self._clock, self._counts)
+
+    def stats(self) -> LookUpStatistics:
+        """Return how many batches were asked for, and how many of them (misses) were not loaded then.
+
+        The first batch of an epoch is always a miss.
+        """
+        look_ups, misses, _, waited_ns = self._counts.read()
+        return LookUpStatistics(look_ups=look_ups, misses=misses, wait_seconds=waited_ns / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What came of loading a batch."""
+
+    batch: Any = None
+    error: BaseException | None = None
+    is_end: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more is to be loaded: as with a plain loader, a batch that failed is no reason."""
+        return self.is_end or not (self.error is None or isinstance(self.error, Exception))
+
+    @classmethod
+    def next_of(cls, batches: Iterator[Any]) -> _Loaded:
+        try:
+            return cls(next(batches))
+        except StopIteration:
+            return cls(is_end=True)
+        except BaseException as error:  # noqa: BLE001 - a thread's boundary: whatever it is, the training loop gets it
+            return cls(error=error)
+
+
+@dataclass(slots=True)
+class _Line:
+    """What the thread and the training loop share, and no more, so that an iteration that is dropped is collected.
+
+    Attributes:
+        batches: torch's iterator; of the thread, once that runs.
+        places: free ones for batches to be loaded.
+        loaded: in order.
+        is_cut: whether nobody waits for batches any more.
+    """
+
+    batches: Iterator[Any]
+    places: threading.Semaphore
+    loaded: SimpleQueue[_Loaded] = field(default_factory=SimpleQueue)
+    is_cut: bool = False
+
+
+class _Iteration:
+    """One epoch."""
+
+    def __init__(self, batches: Iterator[Any], depth: int, clock: Callable[[], float], counts: LocalCounts) -> None:
+        self._line: _Line | None = _Line(batches, threading.Semaphore(depth))
+        self._clock, self._counts = clock, counts
+        self._pid = os.getpid()
+        self._finalizer: weakref.finalize[..., Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._line is None:
+            raise StopIteration
+        if self._pid != os.getpid():
+            raise StokerError("an iteration cannot go on in a forked process, where its thread is not; begin another")
+        asked = self._clock()
+        missed = self._line.loaded.empty()
+        loaded = self._taken(self._line)
+        if loaded.is_last:
+            self.close()
+        if loaded.is_end:
+            raise StopIteration
+        self._counts.add(missed=missed, damaged=False, wait_seconds=self._clock() - asked)
+        try:
+            if loaded.error is not None:
+                raise loaded.error
+            return loaded.batch
+        finally:
+            del loaded  # or the error would keep itself, and through this frame the thread, alive
+
+    def close(self) -> None:
+        """Yield nothing more, and end the thread after the batch that it is loading; idempotent."""
+        self._line = None
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def _taken(self, line: _Line) -> _Loaded:
+        """Return the next batch; load it if it is the first."""
+        if self._finalizer is None:
+            loaded = _Loaded.next_of(line.batches)
+            if not loaded.is_last:
+                self._begin(line)
+            return loaded
+        try:
+            return line.loaded.get()
+        finally:
+            line.places.release()
+
+    def _begin(self, line: _Line) -> None:
+        """Start the thread, with what torch keeps by thread set as it is here."""
+        settings = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), _current_device()
+        context = contextvars.copy_context()
+        thread = threading.Thread(
+            target=context.run, args=(_load, line, *settings), name="stoker-informed", daemon=True
+        )
+        thread.start()
+        self._finalizer = weakref.finalize(self, _cut, line, thread, self._pid)
+
+
+def _current_device() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+
+def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> None:
+    """Load batches until the end of the epoch, never more than there are places."""
+    if device is not None:
+        torch.cuda.set_device(device)  # or page-locked memory would be of the first device
+    with torch.inference_mode(inference), torch.set_grad_enabled(gradients):
+        while True:
+            line.places.acquire()
+            if line.is_cut:
+                return
+            loaded = _Loaded.next_of(line.batches)
+            line.loaded.put(loaded)
+            if loaded.is_last:
+                return
+            del loaded  # or a waiting thread would keep the batch alive
+
+
+def _cut(line: _Line, thread: threading.Thread, pid: int) -> None:
+    if pid == os.getpid():
+        line.is_cut = True
+        line.places.release()
+        if wait_for_threads([thread]):
+            _log.warning("a thread is left behind: the data set has not returned the batch that was being loaded ahead")

@@ -1,0 +1,224 @@
+"""What a loader has done so far: waits, requests, retries, hedges, dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker._base.recorder import Recorder, Wait
+from stoker._base.sizes import counted, format_bytes, format_dollars
+from stoker._cache.keeper import CacheStatistics
+from stoker._cost.meter import Reading
+from stoker._cost.prices import Operation, Prices
+from stoker._fetch.feed import FeedStatistics
+from stoker._format.display import Rows, html_table, plain, text_table
+
+__all__ = ["LoaderStatistics"]
+
+_SHOWN_SECONDS = 0.001
+"""Phases in which the loop waited less are left out of the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LoaderStatistics:
+    """Counts since the loader was made. Its text is a table, :meth:`to_dict` has everything as plain values.
+
+    A loaded state with other lanes or of another version begins the counts of fetching anew. A forked child counts on
+    from its parent's figures, but for retries and hedges, which begin at zero when it fetches; the parent knows nothing
+    of its children. A spawned process makes a loader of its own, with counts of its own.
+
+    Attributes:
+        batches: yielded.
+        samples: yielded.
+        repeated_samples: that all ranks together delivered a second time, to give each rank one in a last batch.
+        bad_samples: that failed in ``decode`` or ``transform`` and were replaced.
+        wait_seconds: time that the training loop waited for batches: for the bucket and for the pool.
+        bucket_wait_seconds: of it, time that it waited for super-samples.
+        waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker._base.phases.Phase`).
+        worst_waits: the ten batches that it waited longest for, the longest first, with what each waited for.
+        loop_seconds: time between the beginning of the first iteration and the last batch yielded.
+        construction_seconds: that constructing the loader took: opening the store and reading the manifest.
+        first_batch_seconds: from the beginning of the first iteration to the first batch, None before it.
+        look_ups: super-samples that a batch asked for when it first needed them.
+        misses: of these, those that were not in memory yet.
+        get_requests: sent, hedges and retries included.
+        read_bytes: that arrived.
+        retries: requests that were tried again.
+        hedges: requests that were sent a second time because they were late.
+        hedge_wins: of these, those that were faster.
+        tier_hits: super-samples that came from a nearer place than the bucket, by its name: ``"warm"``, and ``caches``.
+        tier_late: super-samples for which such a place was late, so that the bucket was asked as well or instead.
+        tier_states: of each such place's circuit breaker: ``"closed"`` where it is read, ``"open"`` where it is left
+            alone for 5 s since it was late or failed three times in a row, ``"half-open"`` or ``"probing"`` where one
+            read tries it.
+        caches: look-ups, hits, evictions and what is held, by name: ``"memory"``, ``"disk:/mnt/nvme/stoker"``.
+        dollars: what the store asks for the requests and bytes, from the price file.
+    """
+
+    batches: int
+    samples: int
+    repeated_samples: int
+    bad_samples: int
+    wait_seconds: float
+    bucket_wait_seconds: float
+    waits: Mapping[str, float]
+    worst_waits: tuple[Wait, ...]
+    loop_seconds: float
+    construction_seconds: float
+    first_batch_seconds: float | None
+    look_ups: int
+    misses: int
+    get_requests: int
+    read_bytes: int
+    retries: int
+    hedges: int
+    hedge_wins: int
+    dollars: float
+    tier_hits: Mapping[str, int] = field(default_factory=dict)
+    tier_late: Mapping[str, int] = field(default_factory=dict)
+    tier_states: Mapping[str, str] = field(default_factory=dict)
+    caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
+
+    @property
+    def stall(self) -> float:
+        """The share of the loop's time that it waited, 0 to 1."""
+        return self.wait_seconds / self.loop_seconds if self.loop_seconds else 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples yielded per second of the loop's time."""
+        return self.samples / self.loop_seconds if self.loop_seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every figure by its name, with ``stall`` and ``samples_per_second``: plain values, fit for JSON."""
+        rates = {"stall": self.stall, "samples_per_second": self.samples_per_second}
+        return {**plain(self), **rates}
+
+    def __repr__(self) -> str:
+        return (
+            f"<LoaderStatistics {self._size()}: waited {self._waited()}, {counted(self.get_requests, 'GET')}, "
+            f"{format_bytes(self.read_bytes)}, {format_dollars(self.dollars)}>"
+        )
+
+    def __str__(self) -> str:
+        return text_table(self._size(), self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._size(), self._rows())
+
+    def _size(self) -> str:
+        batches = f"{self.batches:,} {'batch' if self.batches == 1 else 'batches'}"
+        return f"{batches}, {counted(self.samples, 'sample')}"
+
+    def _waited(self) -> str:
+        return f"{_shown(self.wait_seconds)} of {_shown(self.loop_seconds)} (stall {self.stall:.1%})"
+
+    def _rows(self) -> Rows:
+        """Return what is most often wanted; of what did not happen, only what a reader looks for."""
+        phases = sorted(self.waits.items(), key=lambda each: -each[1])
+        rows = [("waited", self._waited())]
+        rows += [(f"  {phase}", _shown(seconds)) for phase, seconds in phases if seconds >= _SHOWN_SECONDS]
+        rows += [("longest wait", str(self.worst_waits[0]))] if self.worst_waits else []
+        first = "none yet" if self.first_batch_seconds is None else f"after {_shown(self.first_batch_seconds)}"
+        rows += [
+            ("rate", f"{self.samples_per_second:,.0f} samples/s"),
+            ("first batch", f"{first}, beside {_shown(self.construction_seconds)} of construction"),
+            ("GETs", f"{self.get_requests:,}"),
+            ("bytes read", format_bytes(self.read_bytes)),
+            ("retries", f"{self.retries:,}"),
+            ("hedges", f"{self.hedges:,}, of which {self.hedge_wins:,} were faster"),
+            ("dollars", format_dollars(self.dollars)),
+        ]
+        rows += [("there in time", f"{self.look_ups - self.misses:,} of {self.look_ups:,} super-samples")]
+        tiers = [name for name in self.tier_hits if name not in self.caches]
+        rows += [(f"from {name}", counted(self.tier_hits[name], "super-sample")) for name in tiers]
+        rows += [
+            (f"cache {name}", f"{each.hits:,} of {each.look_ups:,} hit, {format_bytes(each.used_bytes)} held")
+            for name, each in self.caches.items()
+        ]
+        for name, samples in (("bad samples", self.bad_samples), ("repeated samples", self.repeated_samples)):
+            rows += [(name, f"{samples:,}")] if samples else []
+        return rows
+
+    def idle_dollars(self, dollars_per_hour: float) -> float:
+        """Return what an accelerator at that price cost while the loop waited; ``stoker._cost.prices`` has some."""
+        return self.wait_seconds / 3600 * dollars_per_hour
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:,.1f} s"
+
+
+@dataclass(slots=True)
+class LoopTimes:
+    """Times of the training loop, in seconds of ``time.perf_counter``.
+
+    Attributes:
+        construction_seconds: that constructing the loader took.
+        first_asked: when the first iteration was begun.
+        first_yielded: when the first batch was yielded.
+        last_yielded: when the latest was.
+        beginning: spent on beginning iterations that have not yielded yet.
+        waited: spent on beginning iterations, and between asking for a batch and yielding it, in all.
+    """
+
+    construction_seconds: float = 0.0
+    first_asked: float | None = None
+    first_yielded: float | None = None
+    last_yielded: float | None = None
+    beginning: float = 0.0
+    waited: float = 0.0
+
+    def begun(self, asked: float, now: float) -> None:
+        """Note an iteration that was asked for and has begun, which may have to read something first."""
+        self.first_asked = asked if self.first_asked is None else self.first_asked
+        self.beginning += now - asked
+
+    def yielded(self, asked: float, now: float) -> None:
+        """Note a batch that was asked for and yielded."""
+        self.first_yielded = now if self.first_yielded is None else self.first_yielded
+        self.last_yielded = now
+        self.waited += self.beginning + now - asked
+        self.beginning = 0.0
+
+
+def statistics(
+    feed: FeedStatistics,
+    reading: Reading,
+    prices: Prices,
+    times: LoopTimes,
+    yielded: tuple[int, int],
+    bad_samples: int,
+    recorder: Recorder,
+) -> LoaderStatistics:
+    """Return a snapshot made of what the parts have counted."""
+    loop_seconds, first_batch_seconds = 0.0, None
+    if times.first_asked is not None and times.last_yielded is not None and times.first_yielded is not None:
+        loop_seconds = times.last_yielded - times.first_asked
+        first_batch_seconds = times.first_yielded - times.first_asked
+    return LoaderStatistics(
+        batches=yielded[0],
+        samples=yielded[1],
+        repeated_samples=feed.repeated,
+        bad_samples=bad_samples,
+        wait_seconds=times.waited,
+        bucket_wait_seconds=feed.wait_seconds,
+        waits=recorder.by_phase(),
+        worst_waits=recorder.worst(),
+        loop_seconds=loop_seconds,
+        construction_seconds=times.construction_seconds,
+        first_batch_seconds=first_batch_seconds,
+        look_ups=feed.look_ups,
+        misses=feed.misses,
+        get_requests=reading.requests[Operation.GET],
+        read_bytes=reading.read_bytes,
+        retries=sum(feed.fetch.retries.values()),
+        hedges=feed.fetch.hedges,
+        hedge_wins=feed.fetch.hedge_wins,
+        tier_hits=feed.fetch.tier_hits,
+        tier_late=feed.fetch.tier_late,
+        tier_states=feed.fetch.tier_states,
+        dollars=reading.dollars(prices),
+        caches=feed.caches,
+    )

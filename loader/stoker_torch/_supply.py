@@ -1,0 +1,138 @@
+"""What brings a data set to one process: its store, the thread that fetches, and the feed; and how all of it ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker._base.loop_thread import LoopThread
+from stoker._base.recorder import Recorder
+from stoker._base.retry import RetryingReader
+from stoker._cache.keeping import Nearer
+from stoker._cache.tiers import made_tiers
+from stoker._cost.prices import Prices
+from stoker._fetch.feed import BatchSource, Feed, FeedConfig
+from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.materialized_feed import MaterializedFeed
+from stoker._format.manifest import Manifest
+from stoker._format.versions import read_manifest
+from stoker._stores import open_store
+from stoker._stores.metered import MeteredStore, metered
+from stoker.errors import ConfigError
+from stoker_torch._ahead import OneAhead
+from stoker_torch._config import LoaderConfig
+from stoker_torch._plan import LoaderPlan
+
+__all__ = ["Supply"]
+
+
+@dataclass(slots=True)
+class Supply:
+    """A data set that is open. Nothing is connected to before the first read.
+
+    Attributes:
+        store: where the data set is; counts what is asked of it.
+        thread: the only one that uses the store.
+        feed: in use, None before there is one.
+        nearer: where super-samples are looked for first, by one feed after the other; None before there is one.
+        ahead: what gathers from the feed, for an iteration that may be garbage already; None if nothing does.
+        manifest_hedges: second requests for manifests that were late.
+    """
+
+    store: MeteredStore
+    thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
+    feed: BatchSource | None = None
+    nearer: Nearer | None = None
+    ahead: OneAhead[Any] | None = None
+    _closing: threading.RLock = field(default_factory=threading.RLock)
+    manifest_hedges: int = 0
+    _finalizer: weakref.finalize[..., Any] | None = None
+
+    @classmethod
+    def open(cls, url: str | os.PathLike[str], config: LoaderConfig) -> Supply:
+        """Open the data set at a URL."""
+        return cls(metered(open_store(url, options=config.options), egress=config.egress))
+
+    def read_manifest(self, version: int | None) -> Manifest:
+        """Return a version of the manifest, by default the newest.
+
+        Raises:
+            NotFoundError: there is no data set, or no such version.
+        """
+        reader = RetryingReader(self.store)
+        try:
+            return self.thread.run(read_manifest(reader, version))
+        finally:
+            self.manifest_hedges += reader.hedges
+
+    def made_feed(
+        self,
+        manifest: Manifest,
+        config: LoaderConfig,
+        feed_config: FeedConfig,
+        rows: GatherRows = gather_rows,
+        recorder: Recorder | None = None,
+    ) -> BatchSource:
+        """Return a feed that is not in use yet.
+
+        Raises:
+            ConfigError: a column is not in the data set, or it cannot be dealt as is asked.
+            BudgetError: the memory is too small, or a cache.
+        """
+        unknown = [name for name in config.decode if name not in manifest.schema]
+        if unknown:
+            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
+        if self.nearer is None:
+            caches = config.caches()
+            tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
+            processes = feed_config.world_size * (feed_config.workers or 1)
+            self.nearer = Nearer(tiers, config.warm_tier(self.store, processes))
+        if config.shuffle != "materialized":
+            return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, nearer=self.nearer)
+
+        def check(feed: Feed) -> None:
+            LoaderPlan.of(feed, Prices.load(), config.egress).check_dollars(config.max_dollars_per_epoch)
+
+        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder, self.nearer)
+
+    def arm(self, owner: object) -> None:
+        """Have everything closed when its owner is garbage or the interpreter exits.
+
+        To be called after each start of the thread, and in the process that it runs in: what was registered last runs
+        first, and must find the thread running.
+        """
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(owner, self.close)
+
+    def leave(self) -> None:
+        """End what gathers from the feed; when this returns, nobody does. The feed goes on fetching ahead."""
+        ahead = self.ahead
+        if ahead is None:
+            return
+        ahead.end()
+        if ahead.is_asked and self.feed is not None:
+            self.feed.stop()  # or it would be waited for until the bucket has answered
+        ahead.close()
+        self.ahead = None
+
+    def close(self) -> None:
+        """End fetching, the thread and the connections. Idempotent; a feed may start anew."""
+        ahead = self.ahead
+        if self.thread.is_current or (ahead is not None and ahead.is_current):
+            # The collector runs anywhere, and here nothing could be waited for.
+            threading.Thread(target=self.close, name="stoker-close").start()
+            return
+        with self._closing:
+            if ahead is not None:
+                ahead.end()
+            try:
+                if self.feed is not None:
+                    self.feed.stop()
+                if self.nearer is not None and self.thread.is_running:
+                    self.thread.run(self.nearer.close())
+            finally:
+                self.thread.close(self.store.close)  # waits for what is being gathered, too

@@ -1,0 +1,187 @@
+"""Batches as tensors: fixed columns become tensors without a copy, ragged ones a sequence over one buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from stoker._base.sizes import counted
+from stoker._fetch.gather import Columns, RaggedValues
+from stoker._format.display import describe_type, html_table
+from stoker._format.dtypes import DType
+from stoker._format.schema import Column
+from stoker.errors import ArgumentError
+
+__all__ = ["RaggedColumn", "pinned", "stacked", "to_tensor", "to_tensors"]
+
+
+def to_tensor(array: NDArray[Any], dtype: DType) -> torch.Tensor:
+    """Return an array in a dtype's holder type as a tensor of that dtype, sharing its memory."""
+    if dtype.is_bits:
+        return torch.from_numpy(array).view(getattr(torch, dtype.name))
+    return torch.from_numpy(array)
+
+
+def to_tensors(columns: Columns, schema: Mapping[str, Column]) -> dict[str, torch.Tensor | RaggedColumn]:
+    """Return a gathered batch as tensors; nothing is copied."""
+    return {
+        name: RaggedColumn.of(values) if isinstance(values, RaggedValues) else to_tensor(values, schema[name].dtype)
+        for name, values in columns.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedColumn:
+    """The values of a ragged column in a batch: a sequence over one buffer.
+
+    Indexing gives ``bytes`` or ``str`` for those columns, else a tensor ``[length, *shape]`` that is a view of
+    ``values``. A slice, a list or tensor of indices, or a mask gives a column.
+
+    Attributes:
+        column: the column's type.
+        values: all elements, one sample's behind the other's, ``[sum of lengths, *shape]``.
+        offsets: ``int64 [samples + 1]``, in elements.
+    """
+
+    column: Column
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def of(cls, ragged: RaggedValues) -> RaggedColumn:
+        """Return gathered values as tensors that share their memory."""
+        values = to_tensor(ragged.elements, ragged.column.dtype)
+        return cls(ragged.column, values, torch.from_numpy(ragged.offsets))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int | np.integer | slice | Sequence[int] | NDArray[Any] | torch.Tensor) -> Any:
+        """Return one sample's value; or for what selects several (a slice, indices, a mask) a column of copies.
+
+        Raises:
+            IndexError: there is no such sample.
+            TypeError: it is neither an integer nor a selection of samples.
+        """
+        if not isinstance(index, int | np.integer):
+            places = np.arange(len(self))[_selection(index)]
+            if places.ndim:
+                return self._taken(torch.from_numpy(places))
+            index = int(places)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"value {index} of a batch of {len(self)}")
+        start, end = self.offsets[index % len(self) : index % len(self) + 2].tolist()
+        value = self.values[start:end]
+        if self.column.kind in ("bytes", "text"):
+            return self.column.decode(memoryview(value.cpu().numpy().tobytes()))
+        return value
+
+    def _taken(self, indices: torch.Tensor) -> RaggedColumn:
+        lengths = self.lengths()
+        parts = self.values.split(lengths.tolist())
+        values = torch.cat([self.values[:0], *(parts[index] for index in indices.tolist())])
+        return RaggedColumn(self.column, values, torch.cat([self.offsets[:1], lengths[indices].cumsum(0)]))
+
+    def lengths(self) -> torch.Tensor:
+        """Return how many elements each value has, ``int64 [samples]``."""
+        return self.offsets.diff()
+
+    def to_padded(self, value: float = 0) -> torch.Tensor:
+        """Return the values padded behind to the longest, ``[samples, longest, *shape]``."""
+        lengths = self.lengths().tolist()
+        padded = self.values.new_empty(len(self), max(lengths, default=0), *self.values.shape[1:]).fill_(value)
+        for row, part in zip(padded, self.values.split(lengths), strict=True):
+            row[: len(part)] = part
+        return padded
+
+    def is_pinned(self) -> bool:
+        """Return whether the values are in page-locked memory."""
+        return self.values.is_pinned() and self.offsets.is_pinned()
+
+    def pin_memory(self) -> RaggedColumn:
+        """Return a copy in page-locked memory; needs a GPU."""
+        return RaggedColumn(self.column, self.values.pin_memory(), self.offsets.pin_memory())
+
+    def to(self, *args: Any, **kwargs: Any) -> RaggedColumn:
+        """Return the column with both tensors moved to a device; arguments as for :meth:`torch.Tensor.to`.
+
+        Raises:
+            TypeError: a dtype is named, or a tensor, which has one.
+        """
+        named = [*args, *kwargs.values()]
+        if any(isinstance(each, torch.dtype | torch.Tensor) for each in named):
+            raise TypeError(
+                "a RaggedColumn has the dtype of its column, and offsets that are integers: it moves to a device only. "
+                "Convert its values, column.values.to(dtype), or pad them first, column.to_padded().to(dtype)"
+            )
+        return RaggedColumn(self.column, self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs))
+
+    def __repr__(self) -> str:
+        return f"<RaggedColumn {describe_type(self.column)}: {self._size()}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"RaggedColumn {describe_type(self.column)}", [("values", self._size())])
+
+    def _size(self) -> str:
+        lengths = self.lengths()
+        longest = f" of {int(lengths.min())} to {int(lengths.max())} elements" if len(self) else ""
+        return f"{counted(len(self), 'value')}{longest}, {self.values.numel():,} in all, on {self.values.device}"
+
+
+def _selection(index: Any) -> slice | NDArray[Any]:
+    """Return what selects samples as a slice, or as an array of indices or a mask with one dimension or none.
+
+    Raises:
+        ArgumentError: it is no selection.
+    """
+    if isinstance(index, slice):
+        if index.step is not None and not index.step > 0:
+            raise ArgumentError(
+                f"the step of a slice of a column is at least 1, not {index.step}; give a list of indices"
+            )
+        return index
+    if isinstance(index, torch.Tensor):
+        index = (index.bool() if index.dtype == torch.uint8 else index).cpu().numpy()  # uint8 is a mask to torch
+    try:
+        chosen = np.asarray(index)
+    except ValueError:  # sequences of different lengths
+        chosen = np.asarray(None)
+    if not isinstance(index, np.ndarray) and chosen.shape == (0,):
+        chosen = chosen.astype(np.int64)  # of an empty list
+    if chosen.dtype.kind not in "iub" or chosen.ndim > 1 or (chosen.dtype.kind == "b" and not chosen.ndim):
+        raise ArgumentError(
+            f"a column's index is an integer, a slice, a list or tensor of integers, or a mask, not {index!r:.80}"
+        )
+    return chosen
+
+
+def stacked(values: Sequence[Any]) -> Any:
+    """Return numbers, or tensors and arrays of one shape, as the tensor of ``default_collate``; all else as a list."""
+    if all(isinstance(value, bool | int | float | np.number | np.bool_) for value in values):
+        return default_collate([value.item() if isinstance(value, np.bool_) else value for value in values])
+    first = values[0]
+    if not all(isinstance(value, np.ndarray | torch.Tensor) and value.shape == first.shape for value in values):
+        return list(values)
+    if all(isinstance(value, np.ndarray) and value.dtype == first.dtype for value in values):
+        return torch.from_numpy(np.stack(values))  # which takes any strides
+    return torch.stack([torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value) for value in values])
+
+
+def pinned(batch: Any) -> Any:
+    """Return a batch with all tensors and columns in it, in dictionaries, lists and tuples, in page-locked memory."""
+    if isinstance(batch, torch.Tensor | RaggedColumn):
+        return batch if batch.is_pinned() else batch.pin_memory()
+    if isinstance(batch, dict):
+        return {name: pinned(value) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(pinned, batch))
+    return type(batch)(map(pinned, batch)) if type(batch) in (list, tuple) else batch

@@ -1,0 +1,300 @@
+"""Trying again: a store whose operations are repeated, with full-jitter back-off, while they may yet succeed.
+
+For packing, commits and maintenance, where an operation has no deadline of its own; the prefetcher has a policy of its
+own, with hedges and budgets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from stoker._base.backoff import LONG_SECONDS, backoff_seconds
+from stoker._base.checksum import crc32c
+from stoker._base.deadline import STOPPED_SECONDS
+from stoker._base.store_protocol import Buffer, ObjectInfo, Readable, Store
+from stoker.errors import (
+    ConfigError,
+    NotFoundError,
+    ObjectChangedError,
+    PreconditionFailedError,
+    RangeBeyondEndError,
+    TransientError,
+    UnexpectedAnswerError,
+)
+
+__all__ = ["PACK_POLICY", "RetryPolicy", "RetryingReader", "RetryingStore", "holds"]
+
+T = TypeVar("T")
+R_co = TypeVar("R_co", bound=Readable, covariant=True)
+_COMPARED_BYTES = 1 << 20
+_READINGS = 10
+_LEAST_ATTEMPTS = 3  # after a write of minutes, and where this process was stopped during an attempt
+_ANSWERS: tuple[tuple[type[TransientError], int], ...] = ((RangeBeyondEndError, 2), (UnexpectedAnswerError, 8))
+"""What a store may mean as it says it, and how many such answers confirm that it does."""
+
+_log = logging.getLogger("stoker.retry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often and how soon to try again after a :class:`~stoker.errors.TransientError`.
+
+    Attributes:
+        attempts: in all, the first included; at most.
+        first_seconds: the longest wait before the second attempt; it doubles with each.
+        longest_seconds: the longest wait, unless the store asks for more.
+        deadline_seconds: no attempt begins later than this after the operation began, or after the first failure of a
+            write; but three attempts are made in any case.
+        seed: of the jitter; None draws one from the operating system.
+    """
+
+    attempts: int = 256
+    first_seconds: float = 0.1
+    longest_seconds: float = 5.0
+    deadline_seconds: float = 60.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or not 0 <= self.first_seconds <= self.longest_seconds:
+            raise ConfigError("a retry policy needs attempts >= 1 and 0 <= first_seconds <= longest_seconds")
+        if not self.deadline_seconds > 0:
+            raise ConfigError(f"a retry policy needs deadline_seconds > 0, not {self.deadline_seconds!r}")
+
+
+PACK_POLICY = RetryPolicy(deadline_seconds=300.0)
+"""Of whatever has work of hours to lose."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """When it was last logged that something is tried again, in loop time; for all operations of a reader."""
+
+    seconds: float = -math.inf
+
+
+class _Attempts:
+    """The attempts of one operation: counts failures in a row, and waits after each.
+
+    Args:
+        address: of what it is about, for the log.
+        told: when something was last logged.
+        counts_at_once: whether the deadline counts from here on, or else from the first failure.
+    """
+
+    def __init__(
+        self, policy: RetryPolicy, rng: random.Random, address: str, told: _Told, *, counts_at_once: bool
+    ) -> None:
+        self._policy, self._random, self._address, self._told = policy, rng, address, told
+        self._failures: list[TransientError] = []
+        self._begun_seconds: float | None = asyncio.get_running_loop().time() if counts_at_once else None
+        self._since_seconds = asyncio.get_running_loop().time()
+
+    async def failed(self, error: TransientError) -> None:
+        """Wait before the next attempt, or raise ``error`` if it was the last."""
+        policy, loop = self._policy, asyncio.get_running_loop()
+        self._failures.append(error)
+        if self._begun_seconds is None:
+            self._begun_seconds = loop.time()
+        left_seconds = self._begun_seconds + policy.deadline_seconds - loop.time()
+        number = len(self._failures)
+        wait_seconds = backoff_seconds(
+            number,
+            base_seconds=policy.first_seconds,
+            cap_seconds=policy.longest_seconds,
+            rng=self._random,
+            retry_after_seconds=error.retry_after_seconds,
+            left_seconds=max(0.0, left_seconds),
+        )
+        if number >= self._most(error) or (wait_seconds >= left_seconds and number >= _LEAST_ATTEMPTS):
+            raise error
+        self._tell(error, wait_seconds, left_seconds)
+        due_seconds = loop.time() + wait_seconds
+        await asyncio.sleep(wait_seconds)
+        if loop.time() - due_seconds > STOPPED_SECONDS:  # this process did not run
+            self._begun_seconds = loop.time()
+
+    def _most(self, error: TransientError) -> int:
+        """Return after how many failures to give up; of an answer that means what it says, few are enough."""
+        for kind, answers in _ANSWERS:
+            if isinstance(error, kind):
+                others = sum(not isinstance(each, kind) for each in self._failures)
+                return min(self._policy.attempts, others + answers)
+        return self._policy.attempts
+
+    def _tell(self, error: TransientError, wait_seconds: float, left_seconds: float) -> None:
+        """Log a long wait, and now and then that there still is one."""
+        now_seconds = asyncio.get_running_loop().time()
+        silent_seconds = now_seconds - max(self._since_seconds, self._told.seconds)
+        if max(wait_seconds, silent_seconds) <= LONG_SECONDS:
+            return
+        self._told.seconds = now_seconds
+        said = str(error) if self._address in str(error) else f"{self._address}: {error}"
+        _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, said)
+
+
+class RetryingReader(Generic[R_co]):
+    """Reads through another store, trying again; of one that does so already, only the policy may change.
+
+    Cancellation ends a wait at once.
+
+    Attributes:
+        wrapped: the store that may fail.
+        policy: how often and how soon it is tried again.
+        hedges: requests that callers sent a second time because they were late; counted by those who do.
+    """
+
+    def __init__(self, store: R_co, policy: RetryPolicy | None = None) -> None:
+        self.wrapped: R_co = store
+        self.policy = policy or RetryPolicy()
+        if isinstance(store, RetryingReader):
+            self.wrapped, self.policy = store.wrapped, policy or store.policy
+        self.hedges = 0
+        self._told = _Told()
+        self._random = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
+
+    @property
+    def url(self) -> str:
+        """The store's own URL."""
+        return self.wrapped.url
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        return await self._retried(key, lambda: self.wrapped.get(key))
+
+    async def get_range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``."""
+        return await self._retried(
+            key, lambda: self.wrapped.get_range(key, start, end, into=into, tag=tag, begun=begun)
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and tag."""
+        return await self._retried(key, lambda: self.wrapped.head(key))
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
+        attempts = self._attempts(prefix, counts_at_once=False)
+        while True:
+            try:
+                async for info in self.wrapped.list(prefix, start_after=start_after):
+                    attempts, start_after = self._attempts(prefix, counts_at_once=False), info.key
+                    yield info
+            except TransientError as error:
+                await attempts.failed(error)
+            else:
+                return
+
+    async def _retried(self, key: str, attempt: Callable[[], Awaitable[T]], *, counts_at_once: bool = True) -> T:
+        attempts = self._attempts(key, counts_at_once=counts_at_once)
+        while True:
+            try:
+                return await attempt()
+            except TransientError as error:
+                await attempts.failed(error)
+
+    def _attempts(self, key: str, *, counts_at_once: bool) -> _Attempts:
+        return _Attempts(self.policy, self._random, f"{self.url}/{key}", self._told, counts_at_once=counts_at_once)
+
+
+class RetryingStore(RetryingReader[Store]):
+    """Reads and writes through another store, trying again."""
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Write an object; a conditional write whose answer was lost is recognised as one's own by its bytes."""
+        unsure = False
+
+        async def attempt() -> ObjectInfo:
+            nonlocal unsure
+            try:
+                return await self.wrapped.put(key, data, if_absent=if_absent, if_tag=if_tag)
+            except TransientError:
+                unsure = True
+                raise
+            except PreconditionFailedError:
+                if unsure and (info := await holds(self.wrapped, key, data)):
+                    return info
+                raise
+
+        return await self._retried(key, attempt, counts_at_once=False)
+
+    async def put_once(self, key: str, data: Buffer) -> ObjectInfo | None:
+        """Write an object unless it is there already; return what the store says of it, None if another one is there.
+
+        It may be there of a process that was killed, or of one that is at work on the same.
+        """
+        try:
+            return await self.put(key, data, if_absent=True)
+        except PreconditionFailedError:
+            return await holds(self, key, data)
+
+    async def keeps_conditions(self, key: str, data: Buffer) -> bool:
+        """Return whether the store refuses to write ``data`` where there is an object only if there is none.
+
+        One request where it does. Where it seems not to, it is asked again: somebody may have deleted the object.
+        """
+        for _ in range(2):
+            try:
+                await self._retried(key, lambda: self.wrapped.put(key, data, if_absent=True), counts_at_once=False)
+            except PreconditionFailedError:
+                return True
+        return False
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        await self._retried(key, lambda: self.wrapped.delete(key))
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self.wrapped.close()
+
+
+async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:
+    """Return what the store says of the object at ``key`` if its bytes are ``data``, else None.
+
+    Reads in small pieces, so that no second object is held in memory.
+    """
+    wanted = memoryview(data).cast("B")
+    try:
+        info = await store.head(key)
+        if info.size_bytes != len(wanted):
+            return None
+        piece = memoryview(bytearray(min(_COMPARED_BYTES, len(wanted))))
+        for start in range(0, len(wanted), _COMPARED_BYTES):
+            part = wanted[start : start + _COMPARED_BYTES]
+            if not await _is_at(store, info, start, part, piece[: len(part)]):
+                return None
+    except (NotFoundError, ObjectChangedError):
+        return None
+    return info
+
+
+async def _is_at(store: Readable, info: ObjectInfo, start: int, wanted: memoryview, into: memoryview) -> bool:
+    """Return whether an object has the wanted bytes at ``start``.
+
+    A reading may be damaged on its way; what is read twice alike is what is there.
+    """
+    seen: set[int] = set()
+    for _ in range(_READINGS):
+        await store.get_range(info.key, start, start + len(wanted), into=into, tag=info.tag)
+        if into == wanted:
+            return True
+        found = crc32c(into)
+        if found in seen:
+            break
+        seen.add(found)
+    return False

@@ -1,0 +1,60 @@
+"""Policies by the names that they have in settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from stoker._cache.fifo import Fifo
+from stoker._cache.lru import Lru
+from stoker._cache.next_use import NextUse
+from stoker._cache.policy import Policy
+from stoker._cache.uniform import Uniform
+from stoker.errors import ConfigError
+
+__all__ = ["POLICIES", "Foresight", "check_policy", "made_policy"]
+
+Key = TypeVar("Key", bound=Hashable)
+Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
+
+
+class Foresight(Protocol[Asked]):
+    """Tells when a key is needed next; a :class:`~stoker._cache.future.Future` is one, of rows."""
+
+    @property
+    def present(self) -> int:
+        """The time that has passed."""
+        ...
+
+    def next_use(self, key: Asked, /) -> int:
+        """Return the time at which a key is needed next, behind the present."""
+        ...
+
+
+POLICIES: Mapping[str, Callable[[Foresight[Any]], Policy[Any]]] = {
+    "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
+    "uniform": lambda _: Uniform(),
+    "lru": lambda _: Lru(),
+    "fifo": lambda _: Fifo(),
+}
+"""Name → what makes the policy, of what tells the future."""
+
+
+def check_policy(name: str) -> None:
+    """Pass if there is a policy of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in POLICIES:
+        raise ConfigError(f"policy is one of {', '.join(POLICIES)}, not {name!r:.40}")
+
+
+def made_policy(name: str, future: Foresight[Key]) -> Policy[Key]:
+    """Return a policy that nobody uses yet.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    check_policy(name)
+    return POLICIES[name](future)

@@ -1,0 +1,149 @@
+"""Counts what a store will bill: requests by operation, bytes, and from both the dollars.
+
+A request is billed when it is sent, whether or not its caller waited for the answer, so cancelled and broken ones
+count; one that the store refused or failed to serve (429, 5xx) does not
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/ErrorCodeBilling.html). Where a client cannot know, the meter
+errs upwards: a request that was cancelled before it left, and every byte of a read that broke, count as billed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import get_args
+
+from stoker._cost.prices import Egress, Operation, PriceKey, Prices
+from stoker.errors import (
+    ConfigError,
+    ConnectionLostError,
+    DeadlineError,
+    ServerError,
+    StoreError,
+    ThrottledError,
+    TruncatedError,
+)
+
+__all__ = ["Meter", "Reading"]
+
+_NOT_BILLED = (ThrottledError, ServerError)
+_BROKEN = (asyncio.CancelledError, TruncatedError, ConnectionLostError, DeadlineError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a meter had counted at one moment.
+
+    Attributes:
+        url: the store it counts for.
+        egress: where its reader is.
+        requests: started, by operation; failed and cancelled ones too.
+        not_billed: of them, those that the store refused or failed to serve.
+        failed: how many ended with an error.
+        cancelled: how many their caller gave up.
+        read_bytes: that arrived, in reads that ended well.
+        broken_bytes: asked for by reads that were cancelled or cut off: at most these arrived besides.
+        written_bytes: of writes that ended well.
+        key: by which the store's prices are found; None where its URL tells.
+    """
+
+    url: str
+    egress: Egress
+    requests: Mapping[Operation, int]
+    not_billed: Mapping[Operation, int]
+    failed: int
+    cancelled: int
+    read_bytes: int
+    broken_bytes: int
+    written_bytes: int
+    key: PriceKey | None = field(default=None, repr=False)
+
+    def dollars(self, prices: Prices) -> float:
+        """Return what the store asks for this, at most: requests, retrieval and egress, not storage.
+
+        Raises:
+            ConfigError: there are no prices for such a store.
+        """
+        store = prices.store(self.key or self.url)
+        billed = {operation: count - self.not_billed[operation] for operation, count in self.requests.items()}
+        requests = sum(count * store.request_dollars(operation) for operation, count in billed.items())
+        read_bytes = self.read_bytes + self.broken_bytes
+        return requests + store.transfer_dollars(
+            read_bytes=read_bytes, written_bytes=self.written_bytes, egress=self.egress
+        )
+
+
+class Meter:
+    """Counters of one store. Changed on one thread; :meth:`reading` may be called from any.
+
+    Args:
+        url: of the store.
+        egress: where its reader is.
+        key: returns by what the store's prices are found; by default its URL tells.
+
+    Raises:
+        ConfigError: ``egress`` is none of the known classes.
+    """
+
+    def __init__(self, url: str, *, egress: Egress = "same_region", key: Callable[[], PriceKey] | None = None) -> None:
+        if egress not in get_args(Egress):
+            raise ConfigError(f"egress {egress!r} is not one of {', '.join(get_args(Egress))}")
+        self._url, self._egress, self._key = url, egress, key
+        self._requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
+        self._not_billed: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
+        self._failed = self._cancelled = 0
+        self._read_bytes = self._broken_bytes = self._written_bytes = 0
+
+    def __repr__(self) -> str:
+        counts = " ".join(f"{operation}={count}" for operation, count in self._requests.items() if count)
+        return f"<Meter {self._url} {counts or 'unused'}>"
+
+    @contextmanager
+    def request(self, operation: Operation, *, asked_bytes: int = 0) -> Iterator[None]:
+        """Count one request, from its start to however it ends.
+
+        Args:
+            operation: its kind.
+            asked_bytes: what a read will have moved if it breaks off.
+        """
+        self._requests[operation] += 1
+        try:
+            yield
+        except (asyncio.CancelledError, StoreError) as error:
+            self._note_failure(operation, error, asked_bytes)
+            raise
+
+    def _note_failure(self, operation: Operation, error: BaseException, asked_bytes: int) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self._cancelled += 1
+        else:
+            self._failed += 1
+        if isinstance(error, _NOT_BILLED):
+            self._not_billed[operation] += 1
+        elif isinstance(error, _BROKEN):
+            self._broken_bytes += asked_bytes
+
+    def add_read(self, size_bytes: int) -> None:
+        """Count bytes that arrived."""
+        self._read_bytes += size_bytes
+
+    def add_written(self, size_bytes: int) -> None:
+        """Count bytes that were stored."""
+        self._written_bytes += size_bytes
+
+    def reading(self) -> Reading:
+        """Return what was counted so far."""
+        return Reading(
+            url=self._url,
+            egress=self._egress,
+            requests=dict(self._requests),
+            not_billed=dict(self._not_billed),
+            failed=self._failed,
+            cancelled=self._cancelled,
+            read_bytes=self._read_bytes,
+            broken_bytes=self._broken_bytes,
+            written_bytes=self._written_bytes,
+            key=None if self._key is None else self._key(),
+        )

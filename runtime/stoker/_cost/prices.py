@@ -1,0 +1,472 @@
+"""What clouds charge: a dated file of list prices, and the arithmetic on it.
+
+The packaged ``prices.toml`` names its date and its sources. Another file takes its place through :meth:`Prices.load` or
+the variable ``STOKER_PRICES``: whole, or with ``overlay = true`` only in what it has. Local folders and memory cost
+nothing. A custom endpoint is priced as the store that lists it under ``endpoints``, as Cloudflare R2 does; any other as
+the cloud whose protocol it speaks, so an emulator shows what a run would have cost. A file need not have prices of
+everything: what is asked for and missing is an error then.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import fnmatch
+import itertools
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import MISSING, dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+from urllib.parse import urlsplit
+
+from stoker._base.fields import shown
+from stoker._base.text_file import read_toml
+from stoker.errors import ConfigError
+
+__all__ = [
+    "GB_BYTES",
+    "DiskPrices",
+    "Egress",
+    "FunctionPrices",
+    "MachinePrices",
+    "Operation",
+    "PriceKey",
+    "PriceTier",
+    "Prices",
+    "StorePrices",
+    "check_store_name",
+]
+
+GB_BYTES = 1 << 30
+_MOST_DOLLARS, _MOST_ACCELERATORS = 1e12, 1 << 16
+"""Of one thing; more is a slip of the pen."""
+_FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
+_DIRECTORY_BUCKET = "--x-s3"
+_STORE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
+_ROUNDING = 1e-9
+"""Of a billing unit: what lies above a whole number of units by less than this is an error of floating point."""
+
+T = TypeVar("T")
+
+Egress = Literal["same_region", "other_region", "internet"]
+
+
+class Operation(enum.StrEnum):
+    """A kind of request to a store, as stores bill them."""
+
+    GET = "GET"
+    HEAD = "HEAD"
+    PUT = "PUT"
+    LIST = "LIST"
+    DELETE = "DELETE"
+
+
+@dataclass(frozen=True, slots=True)
+class PriceKey:
+    """What the prices of a store are found by.
+
+    Attributes:
+        url: of the store.
+        endpoint: URL of the service that is asked instead of the cloud's own; empty for the cloud's own.
+        name: of a store in the price file, where the user has named one; it decides.
+    """
+
+    url: str
+    endpoint: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePrices:
+    """What one storage class costs in one region, in dollars.
+
+    Attributes:
+        name: of the service and storage class.
+        region: where these prices hold.
+        source: address of the price list.
+        storage_dollars_per_gb_month: at rest.
+        read_dollars_per_gb: retrieval, on top of the request.
+        write_dollars_per_gb: upload, on top of the request.
+        dollars_per_1000_requests: of each operation; a LIST is one page.
+        egress_dollars_per_gb: on top of retrieval, by where the reader is.
+        endpoints: hosts whose stores have these prices; ``*`` stands for any text. A host with a port matches that
+            port only.
+    """
+
+    name: str
+    region: str
+    source: str
+    storage_dollars_per_gb_month: float
+    read_dollars_per_gb: float
+    write_dollars_per_gb: float
+    dollars_per_1000_requests: Mapping[Operation, float]
+    egress_dollars_per_gb: Mapping[Egress, float]
+    endpoints: tuple[str, ...] = ()
+
+    def request_dollars(self, operation: Operation) -> float:
+        """Return what one request costs."""
+        return self.dollars_per_1000_requests[operation] / 1000
+
+    def transfer_dollars(self, *, read_bytes: int, written_bytes: int, egress: Egress) -> float:
+        """Return what moving bytes costs, requests aside."""
+        out = self.read_dollars_per_gb + self.egress_dollars_per_gb[egress]
+        return (read_bytes * out + written_bytes * self.write_dollars_per_gb) / GB_BYTES
+
+    def storage_dollars(self, size_bytes: int, months: float = 1.0) -> float:
+        """Return what ``size_bytes`` at rest cost."""
+        return size_bytes / GB_BYTES * self.storage_dollars_per_gb_month * months
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTier:
+    """A price that holds for the part of a month's use above an amount.
+
+    Attributes:
+        above_gb_seconds: the amount.
+        dollars_per_gb_second: of what is used beyond it.
+    """
+
+    above_gb_seconds: float
+    dollars_per_gb_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionPrices:
+    """What a serverless function costs in one region, in dollars.
+
+    Attributes:
+        name: of the service.
+        region: where these prices hold.
+        source: address of the price list.
+        dollars_per_request: of one invocation.
+        dollars_per_gb_second: of configured memory.
+        dollars_per_vcpu_second: of configured processors, where they are billed apart from memory.
+        dollars_per_tmp_gb_second: of a configured ``/tmp`` beyond what is free; None where a function has no disk,
+            and its files are in its memory.
+        free_tmp_gb: of ``/tmp``, that costs nothing.
+        billing_unit_seconds: to a multiple of which the duration of each invocation is rounded up.
+        tiers: prices of memory for a month's use above certain amounts, lowest first.
+    """
+
+    name: str
+    region: str
+    source: str
+    dollars_per_request: float
+    dollars_per_gb_second: float
+    dollars_per_vcpu_second: float
+    dollars_per_tmp_gb_second: float | None = None
+    free_tmp_gb: float = 0.0
+    billing_unit_seconds: float = 0.001
+    tiers: tuple[PriceTier, ...] = ()
+
+    def __post_init__(self) -> None:
+        above = [0.0, *(tier.above_gb_seconds for tier in self.tiers)]
+        if any(low >= high for low, high in itertools.pairwise(above)):
+            raise ConfigError(f"the tiers of {self.name} are not in rising order of above_gb_seconds, from above 0")
+
+    def billed_seconds(self, seconds: float) -> float:
+        """Return for how long an invocation that ran for ``seconds`` is billed."""
+        if not self.billing_unit_seconds:
+            return seconds
+        return math.ceil(seconds / self.billing_unit_seconds - _ROUNDING) * self.billing_unit_seconds
+
+    def memory_dollars(self, gb_seconds: float) -> float:
+        """Return what a month's use of memory costs, by tiers."""
+        dollars, rate, above = 0.0, self.dollars_per_gb_second, 0.0
+        for tier in self.tiers:
+            dollars += rate * (min(gb_seconds, tier.above_gb_seconds) - min(gb_seconds, above))
+            rate, above = tier.dollars_per_gb_second, tier.above_gb_seconds
+        return dollars + rate * (gb_seconds - min(gb_seconds, above))
+
+    def invocation_dollars(self, *, seconds: float, memory_bytes: int, vcpus: float) -> float:
+        """Return what one invocation costs in the first tier; ``seconds`` includes a billed initialisation."""
+        rate = memory_bytes / GB_BYTES * self.dollars_per_gb_second + vcpus * self.dollars_per_vcpu_second
+        return self.dollars_per_request + self.billed_seconds(seconds) * rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskPrices:
+    """What a disk of a machine costs in one region, in dollars.
+
+    Attributes:
+        name: of the kind of disk.
+        region: where these prices hold.
+        source: address of the price list.
+        storage_dollars_per_gb_month: of its size, whatever is on it.
+    """
+
+    name: str
+    region: str
+    source: str
+    storage_dollars_per_gb_month: float
+
+    def storage_dollars(self, size_bytes: float, months: float = 1.0) -> float:
+        """Return what a disk of ``size_bytes`` costs."""
+        return size_bytes / GB_BYTES * self.storage_dollars_per_gb_month * months
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePrices:
+    """What a machine costs in one region, in dollars, whether it computes or waits.
+
+    Attributes:
+        name: of the machine and its accelerators.
+        region: where these prices hold.
+        source: address of the price list.
+        dollars_per_hour: of the whole machine.
+        accelerators: that it has.
+    """
+
+    name: str
+    region: str
+    source: str
+    dollars_per_hour: float
+    accelerators: int
+
+    @property
+    def dollars_per_accelerator_hour(self) -> float:
+        """An accelerator's share of the machine; the whole of one that has none."""
+        return self.dollars_per_hour / max(1, self.accelerators)
+
+
+_FREE = StorePrices(
+    name="this machine",
+    region="local",
+    source="",
+    storage_dollars_per_gb_month=0.0,
+    read_dollars_per_gb=0.0,
+    write_dollars_per_gb=0.0,
+    dollars_per_1000_requests=dict.fromkeys(Operation, 0.0),
+    egress_dollars_per_gb=dict.fromkeys(get_args(Egress), 0.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """A price file.
+
+    Attributes:
+        date: when its prices were looked up.
+        stores: ``s3``, ``s3express``, ``gs``, ``gsrapid``, and any other name (``r2``, ``minio``) → prices.
+        functions: platform → prices.
+        machines: machine → prices.
+        disks: kind of disk → prices.
+    """
+
+    date: datetime.date
+    stores: Mapping[str, StorePrices]
+    functions: Mapping[str, FunctionPrices]
+    machines: Mapping[str, MachinePrices] = field(default_factory=dict)
+    disks: Mapping[str, DiskPrices] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | None = None) -> Prices:
+        """Read a price file: ``path``, else the one that ``STOKER_PRICES`` names, else the packaged one.
+
+        What a file with ``overlay = true`` leaves out, down to a single price, is that of the packaged file.
+
+        Raises:
+            ConfigError: the file cannot be read, or a price is missing, unknown or not a non-negative number.
+        """
+        packaged = tomllib.loads(resources.files("stoker").joinpath("prices.toml").read_text("utf-8"))
+        chosen = path or os.environ.get("STOKER_PRICES")
+        if not chosen:
+            return _parsed(packaged)
+        document = read_toml(Path(chosen))
+        try:
+            is_overlay = document.pop("overlay", False)
+            if not isinstance(is_overlay, bool):
+                raise ConfigError(f"overlay is {shown(is_overlay)}, not true or false")
+            return _parsed(_overlaid(packaged, document) if is_overlay else document)
+        except ConfigError as error:
+            raise ConfigError(f"price file {chosen}: {error}") from None
+
+    def store(self, store: str | PriceKey) -> StorePrices:
+        """Return the prices of a store by its key, or by its URL (``s3://bucket/prefix``), scheme (``s3``) or path.
+
+        A key's name decides; then its endpoint, if a store in the price file lists it; then its URL. A bucket whose
+        name ends in ``--x-s3`` is an S3 directory bucket and is priced as Express One Zone. The name of one of GCS does
+        not tell its class, so Rapid storage is asked for as ``gsrapid``.
+
+        Raises:
+            ConfigError: there are no prices for such stores.
+        """
+        key = PriceKey(store) if isinstance(store, str) else store
+        if key.name:
+            return _entry(self.stores, key.name, "a store named")
+        scheme, separator, rest = key.url.partition("://")
+        if not separator and scheme not in _STORES:
+            scheme = "file"
+        if scheme in _FREE_SCHEMES:
+            return _FREE
+        if scheme == "s3" and rest.partition("/")[0].endswith(_DIRECTORY_BUCKET):
+            scheme = "s3express"
+        if key.endpoint:
+            scheme = self._name_of(key.endpoint) or scheme
+        if scheme not in self.stores:
+            raise ConfigError(f"there are no prices for {scheme}:// stores, only for {', '.join(self.stores)}")
+        return self.stores[scheme]
+
+    def _name_of(self, endpoint: str) -> str:
+        """Return the name of the store that lists an endpoint; empty if none does."""
+        parts = urlsplit(endpoint)
+        host = parts.hostname or ""
+        hosts = (host, parts.netloc.rpartition("@")[2].lower())
+        for name, prices in self.stores.items():
+            if any(fnmatch.fnmatchcase(each, pattern.lower()) for pattern in prices.endpoints for each in hosts):
+                return name
+        return ""
+
+    def function(self, platform: str) -> FunctionPrices:
+        """Return the prices of functions on a platform.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        return _entry(self.functions, platform, "functions on")
+
+    def machine(self, name: str) -> MachinePrices:
+        """Return the prices of a machine.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        return _entry(self.machines, name, "the machine")
+
+    def disk(self, kind: str) -> DiskPrices:
+        """Return the prices of a kind of disk.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        return _entry(self.disks, kind, "disks of the kind")
+
+    def request_dollars(self, scheme: str, operation: Operation) -> float:
+        """Return what one request costs; ``scheme`` is anything that :meth:`store` takes."""
+        return self.store(scheme).request_dollars(operation)
+
+
+def _entry(table: Mapping[str, T], name: str, what: str) -> T:
+    if name not in table:
+        known = f"only for {', '.join(table)}" if table else "which the price file leaves out"
+        raise ConfigError(f"there are no prices for {what} {name}, {known}")
+    return table[name]
+
+
+def check_store_name(name: object) -> None:
+    """Raise ConfigError unless a store in a price file may have this name."""
+    if not isinstance(name, str) or not _STORE_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{shown(name)} is no name of a store in the price file: write one as r2 or minio, of a-z, 0-9, . _ and -"
+        )
+
+
+def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document with the values of ``above``, and below them, table by table, what it leaves out."""
+    merged = dict(below)
+    for name, value in above.items():
+        under = merged.get(name)
+        is_table = isinstance(value, dict) and isinstance(under, dict)
+        merged[name] = _overlaid(under, value) if is_table else value  # type: ignore[arg-type]  # both are tables
+    return merged
+
+
+def _parsed(document: Mapping[str, Any]) -> Prices:
+    _check_keys(document, {"currency", "date", "stores", "functions"}, "the file", {"machines", "disks"})
+    if document["currency"] != "USD":
+        raise ConfigError(f"currency {shown(document['currency'])} is not USD")
+    date = document["date"]
+    if type(date) is not datetime.date:
+        raise ConfigError(f"date {shown(date)} is not a date like 2026-11-21")
+    for name in _table(document["stores"], "stores"):
+        check_store_name(name)
+    return Prices(date=date, **{name: _records(kind, document.get(name, {}), name) for name, kind in _KINDS.items()})
+
+
+_STORES = {"s3", "s3express", "gs", "gsrapid"}
+_KINDS: dict[str, type[Any]] = {
+    "stores": StorePrices,
+    "functions": FunctionPrices,
+    "machines": MachinePrices,
+    "disks": DiskPrices,
+}
+
+
+def _records(kind: type[Any], entries: object, where: str) -> dict[str, Any]:
+    return {name: _record(kind, entry, f"{where}.{name}") for name, entry in _table(entries, where).items()}
+
+
+def _record(kind: type[Any], entry: object, where: str) -> Any:
+    """Return a record of ``kind``: texts, prices, and tables of prices, as its fields are named."""
+    values = _table(entry, where)
+    every = {field.name for field in fields(kind)}
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    _check_keys(values, required, where, every)
+    return kind(**{name: _value(name, value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _value(name: str, value: object, where: str) -> Any:
+    """Return the value of a record's field, checked by the field's name."""
+    match name:
+        case "name" | "region" | "source":
+            if not isinstance(value, str):
+                raise ConfigError(f"{where} is {shown(value)}, not text")
+            return value
+        case "accelerators":
+            if type(value) is not int or not 0 <= value <= _MOST_ACCELERATORS:
+                raise ConfigError(f"{where} is {shown(value)}, not a number of accelerators")
+            return value
+        case "endpoints":
+            return tuple(_endpoint(each, where) for each in _array(value, where))
+        case "tiers":
+            return tuple(_record(PriceTier, each, where) for each in _array(value, where))
+        case "dollars_per_1000_requests" | "egress_dollars_per_gb":
+            table = _table(value, where)
+            _check_keys(table, set(map(str, _TABLES[name])), where)
+            return {key: _price(table[key], f"{where}.{key}") for key in _TABLES[name]}
+    return _price(value, where)
+
+
+def _array(value: object, where: str) -> list[object]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{where} is {shown(value)}, not an array")
+    return value
+
+
+def _endpoint(value: object, where: str) -> str:
+    if not isinstance(value, str) or not value or "/" in value:
+        raise ConfigError(f"{where} has {shown(value)}, not a host such as *.example.com or 10.0.0.5:9000")
+    return value
+
+
+_TABLES: dict[str, tuple[str, ...]] = {
+    "dollars_per_1000_requests": tuple(Operation),
+    "egress_dollars_per_gb": get_args(Egress),
+}
+
+
+def _table(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} is {shown(value)}, not a table")
+    return value
+
+
+def _price(value: object, where: str) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= _MOST_DOLLARS:  # type: ignore[operator]
+        raise ConfigError(f"{where} is {shown(value)}, not a price from 0 to {_MOST_DOLLARS:,.0f} dollars")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _check_keys(
+    table: Mapping[str, Any], expected: set[str], where: str, optional: AbstractSet[str] = frozenset()
+) -> None:
+    if missing := expected - table.keys():
+        raise ConfigError(f"{where} has no {', '.join(sorted(missing))}")
+    if unknown := table.keys() - expected - optional:
+        raise ConfigError(f"{where} has unknown {', '.join(sorted(unknown))}")

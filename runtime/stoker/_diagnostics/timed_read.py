@@ -1,0 +1,180 @@
+"""Reads whose moments are taken: when they are sent, when they begin, when they end. A late one is left behind.
+
+Late is what the fetcher asks for a second time: what has not begun after a multiple of the median first byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from stoker._base.store_protocol import Readable
+from stoker._base.tier import ObjectRef
+from stoker._diagnostics.request_rate import SentRequest
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.hedge import TransferTimes
+from stoker.errors import StoreError, ThrottledError, TransientError
+
+__all__ = ["TimedRead", "TimedReader"]
+
+_LATE_FACTOR = FetchConfig().hedge_first_byte_factor
+_LEAST_LATE_SECONDS = 0.5
+"""No sooner is a read late: opening dozens of connections at once takes the processor a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRead:
+    """One read: when it was sent, when its answer began, when it was complete, and its bytes.
+
+    A store that does not tell when its answers begin has them begin when they are sent.
+    """
+
+    sent: float
+    begun: float
+    done: float
+    size_bytes: int
+
+
+class TimedReader:
+    """Reads the beginnings of objects, one object after the other; nothing is kept.
+
+    Args:
+        store: where they are.
+        refs: the objects, not empty.
+        group: has the requests; they end with it.
+
+    Attributes:
+        requests: that were sent.
+        failed: of them, those that ended in an error that may pass.
+        asked_bytes: that they asked for.
+        read_bytes: that arrived, late ones aside.
+        throttled: of these, those that the bucket refused because there were too many.
+        last: the last error.
+        sent: what became of each request, in the order in which they were sent.
+        spacing_seconds: from sending one request to sending the next, at least.
+        first_byte_seconds: of each answer whose beginning was told, the first one aside: that one may have connected.
+        patient_seconds: likewise, of reads that had a patience of their own.
+    """
+
+    def __init__(self, store: Readable, refs: Sequence[ObjectRef], group: asyncio.TaskGroup) -> None:
+        self._store, self._group = store, group
+        self._refs: Iterator[ObjectRef] = cycle(refs)
+        self._times = TransferTimes()
+        self._left: set[asyncio.Task[None]] = set()
+        self.requests = self.failed = self.throttled = self.asked_bytes = self.read_bytes = 0
+        self.sent: list[SentRequest] = []
+        self.spacing_seconds = 0.0
+        self._next_seconds = -math.inf
+        self.last: TransientError | None = None
+        self.first_byte_seconds: list[float] = []
+        self.patient_seconds: list[float] = []
+
+    @property
+    def late_seconds(self) -> float | None:
+        """After how long without a first byte a read is late; None while too few have told of theirs."""
+        usual_seconds = self._times.expected_first_byte_seconds()
+        if usual_seconds is None:
+            return None
+        return max(_LEAST_LATE_SECONDS, _LATE_FACTOR * usual_seconds)
+
+    async def read(self, size_bytes: int, *, patience_seconds: float | None = None) -> TimedRead | None:
+        """Read the beginning of the next object; None if that failed in a way that may pass, or is late.
+
+        Args:
+            size_bytes: to read, at most.
+            patience_seconds: after which an answer is late that has not begun, and which then does not count among
+                the times to a first byte; None for :attr:`late_seconds`.
+
+        Raises:
+            StoreError: it failed for good.
+        """
+        await self._turn()
+        ref = next(self._refs)
+        end = min(size_bytes, ref.size_bytes)
+        self.requests += 1
+        self.asked_bytes += end
+        is_first, loop = self.requests == 1, asyncio.get_running_loop()
+        sent, begun = loop.time(), loop.create_future()
+        request = self._group.create_task(self._request(ref.key, end, begun))
+        is_patient = patience_seconds is not None
+        await _either(request, begun, patience_seconds if is_patient else self.late_seconds)
+        self._note(sent, request, begun)
+        if not request.done() and not begun.done():
+            if is_patient:
+                request.cancel()
+                return None
+            leaving = self._group.create_task(self._leave(request, sent, begun))
+            self._left.add(leaving)
+            leaving.add_done_callback(self._left.discard)
+            return None
+        if (error := await request) is not None:
+            if isinstance(error, TransientError):
+                return None
+            raise error
+        self.read_bytes += end
+        if begun.done() and is_patient:
+            self.patient_seconds.append(begun.result() - sent)
+        elif begun.done() and not is_first:
+            self._told(begun.result() - sent)
+        return TimedRead(sent, begun.result() if begun.done() else sent, loop.time(), end)
+
+    async def _turn(self) -> None:
+        """Wait until the next request may be sent."""
+        now_seconds = asyncio.get_running_loop().time()
+        wait_seconds = self._next_seconds - now_seconds
+        self._next_seconds = max(now_seconds, self._next_seconds) + self.spacing_seconds
+        if wait_seconds > 0:
+            await asyncio.sleep(wait_seconds)
+
+    def _note(self, sent: float, request: asyncio.Task[StoreError | None], begun: asyncio.Future[float]) -> None:
+        is_refused = request.done() and isinstance(request.result(), ThrottledError)
+        self.sent.append(SentRequest(sent, begun.result() if begun.done() else None, is_refused))
+
+    async def leave(self, seconds: float) -> None:
+        """Wait so long for the first bytes of late reads; what is still to come then counts as if it came then."""
+        if not self._left:
+            return
+        _, waiting = await asyncio.wait(self._left, timeout=seconds)
+        for each in waiting:
+            each.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def _request(self, key: str, end: int, begun: asyncio.Future[float]) -> StoreError | None:
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            if not begun.done():
+                begun.set_result(loop.time())
+
+        try:
+            await self._store.get_range(key, 0, end, into=memoryview(bytearray(end)), begun=begin)
+        except TransientError as error:
+            self.failed, self.last = self.failed + 1, error
+            self.throttled += isinstance(error, ThrottledError)
+            return error
+        except StoreError as error:
+            return error
+        return None
+
+    async def _leave(self, request: asyncio.Task[StoreError | None], sent: float, begun: asyncio.Future[float]) -> None:
+        """See when a late read begins; its bytes would only be in the way of others."""
+        loop = asyncio.get_running_loop()
+        try:
+            await _either(request, begun, None)
+        finally:
+            if begun.done() or not request.done():
+                self._told((begun.result() if begun.done() else loop.time()) - sent)
+            request.cancel()
+
+    def _told(self, seconds: float) -> None:
+        self._times.observe_first_byte(seconds)
+        self.first_byte_seconds.append(seconds)
+
+
+async def _either(one: asyncio.Future[Any], other: asyncio.Future[Any], seconds: float | None) -> None:
+    await asyncio.wait([one, other], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

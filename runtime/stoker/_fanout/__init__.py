@@ -1,0 +1,28 @@
+"""Many calls of functions at once: tasks, the executors that run them, and the driver that sees to their end."""
+
+from __future__ import annotations
+
+from stoker._fanout.config import FanoutConfig, Task
+from stoker._fanout.driver import Driver
+from stoker._fanout.executor import (
+    Answer,
+    Executor,
+    ExecutorOptions,
+    error_of_function,
+    executor_names,
+    open_executor,
+)
+from stoker._fanout.report import Report
+
+__all__ = [
+    "Answer",
+    "Driver",
+    "Executor",
+    "ExecutorOptions",
+    "FanoutConfig",
+    "Report",
+    "Task",
+    "error_of_function",
+    "executor_names",
+    "open_executor",
+]

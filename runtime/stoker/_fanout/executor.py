@@ -1,0 +1,164 @@
+"""What runs functions somewhere else: an executor, found by its name among those that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Any, Protocol
+
+from stoker import errors
+from stoker._stores.network import check_endpoint
+from stoker.errors import ConfigError, FunctionError, MissingExtraError, StokerError, TransientError
+
+__all__ = ["Answer", "Executor", "ExecutorOptions", "Factory", "error_of_function", "executor_names", "open_executor"]
+
+_GROUP = "stoker.executors"
+_MAX_MESSAGE = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of a call that ended well.
+
+    Attributes:
+        result: the function's, a JSON object.
+        billed_seconds: that the platform charges for, initialisation included.
+        memory_bytes: that it charges for; 0 if it does not tell.
+        is_cold: whether an instance was started for the call; None if the platform does not tell.
+        vcpus: processors that are charged for apart from memory.
+    """
+
+    result: Mapping[str, Any]
+    billed_seconds: float
+    memory_bytes: int
+    is_cold: bool | None
+    vcpus: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """Where functions run and how they are reached; an executor reads what concerns it and ignores the rest.
+
+    Attributes:
+        prefix: deployed functions are called ``{prefix}-{function}``.
+        concurrency: calls at once, at most; None leaves it to the executor.
+        timeout_seconds: that a call may take, more than the function's own limit; None leaves it to the executor.
+        region: of the deployed functions.
+        project: of the deployed functions (Google).
+        endpoint_url: of an emulator or of functions elsewhere; with Ray, the address of the cluster.
+        service_account: in whose name functions are called (Google), where one's own name will not do.
+        memory_bytes: that a deployed function has, where its answers do not tell (Google).
+        vcpus: that a deployed function has, where its answers do not tell (Google).
+        environment: settings for functions that the executor starts itself (local, Ray), over the inherited ones.
+        functions: name → ``module:function``, for functions that the executor starts itself, beside stoker's own.
+    """
+
+    prefix: str = "stoker"
+    concurrency: int | None = None
+    timeout_seconds: float | None = None
+    region: str | None = None
+    project: str | None = None
+    endpoint_url: str | None = None
+    service_account: str | None = None
+    memory_bytes: int | None = None
+    vcpus: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    functions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "timeout_seconds", "memory_bytes", "vcpus"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} of an executor must be greater than zero, not {value!r}")
+        if self.endpoint_url is not None and self.endpoint_url.startswith("http"):
+            check_endpoint(self.endpoint_url, "endpoint_url")
+
+
+class Executor(Protocol):
+    """Runs functions, many at a time; used inside ``async with``, whose end leaves nothing of its own running.
+
+    Attributes:
+        name: the entry point's.
+        concurrency: calls at once that make sense, at most.
+        platform: whose prices hold, as :class:`stoker._cost.prices.Prices` calls it; None where nothing is charged.
+        sees_files: whether its functions have the files of this machine.
+        heeds: those of :class:`ExecutorOptions` that say where its functions are and as whom they are called; a
+            command refuses the others.
+    """
+
+    name: str
+    concurrency: int
+    platform: str | None
+    sees_files: bool
+    heeds: frozenset[str]
+
+    async def __aenter__(self) -> Executor:
+        """Make ready to call; nothing is started or connected to before."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release connections and processes."""
+        ...
+
+    def vcpus(self, function: str) -> float:
+        """Return the processors that a call of a function is charged for apart from memory, before it is made."""
+        ...
+
+    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
+        """Run one function to its end, once: whoever calls tries again.
+
+        A call that is cancelled, or whose answer is lost, may have run: events must be safe to deliver twice.
+
+        Raises:
+            ThrottledError: too many run at once; this one has not.
+            TransientError: it was lost, or ran out of time.
+            FunctionError: the function ended with an error that would come again.
+            StokerError: anything else would meet every other call, too: no such function, no permission.
+        """
+        ...
+
+
+Factory = Callable[[ExecutorOptions], Executor]
+"""What an entry point in the group ``stoker.executors`` names."""
+
+
+def executor_names() -> tuple[str, ...]:
+    """Return the names of the executors that are installed."""
+    return tuple(sorted(entry_points(group=_GROUP).names))
+
+
+def open_executor(name: str, options: ExecutorOptions) -> Executor:
+    """Return an executor by its name; it starts nothing before it is entered.
+
+    Raises:
+        ConfigError: there is none of this name, or the options are not enough for it.
+        MissingExtraError: what it needs is not installed.
+    """
+    found = {point.name: point for point in entry_points(group=_GROUP)}
+    if name not in found:
+        installed = ", ".join(executor_names()) or "none"
+        raise ConfigError(
+            f"there is no executor {name!r}; installed: {installed}; a package adds one by an entry point in the "
+            f"group {_GROUP}"
+        )
+    try:
+        factory: Factory = found[name].load()
+    except (ImportError, AttributeError) as error:
+        raise MissingExtraError(f"the executor {name} ({found[name].value}) cannot be loaded: {error}") from error
+    return factory(options)
+
+
+def error_of_function(function: str, error_type: str, error_message: str) -> StokerError:
+    """Return the error that a function's own stands for: transient if it is of a transient class of stoker's.
+
+    A class that stoker does not know is a mistake in the function, or in its platform: it would come again.
+    """
+    said = error_message[:_MAX_MESSAGE]
+    kind = getattr(errors, error_type, None) if error_type.isidentifier() else None
+    if isinstance(kind, type) and issubclass(kind, TransientError):
+        return kind(f"the function {function} gave up: {said}")
+    return FunctionError(function, error_type, said)

@@ -1,0 +1,128 @@
+"""A pack as a fan-out: the parts of a source as tasks, and one commit of all of them at the end.
+
+The job's id is a hash of what is packed and how it is cut. So the same command, run again, is the same job with the
+same parts, and what an earlier one has packed is found by each function and not packed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stoker._base.store_protocol import Readable
+from stoker._fanout.config import Task
+from stoker._format import versions
+from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._pack.log import list_records
+from stoker._pack.part import Part
+from stoker._pack.plan import check_can_append, check_can_create
+from stoker._sources.parts import split
+from stoker._sources.protocol import Source
+from stoker.errors import ConfigError
+
+__all__ = ["JobConfig", "PackJob", "plan_job"]
+
+MAX_PARTS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """What becomes of a source.
+
+    Attributes:
+        dataset: URL of the data set, as functions reach it.
+        append: add to the data set that is there; otherwise there must be none.
+        super_sample_bytes: limit of a super-sample's data.
+        part_bytes: raw bytes of a part, at most, unless one object alone has more.
+    """
+
+    dataset: str
+    append: bool = False
+    super_sample_bytes: int = 8 << 20
+    part_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
+            raise ConfigError(f"super_sample_bytes must be from 1 to {MAX_SUPER_SAMPLE_BYTES} (32 MiB)")
+        if self.part_bytes < self.super_sample_bytes:
+            raise ConfigError(
+                f"a part of {self.part_bytes} bytes would not fill a super-sample of {self.super_sample_bytes}; "
+                "make parts larger (--part-bytes), or super-samples smaller (--super-sample-bytes)"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackJob:
+    """What is to be done, and in which order.
+
+    Attributes:
+        id: of the job, 16 hexadecimal digits.
+        tasks: one for each part, in order of the samples; any order of doing them will do.
+        commit: what makes one version of the data set out of all parts, once they are packed.
+    """
+
+    id: str
+    tasks: tuple[Task, ...]
+    commit: Task
+
+
+async def plan_job(source: Source, store: Readable, config: JobConfig) -> PackJob:
+    """Return what packs ``source`` into the data set at ``store``.
+
+    Raises:
+        ConfigError: there are too many parts.
+        DatasetExistsError: there is a data set, and ``append`` was not said.
+        NotFoundError: ``append`` was said, and there is none.
+        SchemaError: the data set has other columns.
+        StoreError: the data set cannot be read.
+    """
+    base = await versions.newest_manifest(store)
+    if config.append:
+        base = check_can_append(store, source.schema, base)
+    dataset = base.dataset if config.append and base is not None else None
+    what = [FORMAT, "job", dataset, source.fingerprint, config.super_sample_bytes, config.part_bytes]
+    job = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    if not config.append:
+        records = [item.record for item in await list_records(store) if item.record is not None]
+        check_can_create(store, base, [record for record in records if record.job != job or record.is_committed])
+    common = Part(
+        dataset=config.dataset,
+        dataset_id=dataset or job,
+        source=source.root,
+        kind=source.kind,
+        schema=source.schema,
+        super_sample_bytes=config.super_sample_bytes,
+        job=job,
+    )
+    parts = tuple(split(source, common, config.part_bytes))
+    if len(parts) > MAX_PARTS:
+        raise ConfigError(
+            f"the source has {len(parts)} parts, more than the {MAX_PARTS} that one commit takes; make parts larger "
+            "(--part-bytes)"
+        )
+    commit = {
+        "dataset": config.dataset,
+        "job": job,
+        "runs": [part.run for part in parts],
+        "mode": "append" if config.append else "create",
+    }
+    return PackJob(
+        id=job, tasks=tuple(_tasks(source, parts)), commit=Task(name="commit", function="commit", event=commit)
+    )
+
+
+def _tasks(source: Source, parts: Sequence[Part]) -> Iterator[Task]:
+    begin = 0
+    for number, part in enumerate(parts):
+        if part.rows is not None and source.samples:
+            first, last = part.rows
+            size_bytes = source.size_bytes * (last - first) // source.samples
+            name = f"part {number} (rows {first} to {last - 1})"
+        else:
+            end = begin + (len(part.objects) if part.keys is None else part.keys.objects)
+            size_bytes = sum(item.size_bytes for item in source.objects[begin:end])
+            name = f"part {number} ({source.objects[begin].key} to {source.objects[end - 1].key})"
+            begin = end
+        yield Task(name=name, function="pack", event=part.to_json(), size_bytes=size_bytes)

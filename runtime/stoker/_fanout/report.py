@@ -1,0 +1,210 @@
+"""What a fan-out did and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from stoker._base.sizes import counted, format_bytes, format_dollars
+from stoker._cost.prices import GB_BYTES, FunctionPrices, Operation, Prices
+from stoker._fanout.executor import Answer
+from stoker.errors import ConfigError
+
+__all__ = ["Report", "Tally"]
+
+_OPERATIONS = {str(operation) for operation in Operation}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The account of a fan-out.
+
+    Attributes:
+        tasks: that are done.
+        failed: tasks that are not, and will not be.
+        calls: made, second and throttled ones included.
+        continued: calls made because the one before had stopped at its deadline with work left.
+        retries: calls made because the one before had failed.
+        throttled: calls that the platform refused because too many ran.
+        second_calls: made beside late ones.
+        second_calls_won: of them, those that ended first.
+        cold_starts: calls that an instance was started for, as far as the platform tells.
+        in_vain: calls that failed, were lost, or were given up for another's answer; nothing tells what they are
+            charged, so the dollars hold the time until then at the memory of the others.
+        seconds: from start to end.
+        billed_seconds: of all calls that were answered.
+        gb_seconds: of memory, of the same.
+        dollars: for functions; None where nothing is charged.
+        requests: to stores, as the results say that name ``requests``.
+        request_dollars: for them.
+        samples: in the super-samples, as the results say that name ``objects``.
+        objects: super-samples written.
+        size_bytes: of the super-samples.
+    """
+
+    tasks: int
+    failed: int
+    calls: int
+    continued: int
+    retries: int
+    throttled: int
+    second_calls: int
+    second_calls_won: int
+    cold_starts: int
+    in_vain: int
+    seconds: float
+    billed_seconds: float
+    gb_seconds: float
+    dollars: float | None
+    requests: int
+    request_dollars: float
+    samples: int
+    objects: int
+    size_bytes: int
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the report as lines for people; what did not happen is left out."""
+        happened = {
+            "failed": self.failed,
+            "retried": self.retries,
+            "throttled": self.throttled,
+            "called again at their deadline": self.continued,
+            "second calls for late ones": self.second_calls,
+            "of these first": self.second_calls_won,
+            "cold starts": self.cold_starts,
+            "in vain": self.in_vain,
+        }
+        details = ", ".join(f"{what} {count:,}" for what, count in happened.items() if count)
+        work = f"{counted(self.tasks, 'task')} in {counted(self.calls, 'call')}, in {self.seconds:.1f} s"
+        written = f"{counted(self.samples, 'sample')} in {counted(self.objects, 'super-sample')}"
+        price = "" if self.dollars is None else f", {format_dollars(self.dollars)} for functions"
+        return (
+            f"{work} ({details})" if details else work,
+            *([f"{written}, {format_bytes(self.size_bytes)}"] if self.objects else []),
+            f"{self.billed_seconds:,.1f} s of functions, {self.gb_seconds:,.2f} GB-s{price}",
+            *self._request_lines(),
+        )
+
+    def _request_lines(self) -> tuple[str, ...]:
+        if not self.requests:
+            return ()
+        price = f", {format_dollars(self.request_dollars)}" if self.request_dollars else ""
+        return (f"{counted(self.requests, 'request')} to stores{price}",)
+
+
+class Tally:
+    """Counts while a fan-out runs.
+
+    Args:
+        prices: of the platform; None where nothing is charged.
+        stores: the price list that stores' requests are priced by; by default none are.
+    """
+
+    __slots__ = (
+        "_billed_seconds",
+        "_cold_starts",
+        "_dollars",
+        "_gb_seconds",
+        "_in_vain",
+        "_memory_bytes",
+        "_prices",
+        "_request_dollars",
+        "_requests",
+        "_second_won",
+        "_stores",
+        "_vain_seconds",
+        "_vcpus",
+        "calls",
+        "continued",
+        "retries",
+        "second_calls",
+        "throttled",
+    )  # fmt: skip
+
+    def __init__(self, prices: FunctionPrices | None, stores: Prices | None = None) -> None:
+        self._prices = prices
+        self._stores = stores
+        self._requests, self._request_dollars = 0, 0.0
+        self.calls = self.continued = self.retries = self.throttled = self.second_calls = 0
+        self._second_won = self._cold_starts = self._in_vain = 0
+        self._billed_seconds = self._gb_seconds = self._dollars = self._vain_seconds = 0.0
+        self._memory_bytes, self._vcpus = 0, 0.0  # the largest seen, for calls that tell nothing
+
+    def answered(self, answer: Answer) -> None:
+        """A call was answered: what it is charged is known."""
+        self._cold_starts += bool(answer.is_cold)
+        self._billed_seconds += answer.billed_seconds
+        self._gb_seconds += answer.billed_seconds * answer.memory_bytes / GB_BYTES
+        self._memory_bytes = max(self._memory_bytes, answer.memory_bytes)
+        self._vcpus = max(self._vcpus, answer.vcpus)
+        self._count_requests(answer.result.get("requests"))
+        if self._prices is not None:
+            self._dollars += self._prices.invocation_dollars(
+                seconds=answer.billed_seconds, memory_bytes=answer.memory_bytes, vcpus=answer.vcpus
+            )
+
+    def _count_requests(self, requests: object) -> None:
+        """Add what a function says that it asked of stores; what is no such account adds nothing."""
+        for url, counts in requests.items() if isinstance(requests, Mapping) else ():
+            for operation, count in counts.items() if isinstance(counts, Mapping) else ():
+                if operation in _OPERATIONS and type(count) is int and count > 0:
+                    self._requests += count
+                    self._request_dollars += count * self._dollars_of(str(url), Operation(operation))
+
+    def _dollars_of(self, url: str, operation: Operation) -> float:
+        if self._stores is None:
+            return 0.0
+        with suppress(ConfigError):  # of a store that the price list does not know
+            return self._stores.store(url).request_dollars(operation)
+        return 0.0
+
+    def in_vain(self, seconds: float) -> None:
+        """A call ended after so long, or was given up, and what it is charged is not known."""
+        self._in_vain += 1
+        self._vain_seconds += seconds
+
+    def won(self, is_second: bool) -> None:
+        """A call brought what its task waited for."""
+        self._second_won += is_second
+
+    def report(self, results: Iterable[Mapping[str, Any]], failed: int, seconds: float) -> Report:
+        """Return the account; ``results`` of the tasks that are done, ``seconds`` that all of it took."""
+        done = list(results)
+        written = [result for result in done if "objects" in result]
+        return Report(
+            tasks=len(done),
+            failed=failed,
+            calls=self.calls,
+            continued=self.continued,
+            retries=self.retries,
+            throttled=self.throttled,
+            second_calls=self.second_calls,
+            second_calls_won=self._second_won,
+            cold_starts=self._cold_starts,
+            in_vain=self._in_vain,
+            seconds=seconds,
+            billed_seconds=self._billed_seconds,
+            gb_seconds=self._gb_seconds,
+            dollars=self._total_dollars(),
+            requests=self._requests,
+            request_dollars=self._request_dollars,
+            samples=_summed(written, "samples"),
+            objects=_summed(written, "objects"),
+            size_bytes=_summed(written, "size_bytes"),
+        )
+
+    def _total_dollars(self) -> float | None:
+        if self._prices is None:
+            return None
+        rest = self._prices.invocation_dollars(
+            seconds=self._vain_seconds, memory_bytes=self._memory_bytes, vcpus=self._vcpus
+        )
+        return self._dollars + rest + (self._in_vain - 1) * self._prices.dollars_per_request
+
+
+def _summed(results: list[Mapping[str, Any]], name: str) -> int:
+    """Return the sum of a field; a function that has none, or anything but a number there, adds nothing."""
+    values = (result.get(name) for result in results)
+    return sum(value for value in values if type(value) is int)

@@ -1,0 +1,120 @@
+"""What to read for a group of samples from anywhere: pure planning.
+
+Values that lie next to each other in an object are read as one range, and so are values with a little between them, as
+long as the slot has room for what is read in vain: the smallest gaps are bridged first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._fetch.config import GAP_BYTES
+from stoker._memory.budget import SlotPlan
+
+__all__ = ["MOST_SAMPLES", "ReadLimits", "Reads", "plan_reads"]
+
+MOST_SAMPLES = 1 << 16
+"""Of a group, so that what is known of it stays small beside what it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """What a group may take.
+
+    Attributes:
+        slot_bytes: of memory, for all it reads.
+        gap_bytes: the widest gap that is bridged.
+        range_bytes: a range that has become so long ends with the value; longer ones could not be hedged.
+    """
+
+    slot_bytes: int
+    gap_bytes: int = GAP_BYTES
+    range_bytes: int
+
+    @classmethod
+    def of(cls, slots: SlotPlan) -> ReadLimits:
+        """Return the limits that go with a ring of group slots."""
+        return cls(slot_bytes=slots.slot_bytes, range_bytes=max(1, slots.hedge_buffer_bytes // 2))
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of wanted values in a group, but for one that is larger alone: half a slot, the rest is for gaps."""
+        return self.slot_bytes // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reads:
+    """Ranges to read into a slot, and which values they hold.
+
+    Attributes:
+        objects: ``int64 [ranges]``, of which object each range is; rises.
+        starts: ``int64 [ranges]``, its first byte in the object; rises within an object.
+        ends: ``int64 [ranges]``, the byte behind its last.
+        offsets: ``int64 [ranges]``, where in the slot its first byte goes; one range follows the other.
+        values: the numbers of the values that have any bytes, in the order of the ranges.
+        firsts: ``int64 [ranges + 1]``: range ``i`` holds ``values[firsts[i]:firsts[i + 1]]``.
+        addresses: ``int64``, where in the slot each value lies; 0 for an empty one.
+    """
+
+    objects: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    values: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    addresses: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def size_bytes(self) -> int:
+        """What is read, and how much memory it takes."""
+        return int((self.ends - self.starts).sum())
+
+
+def plan_reads(
+    objects: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64], limits: ReadLimits
+) -> Reads:
+    """Return how to read values ``[starts, ends)`` of objects, ``int64 [values]`` each.
+
+    Values do not overlap, unless they are the same, and all together fit in a slot.
+    """
+    present = np.flatnonzero(ends > starts)
+    values = present[np.lexsort((starts[present], objects[present]))]
+    of, begin, end = objects[values], starts[values], ends[values]
+    is_first = np.ones(len(values), bool)
+    is_first[1:] = ~_bridged(of, begin, end, limits)
+    run = np.cumsum(is_first) - 1
+    piece = (begin - begin[is_first][run]) // limits.range_bytes
+    is_first[1:] |= piece[1:] > piece[:-1]
+    firsts = np.append(np.flatnonzero(is_first), len(values))
+    range_starts, range_ends = begin[firsts[:-1]], end[firsts[1:] - 1]
+    offsets = np.cumsum(range_ends - range_starts) - (range_ends - range_starts)
+    addresses = np.zeros(len(starts), np.int64)
+    addresses[values] = begin + np.repeat(offsets - range_starts, np.diff(firsts))
+    return Reads(
+        objects=of[firsts[:-1]],
+        starts=range_starts,
+        ends=range_ends,
+        offsets=offsets,
+        values=values,
+        firsts=firsts,
+        addresses=addresses,
+    )
+
+
+def _bridged(
+    of: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64], limits: ReadLimits
+) -> NDArray[np.bool_]:
+    """Return of each value but the first whether it is read in one go with the one before it."""
+    gaps = np.maximum(begin[1:] - end[:-1], 0)
+    narrow = np.flatnonzero((of[1:] == of[:-1]) & (gaps <= limits.gap_bytes))
+    narrow = narrow[np.argsort(gaps[narrow], kind="stable")]
+    room_bytes = limits.slot_bytes - int((end - begin).sum())
+    bridged = np.zeros(len(gaps), bool)
+    bridged[narrow[np.cumsum(gaps[narrow]) <= room_bytes]] = True
+    return bridged

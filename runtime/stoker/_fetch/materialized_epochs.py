@@ -1,0 +1,188 @@
+"""The epochs in a store: found, committed, and deleted when they are old."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from stoker._base.bounded import for_each
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import Store
+from stoker._fetch.materialized_record import RECORD_FOLDER, PartRecord, stored_manifest
+from stoker._format import versions
+from stoker._format.manifest import Manifest, Rows, version_key
+from stoker._order.materialized_layout import EpochLayout
+from stoker._stores.folder import FolderStore
+from stoker.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    PackError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+)
+
+__all__ = ["SCATTERED_FOLDER", "DeletedEpochs", "commit_epoch", "delete_epochs", "read_epoch"]
+
+_log = logging.getLogger("stoker")
+SCATTERED_FOLDER = "scattered/"
+"""Of an epoch: what lies between the scatters and the slices, until the commit."""
+_REQUESTS_AT_ONCE = 32
+_VERSION = 1
+"""The only one that an epoch's data set has."""
+
+
+async def read_epoch(store: Store, layout: EpochLayout) -> Manifest | None:
+    """Return the manifest of an epoch, None if there is none, or none that can be used: one GET, nothing is listed.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    folder = FolderStore(store, layout.folder)
+    try:
+        manifest, _ = await stored_manifest(folder, version_key(_VERSION))
+        _check(manifest, layout)
+    except NotFoundError:
+        return None
+    except (ChecksumError, FormatError, PermissionDeniedError) as error:
+        # Those who may not list a bucket are told that they may not read what does not exist.
+        _log.warning("the materialized epoch %s cannot be used: %s", folder.url, error)
+        return None
+    return manifest
+
+
+def _check(manifest: Manifest, layout: EpochLayout) -> None:
+    if manifest.dataset != layout.dataset or manifest.schema != layout.manifest.schema:
+        raise FormatError("its manifest is of another data set, or has another schema")
+    if manifest.samples != layout.samples:
+        raise FormatError(f"its manifest has {manifest.samples} samples, the data set {layout.samples}")
+
+
+async def commit_epoch(
+    store: Store, layout: EpochLayout, runs: Sequence[str], *, keep: int, stop_at_seconds: float = math.inf
+) -> dict[str, Any]:
+    """Make an epoch visible that all slices are there of, and delete what nobody needs any more.
+
+    Args:
+        store: where the data set is.
+        layout: of the epoch.
+        runs: of its slices that have samples, in order.
+        keep: how many epochs of the run before this one to keep; what is older is deleted.
+        stop_at_seconds: on the clock of the event loop, when deleting ends; committed again, it goes on.
+
+    Returns:
+        ``state``, the ``folder`` of the epoch, how many objects were ``deleted``, and ``deleted_epochs``, which older
+        epochs they are of.
+
+    Raises:
+        PackError: a slice is not there yet, or something else stands where the epoch belongs; nothing was committed.
+    """
+    folder = FolderStore(store, layout.folder)
+    if await read_epoch(store, layout) is None:
+        built = await _built(folder, layout, runs)
+        with suppress(PreconditionFailedError):  # somebody was first
+            await versions.publish(folder, built)
+        if await read_epoch(store, layout) is None:
+            raise PackError(
+                f"epoch {layout.epoch} was committed, and is not there: it was deleted meanwhile, or something else "
+                f"stands where it belongs; delete {folder.url}, and shuffle again"
+            )
+    deleted = await delete_epochs(store, layout, keep=keep, stop_at_seconds=stop_at_seconds)
+    return {
+        "state": "complete" if deleted.is_all else "packing",
+        "folder": layout.folder,
+        "deleted": deleted.objects,
+        "deleted_epochs": list(deleted.epochs),
+    }
+
+
+async def _built(folder: FolderStore, layout: EpochLayout, runs: Sequence[str]) -> Manifest:
+    """Return the manifest that has what all slices have written."""
+    found: dict[str, Manifest] = {}
+
+    async def read(run: str) -> None:
+        record = await PartRecord.opened(folder, run, layout.dataset)
+        if record.written is not None:
+            found[run] = record.written
+
+    await for_each(runs, read, concurrency=_REQUESTS_AT_ONCE)
+    parts = [found[run].rows for run in runs if run in found]
+    written = sum(int(rows.samples.sum(dtype="i8")) for rows in parts)
+    if written != layout.samples or len(found) < len(runs):
+        raise PackError(
+            f"{written} of {layout.samples} samples of epoch {layout.epoch} are written, in {len(found)} of "
+            f"{len(runs)} slices; shuffle the rest before the epoch is committed"
+        )
+    return Manifest(
+        dataset=layout.dataset,
+        version=_VERSION,
+        schema=layout.manifest.schema,
+        rows=_joined(parts),
+        runs=tuple(part for run in runs for part in found[run].runs),
+    )
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    """Return the rows of all parts, in order; two by two, so that none is copied often."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [first.followed_by(second) for first, second in pairs] + parts[len(parts) // 2 * 2 :]
+    return parts[0]
+
+
+class DeletedEpochs(NamedTuple):
+    """What was deleted: how many objects, of which older epochs, and whether all that was to be deleted is gone."""
+
+    objects: int
+    epochs: tuple[int, ...]
+    is_all: bool
+
+
+async def delete_epochs(
+    store: Store, layout: EpochLayout, *, keep: int, stop_at_seconds: float = math.inf
+) -> DeletedEpochs:
+    """Delete the epochs of a run that are more than ``keep`` before this one, and what was scattered for this one.
+
+    An epoch's manifest goes first and its super-samples last, so at no time does anything name what is not there.
+    """
+    retrying = RetryingStore(store)
+    first_kept = layout.folder_of(max(0, layout.epoch - keep))
+    keys = await _keys(retrying, layout.run_folder, first_kept)
+    numbers = {key.removeprefix(layout.run_folder).partition("/")[0] for key in keys}
+    keys += await _keys(retrying, layout.folder + SCATTERED_FOLDER)
+    deleted = 0
+
+    async def delete(key: str) -> None:
+        nonlocal deleted
+        if asyncio.get_running_loop().time() < stop_at_seconds:
+            await retrying.delete(key)
+            deleted += 1
+
+    for turn in range(3):
+        await for_each([key for key in keys if _turn(key) == turn], delete, concurrency=_REQUESTS_AT_ONCE)
+    epochs = sorted(int(number) for number in numbers if number.isascii() and number.isdecimal())
+    return DeletedEpochs(deleted, tuple(epochs) if deleted else (), deleted == len(keys))
+
+
+async def _keys(store: RetryingStore, prefix: str, end: str = "\U0010ffff") -> list[str]:
+    """Return the keys that begin with ``prefix`` and come before ``end``."""
+    found = store.list(prefix)
+    keys: list[str] = []
+    try:
+        async for info in found:
+            if info.key >= end:
+                break
+            keys.append(info.key)
+    finally:
+        if isinstance(found, AsyncGenerator):
+            await found.aclose()
+    return keys
+
+
+def _turn(key: str) -> int:
+    """Return when to delete an object: what names others before these."""
+    return 0 if "/manifest" in key else 1 if f"/{RECORD_FOLDER}" in key else 2

@@ -1,0 +1,283 @@
+"""Nearer places, none of which may hurt: the nearest that has an object in time delivers it, or else the store does.
+
+A tier that is late is raced with the store while there is spare memory and budget for a hedge (see
+:mod:`stoker._fetch.hedge`); else its read is cancelled, and the store fills the same memory. A tier that is late or
+fails three times in a row is left alone for a while (see :mod:`stoker._fetch.breaker`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+
+from stoker._base.fetch_record import note_tier, strand
+from stoker._base.phases import Phase
+from stoker._base.task_group import task_group
+from stoker._base.tier import ObjectRef, Tier
+from stoker._fetch.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.hedge import TransferTimes
+from stoker._fetch.range_reader import LOOK_SECONDS, TIMER_SECONDS, RangeReader
+from stoker._fetch.statistics import FetchTally
+from stoker.errors import ChecksumError, StokerError, StoreError
+
+__all__ = ["LATE_SECONDS", "Found", "TierChain"]
+
+LATE_SECONDS = 0.08
+"""A tier that has not delivered by then is late, unless the store's bytes take longer, or the reads of both do."""
+
+ReadStore = Callable[[memoryview], Awaitable[None]]
+Verify = Callable[[ObjectRef, memoryview], None]
+
+
+class Found(enum.Enum):
+    """Where an object came from."""
+
+    NOWHERE = enum.auto()
+    TIER = enum.auto()
+    STORE = enum.auto()
+
+
+class _Answer(enum.StrEnum):
+    """What came of a tier, as traces call it; one that was late was cancelled, or was beaten by the store in a race."""
+
+    DELIVERED = "delivered"
+    LACKING = "lacking"
+    FAILED = "failed"
+    LATE = "late"
+    BEATEN = "beaten"
+    NOT_ASKED = "not asked"
+
+
+_OUTCOMES = {
+    _Answer.DELIVERED: Outcome.DELIVERED,
+    _Answer.LACKING: Outcome.UNDECIDED,
+    _Answer.FAILED: Outcome.FAILED,
+    _Answer.LATE: Outcome.FAILED,
+    _Answer.BEATEN: Outcome.FAILED,
+}
+
+
+class _Member:
+    """A tier of a chain, and what is known of its health.
+
+    Attributes:
+        times: of its reads, each divided by the number that were under way, which share a device or a link.
+        under_way: reads now.
+        failure: what went wrong last.
+    """
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.breaker = Breaker()
+        self.times = TransferTimes()
+        self.under_way = 0
+        self.failure = ""
+
+
+class TierChain:
+    """Reads objects from the nearest tier that has them. Lives on one event loop.
+
+    Args:
+        tiers: the nearest first.
+        reader: of the store; lends memory for a race, as far as budget and ring allow.
+        config: when something is late, and how long a read may take.
+        tally: counts hits, errors and lateness.
+        verify: raises ChecksumError if bytes are not the object's.
+        log: told of breakers that open and close.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        reader: RangeReader,
+        config: FetchConfig,
+        tally: FetchTally,
+        verify: Verify,
+        log: logging.Logger,
+    ) -> None:
+        self._log = log
+        self._members = [_Member(tier) for tier in tiers]
+        self._reader, self._config, self._tally, self._verify = reader, config, tally, verify
+
+    def states(self) -> dict[str, str]:
+        """Return the state of each tier's breaker, by name of the tier."""
+        return {member.tier.name: str(member.breaker.state) for member in self._members}
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Tell all tiers of verified bytes that came from the store."""
+        self._offer(ref, data, len(self._members))
+
+    async def read(self, ref: ObjectRef, into: memoryview, store: ReadStore | None = None) -> Found:
+        """Fill ``into`` with an object, verified, and say from where; NOWHERE if the store is to be read into it now.
+
+        When the call ends, however it ends, nothing writes to ``into`` any more. The first tier that is late is the
+        last that is asked. Tiers nearer than the one that delivers are offered the object.
+
+        Args:
+            ref: the object.
+            into: memory of its size.
+            store: fills other memory of this size from the store, for a race; without it there is none.
+
+        Raises:
+            StokerError: a tier was late and then could not, and neither could the store.
+        """
+        if self._members:
+            self._reader.earn()
+        for place, member in enumerate(self._members):
+            answer = await self._permitted(member, ref, into, store)
+            note_tier(member.tier.name, answer)
+            if answer is _Answer.DELIVERED:
+                self._tally.tier_hits[member.tier.name] += 1
+                self._offer(ref, into, place)
+                return Found.TIER
+            if answer is _Answer.BEATEN:
+                return Found.STORE
+            if answer is _Answer.LATE:
+                break
+        return Found.NOWHERE
+
+    async def read_patiently(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Fill ``into`` from any tier that can, whatever its breaker says: for when the store cannot.
+
+        A tier may take ``attempt_seconds``, and what the bytes take at ``least_bytes_per_second``.
+        """
+        for member in self._members:
+            if await self._read_tier(member, ref, into) is _Answer.DELIVERED:
+                self._tally.tier_hits[member.tier.name] += 1
+                return True
+        return False
+
+    def _offer(self, ref: ObjectRef, data: memoryview, nearer_than: int) -> None:
+        for member in self._members[:nearer_than]:
+            member.tier.offer(ref, data)
+
+    async def _permitted(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+        """Ask a tier, if its breaker permits."""
+        loop = asyncio.get_running_loop()
+        permit = member.breaker.permit(loop.time())
+        if permit is None:
+            return _Answer.NOT_ASKED
+        outcome = Outcome.UNDECIDED
+        member.under_way += 1
+        try:
+            answer = await self._ask(member, ref, into, store)
+            outcome = _OUTCOMES[answer]
+        except StokerError:
+            outcome = Outcome.FAILED
+            raise
+        finally:
+            member.under_way -= 1
+            before = member.breaker.state
+            member.breaker.report(permit, outcome, loop.time())
+            self._log_change(member, before)
+        return answer
+
+    async def _ask(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
+        """Read from a tier, and from the store beside it if that is late and there is memory."""
+        with ExitStack() as lent:
+            async with task_group() as group:
+                near = group.create_task(self._read_tier(member, ref, into))
+                if await self._is_in_time(member, near, ref.size_bytes):
+                    return near.result()
+                self._tally.tier_late[member.tier.name] += 1
+                data = self._reader.lend(ref.size_bytes, lent) if store is not None and self._config.hedge else None
+                if store is None or data is None:
+                    near.cancel()
+                else:
+                    far = group.create_task(_failure_of(store(data)))
+                    await _first_success(near, far)
+            if not near.cancelled() and near.result() is _Answer.DELIVERED:
+                return _Answer.DELIVERED
+            if data is None:
+                return _Answer.LATE
+            if (error := far.result()) is not None:
+                raise error
+            self._reader.won()
+            into[:] = data
+            return _Answer.BEATEN
+
+    async def _is_in_time(self, member: _Member, near: asyncio.Task[_Answer], size_bytes: int) -> bool:
+        """Wait until a read has ended or is late; return whether it has ended.
+
+        Short looks are counted, not the clock, so that time in which this process did not run is nobody's lateness.
+        """
+        waited_seconds = 0.0
+        while (left_seconds := self._late_seconds(member, size_bytes) - waited_seconds) >= TIMER_SECONDS:
+            look_seconds = min(LOOK_SECONDS, left_seconds)
+            await asyncio.wait([near], timeout=look_seconds)
+            if near.done():
+                return True
+            waited_seconds += look_seconds
+        member.failure = f"it had not delivered after {waited_seconds:.2g} s"
+        return False
+
+    def _late_seconds(self, member: _Member, size_bytes: int) -> float:
+        """Return how long to wait for a tier: as long as it takes lately, but no longer than the store would.
+
+        At least as long as the store's bytes take, its first byte aside: a disk that many read from is not sick.
+        """
+        store_seconds, store_bytes_seconds = self._reader.expected_seconds(size_bytes)
+        least_seconds = max(LATE_SECONDS, store_bytes_seconds)
+        expected_seconds = member.times.expected_seconds(size_bytes)
+        if expected_seconds is None:
+            return least_seconds
+        patience_seconds = self._config.hedge_after_factor * expected_seconds * member.under_way
+        return max(least_seconds, min(patience_seconds, store_seconds))
+
+    async def _read_tier(self, member: _Member, ref: ObjectRef, into: memoryview) -> _Answer:
+        loop = asyncio.get_running_loop()
+        begun_seconds, beside = loop.time(), member.under_way
+        try:
+            async with asyncio.timeout(self._config.attempt_limit_seconds(ref.size_bytes)):
+                with strand(ref.key, Phase.TIER):
+                    found = await member.tier.read(ref, into)
+            if not found:
+                return _Answer.LACKING
+            with strand(ref.key, Phase.VERIFY):
+                self._verify(ref, into)
+        except (StoreError, TimeoutError) as error:
+            self._tally.tier_errors[member.tier.name] += 1
+            self._tally.checksum_failures += isinstance(error, ChecksumError)
+            member.failure = str(error) or type(error).__name__
+            return _Answer.FAILED
+        sharing = max(1, beside, member.under_way)
+        member.times.observe(ref.size_bytes, (loop.time() - begun_seconds) / sharing)
+        return _Answer.DELIVERED
+
+    def _log_change(self, member: _Member, before: BreakerState) -> None:
+        """Say that a breaker has opened, or has closed again: once each, not at every probe."""
+        name, state = member.tier.name, member.breaker.state
+        if before is BreakerState.CLOSED and state is BreakerState.OPEN:
+            self._log.warning(
+                "the tier %s was late or failed %d times in a row, and is left alone; one read tries it every %g s, "
+                "the bucket serves meanwhile: %s",
+                name,
+                FAILURES,
+                PAUSE_SECONDS,
+                member.failure,
+            )
+        elif before is BreakerState.PROBING and state is BreakerState.CLOSED:
+            self._log.info("the tier %s delivers again", name)
+
+
+async def _first_success(near: asyncio.Task[_Answer], far: asyncio.Task[StokerError | None]) -> None:
+    """Wait until a tier or the store has delivered, or neither has, and cancel what still runs."""
+    await asyncio.wait([near, far], return_when=asyncio.FIRST_COMPLETED)
+    if near.done() and near.result() is not _Answer.DELIVERED:
+        await asyncio.wait([far])
+    elif far.done() and far.result() is not None:
+        await asyncio.wait([near])
+    near.cancel()
+    far.cancel()
+
+
+async def _failure_of(reading: Awaitable[None]) -> StokerError | None:
+    try:
+        await reading
+    except StokerError as error:
+        return error
+    return None

@@ -1,0 +1,175 @@
+"""Reads samples by number, in any order: ranges of super-samples, or whole ones where nearly all of one is asked for.
+
+The samples asked for of one super-sample are read together. Its head says where their values are and what their
+checksums are; the small columns are in it. Heads are kept, values are handed over.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.bounded import for_each
+from stoker._base.store_protocol import Readable
+from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
+from stoker._fetch.forecast import mean_row_bytes
+from stoker._fetch.group_plan import ReadLimits
+from stoker._fetch.group_steps import Group
+from stoker._fetch.head_cache import HeadCache
+from stoker._fetch.heads import open_head
+from stoker._fetch.super_samples import LEAST_SAVING
+from stoker._fetch.values import Values, read_values
+from stoker._format.manifest import Manifest
+from stoker._format.schema import Column
+from stoker._format.supersample import Head, is_small
+from stoker._memory.byte_budget import ByteBudget
+from stoker._memory.ring import Ring
+from stoker._memory.sample_memory import SampleMemory
+
+__all__ = ["SampleReader"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Share:
+    """What is asked for of one super-sample.
+
+    Attributes:
+        super_sample: its manifest row.
+        rows: ``int64 [rows]``, rises.
+        which: ``int64 [places]``, index into ``rows``.
+        places: ``int64 [places]``, in what was asked for.
+    """
+
+    super_sample: int
+    rows: NDArray[np.int64]
+    which: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+class SampleReader:
+    """Belongs to one event loop, on which any number of calls may read at once.
+
+    Args:
+        store: where the data set is.
+        manifest: the pinned version of its index.
+        columns: the ones to read.
+        memory: what may be held, by all calls together.
+        config: deadlines, retries, hedges and concurrency.
+    """
+
+    def __init__(
+        self,
+        store: Readable,
+        manifest: Manifest,
+        columns: Mapping[str, Column],
+        memory: SampleMemory,
+        config: FetchConfig,
+    ) -> None:
+        self._manifest, self._columns = manifest, columns
+        self._fetcher = Fetcher(
+            store,
+            ring=Ring(max(1, memory.hedge_slots), memory.slot_bytes),  # for hedges only
+            rng=random.Random(os.urandom(8)),  # noqa: S311 - jitter
+            config=config,
+        )
+        self._heads = HeadCache(manifest, self._fetcher, memory.head_bytes)
+        self._values = ByteBudget(memory.value_bytes)
+        self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+        self._large = [name for name, column in columns.items() if not is_small(column)]
+        self._row_bytes = sum(mean_row_bytes(manifest, columns).values())
+
+    @property
+    def stats(self) -> FetchStatistics:
+        """A snapshot of what was fetched."""
+        return self._fetcher.stats
+
+    async def read(self, indices: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Return samples by their number in the packed order, ``int64 [samples]``, each at least 0 and there.
+
+        They come in the order asked for; values own their memory, those of a sample asked for twice too. A sample
+        asked for alone is urgent: a large one is read in parallel ranges. Cancelling leaves nothing behind.
+
+        Raises:
+            StoreError: bytes could not be had; names the object.
+            FormatError: an object is not what the manifest says.
+        """
+        found: list[dict[str, Any]] = [{} for _ in indices]
+        shares = list(self._shares(indices))
+
+        async def read(share: _Share) -> None:
+            is_whole = self._is_nearly_whole(share)
+            await (self._read_whole if is_whole else self._read_ranges)(share, found, urgent=len(shares) == 1)
+
+        await for_each(shares, read, concurrency=min(len(shares), self._fetcher.config.concurrency_most))
+        return found
+
+    def _shares(self, indices: NDArray[np.int64]) -> Iterator[_Share]:
+        order = np.argsort(indices, kind="stable")
+        super_samples = np.searchsorted(self._starts, indices[order], "right") - 1
+        borders = np.flatnonzero(np.diff(super_samples, prepend=-1))
+        for super_sample, places in zip(super_samples[borders].tolist(), np.split(order, borders)[1:], strict=True):
+            rows, which = np.unique(indices[places] - self._starts[super_sample], return_inverse=True)
+            yield _Share(super_sample, rows, which, places)
+
+    def _is_nearly_whole(self, share: _Share) -> bool:
+        """Return whether so much is asked for that a head first, and then ranges, would not be worth it."""
+        rows = self._manifest.rows
+        body_bytes = int(rows.size_bytes[share.super_sample]) - int(rows.head_bytes[share.super_sample])
+        return 0 < (1.0 - LEAST_SAVING) * body_bytes <= len(share.rows) * self._row_bytes
+
+    async def _read_whole(self, share: _Share, found: list[dict[str, Any]], *, urgent: bool) -> None:
+        ref = self._manifest.ref(share.super_sample)
+        async with self._values.hold(ref.size_bytes):
+            data = memoryview(bytearray(ref.size_bytes))
+            await self._fetcher.fetch_whole(ref, data, urgent=urgent)
+            head = open_head(self._manifest, share.super_sample, data)
+            self._deliver(share, {name: _encoded(head, name, share.rows, data) for name in self._columns}, found)
+
+    async def _read_ranges(self, share: _Share, found: list[dict[str, Any]], *, urgent: bool) -> None:
+        async with self._heads.opened(share.super_sample, urgent=urgent) as opened:
+            values, size_bytes = self._located(share, opened.head), opened.head.size_bytes
+            reads = values.plan(ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes))
+            async with self._values.hold(reads.size_bytes):
+                data = memoryview(bytearray(reads.size_bytes))
+                starts = await read_values(
+                    values, reads, data, manifest=self._manifest, fetcher=self._fetcher, urgent=urgent
+                )
+                ends = starts + values.ends - values.starts
+                large = zip(self._large, starts, ends, strict=True)
+                encoded = {name: _cut(data, first, last) for name, first, last in large}
+                small = [name for name in self._columns if name not in encoded]
+                encoded |= {name: _encoded(opened.head, name, share.rows, opened.data) for name in small}
+                self._deliver(share, encoded, found)
+
+    def _located(self, share: _Share, head: Head) -> Values:
+        extents = np.empty((2, len(self._large), len(share.rows)), np.int64)
+        for number, name in enumerate(self._large):
+            extents[:, number] = head.row_ranges(name, share.rows)
+        numbers = [list(head.schema).index(name) for name in self._large]
+        return Values(
+            samples=Group(np.full(len(share.rows), share.super_sample), share.rows),
+            columns=self._large,
+            starts=extents[0],
+            ends=extents[1],
+            checksums=head.checksums[share.rows][:, numbers].T,
+        )
+
+    def _deliver(self, share: _Share, encoded: Mapping[str, Sequence[memoryview]], found: list[dict[str, Any]]) -> None:
+        """Put samples where they were asked for; each decodes its own values, so that no two share memory."""
+        for place, row in zip(share.places.tolist(), share.which.tolist(), strict=True):
+            found[place] = {name: column.decode(encoded[name][row]) for name, column in self._columns.items()}
+
+
+def _encoded(head: Head, name: str, rows: NDArray[np.int64], data: memoryview) -> list[memoryview]:
+    """Return the bytes of each row's value of a column that lies in ``data``, from the start of its object on."""
+    return _cut(data, *head.row_ranges(name, rows))
+
+
+def _cut(data: memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> list[memoryview]:
+    return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]

@@ -1,0 +1,189 @@
+"""Reads super-samples into ring slots: whole, or only the wanted columns of them where that saves enough.
+
+Two ways to the same bytes. One GET brings the whole object. Or one brings its head and says where the columns are, and
+a second round the wanted ones, which land in the slot where they would be in the whole object; so that only the bytes
+between them differ, and nobody looks at these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._fetch.batch_source import ReadingParts
+from stoker._fetch.config import GAP_BYTES
+from stoker._fetch.fetcher import RangePart
+from stoker._fetch.forecast import Forecast, mean_row_bytes, super_samples_read
+from stoker._fetch.gather import gather_rows
+from stoker._fetch.heads import fetch_head, open_head
+from stoker._format.schema import Column
+from stoker._format.supersample import Head
+from stoker._memory.ring import RingStateError
+from stoker._order.order import OrderConfig
+from stoker._order.partition import Dealing
+from stoker._order.steps import Steps, Stretch
+
+__all__ = ["SuperSampleReading", "column_parts"]
+
+LEAST_SAVING = 0.3
+"""The share of bytes that makes up for a second round of requests."""
+
+
+def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
+    """Return the ranges to read of columns, beside the head: in order, those that (nearly) touch as one."""
+    outside = [head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name)]
+    parts: list[RangePart] = []
+    for start, end in sorted(outside):
+        if start == end:
+            continue
+        if parts and start - parts[-1].end <= GAP_BYTES:
+            start = parts.pop().start
+        parts.append(RangePart(start, end, start))
+    return parts
+
+
+class SuperSampleReading:
+    """A :class:`~stoker._fetch.batch_source.Reading` whose items are super-samples, by manifest row."""
+
+    def __init__(self, parts: ReadingParts) -> None:
+        self._parts = parts
+        self._leaves_out = parts.columns.keys() != parts.manifest.schema.keys()
+        self._opened: dict[int, tuple[int, Head]] = {}
+        self._wanted_bytes = self._seen_bytes = 0
+
+    async def prepare(self) -> None:
+        """Nothing needs to be read first."""
+
+    def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
+        """Return what an epoch of the rank will take, of super-samples of the mean size.
+
+        Where only columns are read, each that is outside the head counts as a request of its own.
+        """
+        manifest = self._parts.manifest
+        count = super_samples_read(manifest, order, partition)
+        rows = mean_row_bytes(manifest, self._parts.columns)
+        head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
+        wanted_bytes = head_bytes + sum(rows.values()) * manifest.samples
+        if self._leaves_out and wanted_bytes <= (1.0 - LEAST_SAVING) * manifest.size_bytes:
+            return Forecast(count * (1 + len(rows)), round(wanted_bytes / len(manifest) * count))
+        return Forecast(count, round(manifest.size_bytes / len(manifest) * count))
+
+    def steps(self, stretch: Stretch) -> Steps:
+        """Return the steps of a stretch."""
+        return Steps(self._parts.manifest.rows.samples, stretch)
+
+    @property
+    def saving(self) -> float:
+        """The share of bytes, 0 to 1, that reading columns has saved, or would have; 1 before anything was read."""
+        return 1.0 - self._wanted_bytes / self._seen_bytes if self._seen_bytes else 1.0
+
+    async def fetch(self, ref: int, *, urgent: bool = False) -> int:
+        """Return a READY slot with a super-sample, or as much of it as is wanted.
+
+        Raises:
+            StoreError: it could not be had.
+            FormatError: it is not a super-sample, or not what the manifest says.
+            BudgetError: it is larger than a slot.
+            RingStateError: no slot was free.
+        """
+        if self._leaves_out and self.saving >= LEAST_SAVING:
+            return await self._fetch_columns(ref, urgent)
+        manifest, ring = self._parts.manifest, self._parts.ring
+        slot = await self._parts.fetcher.fetch(manifest.ref(ref), urgent=urgent)
+        try:
+            head = open_head(manifest, ref, ring.view(slot, int(manifest.rows.size_bytes[ref])))
+        except BaseException:
+            ring.release(slot)
+            raise
+        self._note(ref, slot, head)
+        return slot
+
+    async def _fetch_columns(self, row: int, urgent: bool) -> int:
+        manifest, ring, fetcher = self._parts.manifest, self._parts.ring, self._parts.fetcher
+        ref = manifest.ref(row)
+        slot = ring.acquire()
+        if slot is None:
+            raise RingStateError(f"no free slot for {ref.key}: {ring!r}")
+        try:
+            data = ring.view(slot, ref.size_bytes)
+            if await fetcher.read_tiers(ref, data):
+                head = open_head(manifest, row, data)
+            else:
+                head = await fetch_head(fetcher, manifest, row, data, urgent=urgent)
+                parts = column_parts(head, self._parts.columns)
+                parts = [piece for part in parts for piece in fetcher.split(part, urgent=urgent)]
+                if parts:
+                    await fetcher.fetch_ranges(
+                        ref, parts, into=data, verify=lambda data: self._verify(head, data), urgent=urgent
+                    )
+        except BaseException:
+            ring.abort(slot)
+            raise
+        self._note(row, slot, head)
+        ring.commit(slot)
+        return slot
+
+    def _verify(self, head: Head, data: memoryview) -> None:
+        for name in self._parts.columns:
+            if not head.is_in_head(name):
+                start, end = head.row_range(name, 0, head.samples)
+                head.verify_rows(name, 0, data[start:end])
+
+    def _note(self, row: int, slot: int, head: Head) -> None:
+        self._opened[slot] = row, head
+        if self._leaves_out:
+            wanted = sum(part.size_bytes for part in column_parts(head, self._parts.columns))
+            self._wanted_bytes += head.head_bytes + wanted
+            self._seen_bytes += head.size_bytes
+
+    def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> SuperSampleRows:
+        """Return where rows of super-samples lie."""
+        ring = self._parts.ring
+        opened = [self._opened[slot] for slot in slots]
+        return SuperSampleRows(
+            memory=ring.memory,
+            heads=tuple(head for _, head in opened),
+            bases=np.array([ring.offset(slot) for slot in slots]),
+            which=which,
+            rows=rows,
+            super_samples=np.array([row for row, _ in opened])[which],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SuperSampleRows:
+    """Rows of super-samples that lie in one memory: :class:`~stoker._fetch.gather.PickedRows`.
+
+    Attributes:
+        memory: that they lie in.
+        heads: of the super-samples.
+        bases: ``int64 [super-samples]``, where each starts in the memory.
+        which: ``int64 [samples]``, index into ``heads``.
+        rows: ``int64 [samples]``, row in that super-sample.
+        super_samples: ``int64 [samples]``, the super-sample by its row in the manifest.
+    """
+
+    memory: memoryview
+    heads: Sequence[Head]
+    bases: NDArray[np.int64]
+    which: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    super_samples: NDArray[np.int64]
+
+    def fixed(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64]]:
+        """Return the memory and the address of each value."""
+        return self.memory, self._addresses(name, column.element_bytes)
+
+    def ragged(self, name: str, column: Column) -> tuple[memoryview, NDArray[np.int64], NDArray[np.int64]]:
+        """Return the memory, the address of each value and its length in elements."""
+        borders = gather_rows(self.memory, self._addresses(f"{name}.offsets", 8), 16).view("<i8")
+        starts = self._addresses(name, 0) + borders[:, 0] * column.element_bytes
+        return self.memory, starts, borders[:, 1] - borders[:, 0]
+
+    def _addresses(self, tensor: str, row_bytes: int) -> NDArray[np.int64]:
+        starts = self.bases + np.array([head.starts[tensor] for head in self.heads], np.int64)
+        addresses: NDArray[np.int64] = starts[self.which] + self.rows * row_bytes
+        return addresses

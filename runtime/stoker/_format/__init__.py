@@ -1,0 +1,1 @@
+"""Bytes at rest: columns, super-samples, manifests and their versions."""

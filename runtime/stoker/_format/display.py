@@ -1,0 +1,71 @@
+"""Objects as people see them in a terminal and in a notebook: one line, a table of text, a table of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from html import escape
+from typing import Any
+
+from stoker._base.sizes import counted, format_bytes
+from stoker._format.manifest import Manifest
+from stoker._format.schema import Bytes, Column
+
+__all__ = ["Rows", "describe_columns", "describe_manifest", "describe_type", "html_table", "plain", "text_table"]
+
+Rows = Sequence[tuple[str, str]]
+"""Names and values, from top to bottom."""
+
+_SHOWN_COLUMNS = 6
+
+
+def text_table(title: str, rows: Rows) -> str:
+    """Return a title and, below it, rows with aligned values."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return "\n".join([title, *(f"  {name.ljust(width)}  {value}" for name, value in rows)])
+
+
+def html_table(title: str, rows: Rows) -> str:
+    """Return the same for a notebook; every text is escaped."""
+    cells = "".join(
+        f'<tr><th style="text-align: left">{escape(name.strip())}</th>'
+        f'<td style="text-align: left">{escape(value)}</td></tr>'
+        for name, value in rows
+    )
+    return f"<table><caption>{escape(title)}</caption><tbody>{cells}</tbody></table>"
+
+
+def describe_columns(columns: Mapping[str, Column]) -> str:
+    """Return names, types and shapes of one sample's columns: ``image: uint8[32, 32, 3], caption: text``."""
+    shown = [f"{name}: {describe_type(column)}" for name, column in list(columns.items())[:_SHOWN_COLUMNS]]
+    rest = len(columns) - len(shown)
+    return ", ".join([*shown, f"and {counted(rest, 'more column')}"] if rest else shown)
+
+
+def describe_type(column: Column) -> str:
+    """Return the type and shape of one sample's value: ``uint8[32, 32, 3]``, ``uint16[any]``, ``text``."""
+    if isinstance(column, Bytes):  # Text too
+        return column.kind
+    shape = ([] if column.is_fixed else ["any"]) + list(map(str, column.shape))
+    return column.dtype.name + (f"[{', '.join(shape)}]" if shape else "")
+
+
+def describe_manifest(manifest: Manifest, columns: Mapping[str, Column]) -> str:
+    """Return how large a data set is, and what of each sample is read."""
+    return (
+        f"{counted(manifest.samples, 'sample')} ({describe_columns(columns)}) in "
+        f"{counted(len(manifest), 'super-sample')}, {format_bytes(manifest.size_bytes)}"
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return a value as dictionaries, lists, strings and numbers, fit for JSON; properties are left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, str) else value

@@ -1,0 +1,390 @@
+"""The manifest: a data set's index, one row per super-sample, itself a safetensors file.
+
+Rows are columns of integers, about 36 bytes a super-sample, and are never copied out of the buffer they were read into:
+a manifest of a million super-samples opens in milliseconds. Object keys are computed, not stored: the rows of one pack
+run stand together, and row ``i`` of a run has the key ``data/<run>/<number>``.
+
+An object's identity is its size and CRC-32C. Its ETag or generation is kept beside them, to be sent as a precondition;
+three encodings keep it small: 16 raw bytes (ETags of 32 hexadecimal digits), an integer (generations), or text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.checksum import crc32c
+from stoker._base.tier import ObjectRef
+from stoker._format import tensorfile
+from stoker._format.dtypes import DTYPES, DType
+from stoker._format.schema import Schema
+from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
+from stoker.errors import ChecksumError, FormatError, SchemaError
+
+__all__ = ["MAX_VERSION", "POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "pack_runs", "version_key"]
+
+POINTER_KEY = "manifest.safetensors"
+MAX_VERSION = 999_999_999
+_HEX_TAG = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_ROW_FIELDS = ("size_bytes", "samples", "head_bytes", "head_crc32c", "crc32c")
+
+
+def object_key(run: str, number: int) -> str:
+    """Return the key of a run's super-sample; the run's hash in front spreads the keys over a bucket's partitions."""
+    return f"data/{run}/{number:08d}"
+
+
+def version_key(version: int) -> str:
+    """Return the key of an immutable version of the manifest."""
+    return f"manifests/{version:08d}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class PackRun:
+    """Consecutive rows that one pack run wrote.
+
+    Attributes:
+        run: its id, 16 hexadecimal digits.
+        first_number: number of the first row's super-sample within the run.
+        rows: how many rows.
+    """
+
+    run: str
+    first_number: int
+    rows: int
+
+
+def pack_runs(places: Iterable[tuple[str, int]]) -> tuple[PackRun, ...]:
+    """Return places, each a run and a number within it, as intervals of runs, in order."""
+    # Numbers of one run that follow each other have a constant difference to their position.
+    groups = groupby(enumerate(places), key=lambda item: (item[1][0], item[1][1] - item[0]))
+    intervals = ([place for _, place in group] for _, group in groups)
+    return tuple(PackRun(*interval[0], len(interval)) for interval in intervals)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of a manifest, column-wise; ``uint32 [rows]`` each.
+
+    Attributes:
+        size_bytes: of the object.
+        samples: in it.
+        head_bytes: of its head.
+        head_crc32c: checksum of its head.
+        crc32c: checksum of the object.
+        tags: ETags (``uint8 [rows, 16]`` or text) or generations (``int64 [rows]``).
+    """
+
+    size_bytes: NDArray[np.uint32]
+    samples: NDArray[np.uint32]
+    head_bytes: NDArray[np.uint32]
+    head_crc32c: NDArray[np.uint32]
+    crc32c: NDArray[np.uint32]
+    tags: NDArray[Any] | tuple[str, ...]
+
+    @classmethod
+    def of(cls, packed: Sequence[Packed]) -> Rows:
+        """Return the rows of packed super-samples, in the order given."""
+        columns = {name: np.array([getattr(item, name) for item in packed], "<u4") for name in _ROW_FIELDS}
+        return cls(**columns, tags=_compact([item.tag for item in packed]))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def tag(self, row: int) -> str:
+        """Return the ETag or generation of a row, ``""`` if there is none."""
+        if isinstance(self.tags, tuple):
+            return self.tags[row]
+        return self.tags[row].tobytes().hex() if self.tags.ndim == 2 else str(self.tags[row])
+
+    def followed_by(self, other: Rows) -> Rows:
+        """Return these rows and then the others."""
+        columns = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ROW_FIELDS}
+        tags: NDArray[Any] | tuple[str, ...]
+        if (
+            isinstance(self.tags, np.ndarray)
+            and isinstance(other.tags, np.ndarray)
+            and (self.tags.ndim == other.tags.ndim)
+        ):
+            tags = np.concatenate([self.tags, other.tags])
+        else:
+            tags = _compact([rows.tag(row) for rows in (self, other) for row in range(len(rows))])
+        return Rows(**columns, tags=tags)
+
+    def kept(self, keep: NDArray[np.bool_]) -> Rows:
+        """Return the rows where ``keep``, ``bool [rows]``, is true."""
+        columns = {name: getattr(self, name)[keep] for name in _ROW_FIELDS}
+        if isinstance(self.tags, tuple):
+            return Rows(
+                **columns, tags=_compact([tag for tag, is_kept in zip(self.tags, keep, strict=True) if is_kept])
+            )
+        return Rows(**columns, tags=self.tags[keep])
+
+    def packed(self, row: int, ordinal: int) -> Packed:
+        """Return one row as a record."""
+        numbers = {name: int(getattr(self, name)[row]) for name in _ROW_FIELDS}
+        return Packed(ordinal=ordinal, tag=self.tag(row), **numbers)
+
+
+def _compact(tags: list[str]) -> NDArray[Any] | tuple[str, ...]:
+    if not all(tag.isascii() and tag.isprintable() for tag in tags):
+        raise FormatError("the store gave an object a tag that is not printable ASCII, which no request can carry")
+    if all(_HEX_TAG.fullmatch(tag) for tag in tags):
+        return np.frombuffer(bytes.fromhex("".join(tags)), np.uint8).reshape(len(tags), 16)
+    if all(map(_is_generation, tags)):
+        return np.array([int(tag) for tag in tags], "<i8")
+    return tuple(tags)
+
+
+def _is_generation(tag: str) -> bool:
+    return len(tag) < 20 and tag.isdecimal() and tag == str(int(tag)) and int(tag) < 1 << 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Manifest:
+    """One immutable version of a data set's index.
+
+    Attributes:
+        dataset: id of the data set.
+        version: from 1, rising by one with every commit.
+        schema: its columns.
+        rows: its super-samples.
+        runs: which pack runs wrote them, in order of the rows. Numbers may be missing between two intervals of one run,
+            where a compaction took the place of some; none may stand in two.
+
+    Raises:
+        FormatError: the runs do not account for the rows, or have a number twice.
+    """
+
+    dataset: str
+    version: int
+    schema: Schema
+    rows: Rows
+    runs: tuple[PackRun, ...]
+    _run_ends: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_run_ends", tuple(accumulate(run.rows for run in self.runs)))
+        if (self._run_ends or (0,))[-1] != len(self.rows):
+            raise FormatError("the manifest's runs do not account for its rows")
+        ordered = sorted((run.run, run.first_number, run.rows) for run in self.runs if run.rows)
+        if any(a == b and first + rows > second for (a, first, rows), (b, second, _) in pairwise(ordered)):
+            raise FormatError("the manifest has an object twice")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the data set has."""
+        return int(self.rows.samples.sum(dtype=np.int64))
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes all super-samples have."""
+        return int(self.rows.size_bytes.sum(dtype=np.int64))
+
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest super-sample."""
+        return int(self.rows.size_bytes.max())
+
+    def place(self, row: int) -> tuple[str, int]:
+        """Return the pack run of a row, and its number within that."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a manifest with {len(self)}")
+        index = bisect_right(self._run_ends, row)
+        run = self.runs[index]
+        return run.run, run.first_number + row - (self._run_ends[index] - run.rows)
+
+    def key(self, row: int) -> str:
+        """Return the object key of a row."""
+        return object_key(*self.place(row))
+
+    def ref(self, row: int) -> ObjectRef:
+        """Return what pins the object of a row: key, size, checksum and tag."""
+        return ObjectRef(
+            key=self.key(row),
+            size_bytes=int(self.rows.size_bytes[row]),
+            crc32c=int(self.rows.crc32c[row]),
+            tag=self.rows.tag(row),
+            row=row,
+        )
+
+    def extended(self, rows: Rows, *runs: PackRun) -> Manifest:
+        """Return the next version, with the rows of more runs appended."""
+        return replace(self, version=self.version + 1, rows=self.rows.followed_by(rows), runs=(*self.runs, *runs))
+
+    def without(self, dropped: Iterable[PackRun]) -> Manifest:
+        """Return the same version without some rows, which need not be there; perhaps without any."""
+        numbers: dict[str, list[tuple[int, int]]] = {}
+        for run in dropped:
+            numbers.setdefault(run.run, []).append((run.first_number, run.first_number + run.rows))
+        keep = np.ones(len(self), np.bool_)
+        runs: list[PackRun] = []
+        for run, end in zip(self.runs, self._run_ends, strict=True):
+            kept = keep[end - run.rows : end]
+            for first, behind in numbers.get(run.run, ()):
+                kept[max(0, first - run.first_number) : max(0, behind - run.first_number)] = False
+            borders = np.flatnonzero(np.diff(kept, prepend=False, append=False)).tolist()
+            for first, behind in zip(borders[::2], borders[1::2], strict=True):
+                runs.append(PackRun(run.run, run.first_number + first, behind - first))
+        return replace(self, rows=self.rows.kept(keep), runs=tuple(runs))
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of what :meth:`to_bytes` returns, without making it."""
+        arrays = self._arrays()
+        header = tensorfile.encode_header({**self._metadata(), "crc32c": "0" * 8}, _tensors(arrays))
+        return len(header) + sum(array.nbytes for _, array in arrays.values())
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest as a safetensors file; the same manifest gives the same bytes everywhere."""
+        arrays, metadata = self._arrays(), self._metadata()
+        data = b"".join(array.tobytes() for _, array in arrays.values())
+        tensors = _tensors(arrays)
+        metadata["crc32c"] = _checksum(metadata, tensors, data)
+        return tensorfile.encode_header(metadata, tensors) + data
+
+    def _metadata(self) -> dict[str, str]:
+        """Return what the header says besides the checksum."""
+        return {
+            "stoker_manifest": FORMAT,
+            "dataset": self.dataset,
+            "version": str(self.version),
+            "schema": self.schema.to_json(),
+        }
+
+    def _arrays(self) -> _Arrays:
+        """Return the file's tensors, in order."""
+        arrays: _Arrays = {
+            "run_id": (DTYPES["uint64"], np.array([int(run.run, 16) for run in self.runs], "<u8")),
+            "run_first_number": (DTYPES["uint32"], np.array([run.first_number for run in self.runs], "<u4")),
+            "run_rows": (DTYPES["uint32"], np.array([run.rows for run in self.runs], "<u4")),
+        }
+        tags = self.rows.tags
+        if isinstance(tags, tuple):
+            text = [tag.encode() for tag in tags]
+            arrays["tag.offsets"] = (DTYPES["int64"], np.cumsum([0, *map(len, text)], dtype="<i8"))
+            arrays["tag"] = (DTYPES["uint8"], np.frombuffer(b"".join(text), np.uint8))
+        else:
+            arrays["tag"] = (DTYPES["uint8" if tags.ndim == 2 else "int64"], tags)
+        for name in _ROW_FIELDS:
+            arrays[name] = (DTYPES["uint32"], getattr(self.rows, name))
+        return arrays
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
+        """Return the manifest whose file is ``data``; its arrays are views of it.
+
+        Raises:
+            FormatError: the bytes are not a manifest.
+            ChecksumError: they were one and are damaged.
+        """
+        header = tensorfile.parse_header(data, len(data))
+        if header.metadata.get("stoker_manifest") != FORMAT:
+            raise FormatError("this is not a manifest of a format that this version reads; a newer stoker may")
+        arrays = {
+            tensor.name: np.frombuffer(
+                data,
+                tensor.dtype.holder,
+                (tensor.end - tensor.start) // tensor.dtype.size_bytes,
+                header.header_bytes + tensor.start,
+            ).reshape(tensor.shape)
+            for tensor in header.tensors
+        }
+        try:
+            metadata = header.metadata
+            found = _checksum(metadata, header.tensors, memoryview(data)[header.header_bytes :])
+            if metadata["crc32c"] != found:
+                raise ChecksumError(f"manifest has crc32c {found}, its header says {metadata['crc32c'][:20]!r}")
+            manifest = cls(
+                dataset=metadata["dataset"],
+                version=_parsed_version(metadata["version"]),
+                schema=Schema.from_json(metadata["schema"]),
+                rows=_parsed_rows(arrays),
+                runs=_parsed_runs(arrays),
+            )
+        except KeyError as error:
+            raise FormatError(f"the manifest has no {error}") from None
+        except SchemaError as error:
+            raise FormatError(f"the manifest's schema is not valid: {str(error)[:200]}") from None
+        if not len(manifest):
+            raise FormatError("the manifest has no super-sample")
+        # A value has 4 bytes of checksum in the head, so no row can claim more samples than its object has room for.
+        if (manifest.rows.samples * (4.0 * len(manifest.schema)) > manifest.rows.head_bytes).any():
+            raise FormatError("the manifest has a super-sample with more samples than its head can describe")
+        return manifest
+
+
+_Arrays = dict[str, tuple[DType, NDArray[Any]]]
+
+
+def _tensors(arrays: _Arrays) -> tuple[tensorfile.Tensor, ...]:
+    return tensorfile.laid_out((name, dtype, array.shape) for name, (dtype, array) in arrays.items())
+
+
+def _checksum(metadata: Mapping[str, str], tensors: Sequence[tensorfile.Tensor], data: bytes | memoryview) -> str:
+    """Return the CRC-32C of what the header says, and then of the data section: 8 hexadecimal digits."""
+    said = [{name: text for name, text in sorted(metadata.items()) if name != "crc32c"}, [t.name for t in tensors]]
+    return f"{crc32c(data, crc32c(json.dumps(said, separators=(',', ':')).encode())):08x}"
+
+
+def _parsed_version(text: str) -> int:
+    if not _VERSION.fullmatch(text):
+        raise FormatError(f"the manifest's version {text[:20]!r} is not a number from 1")
+    return int(text)
+
+
+def _parsed_rows(arrays: Mapping[str, NDArray[Any]]) -> Rows:
+    columns = {name: arrays[name] for name in _ROW_FIELDS}
+    count = columns["samples"].size
+    if any(array.dtype != np.dtype("<u4") or array.shape != (count,) for array in columns.values()):
+        raise FormatError("the manifest's columns are not uint32 of one length")
+    if (columns["size_bytes"] > MAX_OBJECT_BYTES).any():
+        raise FormatError(f"the manifest has an object larger than any super-sample ({MAX_OBJECT_BYTES} bytes)")
+    if (columns["head_bytes"] > columns["size_bytes"]).any() or not columns["samples"].all():
+        raise FormatError("the manifest has a super-sample without samples, or with a head larger than itself")
+    tags = arrays["tag"]
+    if "tag.offsets" in arrays:
+        return Rows(**columns, tags=_parsed_text_tags(tags, arrays["tag.offsets"], count))
+    kinds = {((count, 16), np.dtype("u1")), ((count,), np.dtype("<i8"))}
+    if (tags.shape, tags.dtype) not in kinds:
+        raise FormatError("the manifest's tags are neither 16 bytes nor an int64 a row")
+    return Rows(**columns, tags=tags)
+
+
+def _parsed_text_tags(tags: NDArray[Any], offsets: NDArray[Any], count: int) -> tuple[str, ...]:
+    if tags.dtype != np.uint8 or tags.ndim != 1 or offsets.shape != (count + 1,) or offsets.dtype != np.dtype("<i8"):
+        raise FormatError("the manifest's text tags have the wrong shape or dtype")
+    ends = offsets.tolist()
+    if ends[0] != 0 or ends[-1] != len(tags) or (offsets[1:] < offsets[:-1]).any():
+        raise FormatError("the offsets of the manifest's tags do not rise to their end")
+    text = tags.tobytes()
+    try:
+        found = tuple(str(text[start:end], "ascii") for start, end in pairwise(ends))
+    except UnicodeDecodeError:
+        raise FormatError("the manifest has a tag that is not printable ASCII") from None
+    if not all(map(str.isprintable, found)):  # they are sent as headers
+        raise FormatError("the manifest has a tag that is not printable ASCII")
+    return found
+
+
+def _parsed_runs(arrays: Mapping[str, NDArray[Any]]) -> tuple[PackRun, ...]:
+    ids, firsts, rows = arrays["run_id"], arrays["run_first_number"], arrays["run_rows"]
+    wanted = (("<u8", ids), ("<u4", firsts), ("<u4", rows))
+    if any(array.dtype != np.dtype(code) or array.shape != (ids.size,) for code, array in wanted):
+        raise FormatError("the manifest's runs have the wrong shape or dtype")
+    return tuple(
+        PackRun(f"{run:016x}", first, count)
+        for run, first, count in zip(ids.tolist(), firsts.tolist(), rows.tolist(), strict=True)
+    )

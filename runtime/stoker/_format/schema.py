@@ -1,0 +1,430 @@
+"""What a sample is: named, typed columns, and how a value of each becomes bytes.
+
+A column is of fixed size (:class:`Array`) or ragged (:class:`Bytes`, :class:`Text`, :class:`Ragged`). A value is
+checked against its column when it is packed: nothing is cast silently, so what training reads is what was written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from stoker._format.dtypes import DTYPES, DType, dtype_of
+from stoker.errors import ConfigError, FormatError, SchemaError
+
+__all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+MAX_COLUMNS = 1024
+_SCHEMAS_KEPT = 8  # a data set has one, which each of its objects and records repeats; with its classes it may be large
+MAX_DIMENSIONS = 31  # with that of the samples, what numpy 1 can hold
+MAX_ROW_BYTES = (1 << 31) - 1  # the largest element that numpy can copy as one
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of a value that may come from anywhere, for a message."""
+    return ascii(value)[:200]
+
+
+class Column:
+    """A typed column of a schema.
+
+    Attributes:
+        dtype: the element type.
+        shape: of one sample's value for a fixed column, of one element for a ragged one.
+    """
+
+    __slots__ = ()
+    kind: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if every sample's value has the same number of bytes."""
+        return isinstance(self, Array)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one sample's value (fixed), or of one element of it (ragged)."""
+        return self.dtype.size_bytes * math.prod(self.shape)
+
+    def encode(self, value: object) -> bytes:
+        """Return the bytes of ``value``.
+
+        Raises:
+            SchemaError: the value does not fit the column; the message does not name the column.
+        """
+        raise NotImplementedError
+
+    def decode(self, data: memoryview) -> Any:
+        """Return the value whose bytes are ``data``; it owns its memory."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the column as plain JSON values."""
+        raise NotImplementedError
+
+
+def _checked_shape(shape: object, dtype: DType) -> tuple[int, ...]:
+    if isinstance(shape, int) and not isinstance(shape, bool):
+        shape = (shape,)
+    if not isinstance(shape, tuple | list) or not all(type(n) is int and n > 0 for n in shape):
+        raise SchemaError(f"shape {_shown(shape)} is not a tuple of positive integers")
+    if len(shape) > MAX_DIMENSIONS or math.prod(shape) * dtype.size_bytes > MAX_ROW_BYTES:
+        raise SchemaError(f"shape {_shown(shape)} is too large for a sample")
+    return tuple(shape)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return False
+    return True
+
+
+def _as_holder(value: object, dtype: DType) -> np.ndarray[Any, Any]:
+    """Return ``value`` as an array in ``dtype``'s holder type, without changing any value."""
+    if type(value) is np.ndarray and value.dtype == dtype.holder:  # nearly all values; numpy's dtype names are slow
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if str(value.dtype) != f"torch.{dtype.name}":
+            raise SchemaError(f"dtype is {value.dtype}, expected {dtype.name}; convert it with .to()")
+        tensor = value.detach().cpu().contiguous()
+        if dtype.is_bits:
+            tensor = tensor.view(torch.uint16 if dtype.size_bytes == 2 else torch.uint8)
+        return np.asarray(tensor.numpy())
+    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array_interface__"):
+        array = np.asarray(value)
+        if array.dtype.name == dtype.name:
+            return array.view(dtype.holder) if dtype.is_bits else array.astype(dtype.holder, copy=False)
+        if dtype.is_bits and array.dtype == dtype.holder:
+            return array
+        raise SchemaError(f"dtype is {array.dtype.name}, expected {dtype.name}; convert it with .astype()")
+    return _from_python(value, dtype)
+
+
+def _from_python(value: object, dtype: DType) -> np.ndarray[Any, Any]:
+    """Return plain Python numbers (nested lists of them) in ``dtype``, refusing what would change them."""
+    if dtype.is_bits:
+        raise SchemaError(f"a {dtype.name} value must be a tensor, or an array of its bits ({dtype.holder.name})")
+    if type(value) is int and dtype.holder.kind in "iu":  # most labels; the general way below takes 8 µs
+        try:
+            data = value.to_bytes(dtype.size_bytes, "little", signed=dtype.holder.kind == "i")
+        except OverflowError:
+            raise SchemaError(f"value {value} does not fit {dtype.name}") from None
+        return np.frombuffer(data, dtype.holder).reshape(())
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise SchemaError(f"value is not a regular array: {error}") from None
+    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.holder.kind]
+    if array.size and array.dtype.kind not in kinds:
+        raise SchemaError(f"value of type {type(value).__name__} ({array.dtype.name}) is not {dtype.name}")
+    if dtype.holder.kind in "iu" and array.size:
+        limits = np.iinfo(dtype.holder.name)
+        low, high = int(array.min()), int(array.max())
+        if low < limits.min or high > limits.max:
+            raise SchemaError(f"value {low if low < limits.min else high} does not fit {dtype.name}")
+    try:
+        with np.errstate(over="raise"):  # rounding is what a float is for; becoming infinite is not
+            return array.astype(dtype.holder)
+    except FloatingPointError:
+        raise SchemaError(f"a value is too large for {dtype.name}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Array(Column):
+    """A column of arrays that all have the same dtype and shape; ``Array("int64")`` is a scalar.
+
+    Attributes:
+        dtype: any name in :data:`stoker._format.dtypes.DTYPES`, or a numpy or torch dtype.
+        shape: of one sample's value.
+        classes: what the integers of a label column stand for, if they are class indices.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+    classes: tuple[str, ...] | None = None
+    kind = "array"
+
+    def __init__(
+        self, dtype: object, shape: tuple[int, ...] | int = (), *, classes: tuple[str, ...] | None = None
+    ) -> None:
+        object.__setattr__(self, "dtype", dtype_of(dtype))
+        object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
+        if classes is not None and not all(isinstance(name, str) and _is_unicode(name) for name in classes):
+            raise SchemaError(f"classes must be strings of valid Unicode, not {_shown(classes)}")
+        object.__setattr__(self, "classes", None if classes is None else tuple(classes))
+
+    def encode(self, value: object) -> bytes:
+        """Return the value's bytes in C order."""
+        array = _as_holder(value, self.dtype)
+        if array.shape != self.shape:
+            raise SchemaError(f"shape is {array.shape}, expected {self.shape}")
+        return array.tobytes()
+
+    def decode(self, data: memoryview) -> Any:
+        """Return an array of the column's shape, in the dtype's holder type."""
+        return np.frombuffer(data, self.dtype.holder).reshape(self.shape).copy()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the column as plain JSON values."""
+        column: dict[str, Any] = {"kind": "array", "dtype": self.dtype.name, "shape": list(self.shape)}
+        if self.classes is not None:
+            column["classes"] = list(self.classes)
+        return column
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged(Column):
+    """A column of arrays whose first dimension varies: ``Ragged("uint16")`` tokens, ``Ragged("float32", (4,))`` boxes.
+
+    Attributes:
+        dtype: as for :class:`Array`.
+        shape: of one element; a value has shape ``(any, *shape)``.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+    kind = "ragged"
+
+    def __init__(self, dtype: object, shape: tuple[int, ...] | int = ()) -> None:
+        object.__setattr__(self, "dtype", dtype_of(dtype))
+        object.__setattr__(self, "shape", _checked_shape(shape, self.dtype))
+
+    def encode(self, value: object) -> bytes:
+        """Return the value's bytes in C order."""
+        array = _as_holder(value, self.dtype)
+        if array.size == 0 and array.ndim == 1:
+            array = array.reshape(0, *self.shape)
+        if array.ndim != 1 + len(self.shape) or array.shape[1:] != self.shape:
+            expected = ", ".join(["any", *map(str, self.shape)])
+            raise SchemaError(f"shape is {array.shape}, expected ({expected})")
+        return array.tobytes()
+
+    def decode(self, data: memoryview) -> Any:
+        """Return an array of shape ``(any, *shape)``, in the dtype's holder type."""
+        return np.frombuffer(data, self.dtype.holder).reshape(-1, *self.shape).copy()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the column as plain JSON values."""
+        return {"kind": "ragged", "dtype": self.dtype.name, "shape": list(self.shape)}
+
+
+_BYTE = dtype_of("uint8")
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes(Column):
+    """A column of byte strings of any length, such as encoded images."""
+
+    kind = "bytes"
+
+    @property
+    def dtype(self) -> DType:  # type: ignore[override]
+        """Always ``uint8``."""
+        return _BYTE
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Always a scalar: an element is one byte."""
+        return ()
+
+    def encode(self, value: object) -> bytes:
+        """Return the value itself."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        raise SchemaError(f"value of type {type(value).__name__} is not bytes")
+
+    def decode(self, data: memoryview) -> Any:
+        """Return ``bytes``."""
+        return bytes(data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the column as plain JSON values."""
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Bytes):
+    """A column of strings, stored as UTF-8."""
+
+    kind = "text"
+
+    def encode(self, value: object) -> bytes:
+        """Return the string as UTF-8."""
+        if not isinstance(value, str):
+            raise SchemaError(f"value of type {type(value).__name__} is not str")
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise SchemaError(f"text cannot be stored as UTF-8: {error}") from None
+
+    def decode(self, data: memoryview) -> Any:
+        """Return ``str``.
+
+        Raises:
+            FormatError: the bytes are not UTF-8.
+        """
+        try:
+            return str(data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise FormatError(f"text is not UTF-8: {error}") from None
+
+
+class Schema(Mapping[str, Column]):
+    r"""The columns of a data set, in order. Immutable; equal if names, order and types are.
+
+    Raises:
+        SchemaError: there is no column, or a name is not ``[A-Za-z_]\w*`` (ASCII), or starts with ``__``.
+    """
+
+    __slots__ = ("_columns",)
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        if not isinstance(columns, Mapping):
+            raise SchemaError(
+                f"a schema is a dictionary of column name and type, such as {{'label': stoker.Array('int64')}}, not "
+                f"{columns!r:.80}"
+            )
+        if not columns:
+            raise SchemaError("a schema needs at least one column")
+        if len(columns) > MAX_COLUMNS:
+            raise SchemaError(f"a schema has at most {MAX_COLUMNS} columns, not {len(columns)}")
+        for name, column in columns.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name) or name.startswith("__"):
+                raise SchemaError(
+                    f"column name {_shown(name)} is not allowed: letters, digits and _, not first a digit or __"
+                )
+            if not isinstance(column, Column):
+                raise SchemaError(
+                    f"column {name!r} is {column!r}; use stoker.Array, stoker.Bytes, stoker.Text or stoker.Ragged"
+                )
+        self._columns = dict(columns)
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and list(self._columns.items()) == list(other._columns.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._columns.items()))
+
+    def __repr__(self) -> str:
+        return f"Schema({self._columns!r})"
+
+    def chosen(self, names: Sequence[str] | None) -> dict[str, Column]:
+        """Return the columns of these names, in this order; all if None.
+
+        Raises:
+            ConfigError: there is no such column, or none is named.
+        """
+        if names is None:
+            return dict(self._columns)
+        if isinstance(names, str):
+            raise ConfigError(f"columns is a sequence of names: write columns=[{names!r}]")
+        unknown = [str(name) for name in names if name not in self._columns]
+        if unknown or not names:
+            raise ConfigError(f"columns {', '.join(unknown) or '()'} are not in the data set: {', '.join(self)}")
+        return {name: self._columns[name] for name in names}
+
+    def encode(self, sample: Mapping[str, object], where: str = "sample") -> list[bytes]:
+        """Return the bytes of each column of ``sample``, in the schema's order.
+
+        Args:
+            sample: column name → value; every column, and no other.
+            where: how to name the sample in an error.
+
+        Raises:
+            SchemaError: it is no mapping, or a column is missing, unknown or does not fit; names the
+                sample, the column and the remedy.
+        """
+        if not isinstance(sample, Mapping):
+            raise SchemaError(
+                f"{where} is of type {type(sample).__name__}, not a mapping; "
+                f"give exactly the columns {', '.join(self._columns)}"
+            )
+        if len(sample) != len(self._columns) or sample.keys() != self._columns.keys():
+            missing = [name for name in self._columns if name not in sample]
+            unknown = [name for name in sample if name not in self._columns]
+            problem = " and ".join(
+                f"{what} column {', '.join(map(repr, names))}"
+                for what, names in (("no", missing), ("unknown", unknown))
+                if names
+            )
+            raise SchemaError(f"{where} has {problem}; give exactly the columns {', '.join(self._columns)}")
+        encoded = []
+        for name, column in self._columns.items():
+            try:
+                encoded.append(column.encode(sample[name]))
+            except SchemaError as error:
+                raise SchemaError(f"{where}, column {name!r}: {error}") from None
+        return encoded
+
+    def to_json(self) -> str:
+        """Return the schema as canonical JSON: the same schema gives the same text everywhere."""
+        columns = [{"name": name, **column.to_json()} for name, column in self._columns.items()]
+        return json.dumps(columns, separators=(",", ":"), ensure_ascii=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """Return the schema that :meth:`to_json` wrote; of the same text mostly the same object.
+
+        Raises:
+            SchemaError: the text, which may come from anywhere, is not a schema.
+        """
+        return _parsed(text)
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def _parsed(text: str) -> Schema:
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        raise SchemaError("the schema is not valid JSON") from None
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise SchemaError("the schema is not a list of columns")
+    columns: dict[str, Column] = {}
+    for item in items:
+        name = item.pop("name", None)
+        if not isinstance(name, str) or name in columns:
+            raise SchemaError(f"the schema has a bad or repeated column name {_shown(name)}")
+        columns[name] = _column_from_json(item)
+    schema = Schema(columns)
+    if schema.to_json() != text:  # repeated keys too: another reader might believe the first
+        raise SchemaError("the schema is not spelled as the format says")
+    return schema
+
+
+def _column_from_json(item: dict[str, Any]) -> Column:
+    kind = item.pop("kind", None)
+    makers: dict[str, type[Any]] = {"array": Array, "ragged": Ragged, "bytes": Bytes, "text": Text}
+    if not isinstance(kind, str) or kind not in makers:
+        raise SchemaError(f"the schema has a column of unknown kind {_shown(kind)}")
+    if "dtype" in item and (not isinstance(item["dtype"], str) or item["dtype"] not in DTYPES):
+        raise SchemaError(f"the schema has an unknown dtype {_shown(item['dtype'])}")
+    if not isinstance(item.get("classes", []), list):
+        raise SchemaError(f"the schema has bad classes {_shown(item['classes'])}")
+    try:
+        column: Column = makers[kind](**item)
+    except TypeError:
+        raise SchemaError(f"the schema has a bad {kind} column {_shown(item)}") from None
+    return column

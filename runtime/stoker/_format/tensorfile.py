@@ -1,0 +1,188 @@
+"""The safetensors framing that super-samples, manifests and pack records share.
+
+A file is ``u64 header length · JSON header · data``. The header maps tensor name → dtype, shape, ``data_offsets``, and
+``__metadata__`` to a map of strings. This module reads and writes the header only; it never touches the data.
+Written headers are padded with spaces so that the data starts at a multiple of 8 bytes. Read ones come from anywhere,
+so whatever they claim is checked against the size of the object before anything is believed or allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker._format.dtypes import DTYPES, DType
+from stoker.errors import FormatError
+
+__all__ = ["MAX_HEADER_BYTES", "PREFIX_BYTES", "Header", "Tensor", "encode_header", "parse_header", "parse_length"]
+
+PREFIX_BYTES = 8
+MAX_HEADER_BYTES = 1 << 20
+MAX_DIMENSIONS = 32  # numpy 1's limit
+MAX_SIZE = 1 << 48
+_BY_CODE = {dtype.code: dtype for dtype in DTYPES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where one tensor lies.
+
+    Attributes:
+        name: unique within the file.
+        dtype: its element type.
+        shape: its dimensions, any of them may be 0.
+        start: offset of its first byte in the data section.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def end(self) -> int:
+        """Offset behind its last byte in the data section."""
+        return self.start + self.dtype.size_bytes * math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed header.
+
+    Attributes:
+        metadata: the strings of ``__metadata__``.
+        tensors: in order of their bytes, without holes.
+        header_bytes: where the data section starts in the file.
+    """
+
+    metadata: Mapping[str, str]
+    tensors: tuple[Tensor, ...]
+    header_bytes: int
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the data section."""
+        return self.tensors[-1].end if self.tensors else 0
+
+
+def laid_out(tensors: Iterable[tuple[str, DType, tuple[int, ...]]]) -> tuple[Tensor, ...]:
+    """Return the tensors one behind the other, in the order given."""
+    placed: list[Tensor] = []
+    end = 0
+    for name, dtype, shape in tensors:
+        placed.append(Tensor(name, dtype, shape, end))
+        end = placed[-1].end
+    return tuple(placed)
+
+
+def encode_header(metadata: Mapping[str, str], tensors: Iterable[Tensor]) -> bytes:
+    """Return length prefix and header, padded to a multiple of 8 bytes.
+
+    Raises:
+        FormatError: the header is larger than ``MAX_HEADER_BYTES``.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for tensor in tensors:
+        entries[tensor.name] = {
+            "dtype": tensor.dtype.code,
+            "shape": list(tensor.shape),
+            "data_offsets": [tensor.start, tensor.end],
+        }
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise FormatError(
+            f"header of {len(text)} bytes is larger than {MAX_HEADER_BYTES}; shorten the schema's names or classes"
+        )
+    return struct.pack("<Q", len(text)) + text
+
+
+def parse_length(data: bytes | bytearray | memoryview, object_bytes: int) -> int:
+    """Return where the data section starts, from the first 8 bytes of an object of ``object_bytes``.
+
+    Raises:
+        FormatError: there are fewer bytes, or the header cannot fit the object.
+    """
+    if len(data) < PREFIX_BYTES:
+        raise FormatError(f"{len(data)} bytes are too few for a safetensors file")
+    (length,) = struct.unpack_from("<Q", data)
+    if length > min(MAX_HEADER_BYTES, object_bytes - PREFIX_BYTES) or length < 2:
+        raise FormatError(f"header length {length} does not fit an object of {object_bytes} bytes")
+    return PREFIX_BYTES + int(length)
+
+
+def parse_header(data: bytes | bytearray | memoryview, object_bytes: int) -> Header:
+    """Return the header at the start of ``data``, checked against the size of the whole object.
+
+    Args:
+        data: at least prefix and header; more does not matter.
+        object_bytes: size of the whole object, of which ``data`` may be only the head.
+
+    Raises:
+        FormatError: not a safetensors header; or its tensors overlap, leave holes or do not end with the object.
+    """
+    header_bytes = parse_length(data, object_bytes)
+    if len(data) < header_bytes:
+        raise FormatError(f"header of {header_bytes} bytes is cut off after {len(data)}")
+    try:
+        text = str(data[PREFIX_BYTES:header_bytes], "utf-8")
+        entries = json.loads(text, object_pairs_hook=_unique, parse_int=_natural)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"header is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(entries, dict):
+        raise FormatError("header is not a JSON object")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError("__metadata__ is not a map of strings")
+    tensors = sorted((_tensor(name, entry) for name, entry in entries.items()), key=lambda t: (t.start, t.end))
+    end = 0
+    for tensor in tensors:
+        if tensor.start != end:
+            raise FormatError(f"tensor {tensor.name!r} starts at {tensor.start}, not where the last ended ({end})")
+        end = tensor.end
+    if header_bytes + end != object_bytes:
+        raise FormatError(f"header and tensors end at {header_bytes + end}, the object at {object_bytes}")
+    return Header(metadata, tuple(tensors), header_bytes)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a key is repeated")
+    for text in (*entries, *entries.values()):
+        if isinstance(text, str) and not text.isascii():
+            text.encode()  # an escaped lone surrogate is no Unicode; UnicodeEncodeError is a ValueError
+    return entries
+
+
+def _natural(digits: str) -> int:
+    if digits.startswith("-"):  # "-0" too: no safetensors reader takes it for a size
+        raise ValueError(f"{digits[:80]} is negative")
+    return int(digits)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_SIZE
+
+
+def _tensor(name: str, entry: object) -> Tensor:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"tensor {name[:80]!r} is not described by dtype, shape and data_offsets")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    dtype = _BY_CODE.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise FormatError(f"tensor {name[:80]!r} has unknown dtype {str(entry['dtype'])[:80]!r}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+        raise FormatError(f"tensor {name[:80]!r} has a bad shape")
+    if math.prod(filter(None, shape)) >= MAX_SIZE:  # even an empty tensor's strides must be numbers
+        raise FormatError(f"tensor {name[:80]!r} has a shape that overflows")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise FormatError(f"tensor {name[:80]!r} has bad data_offsets")
+    tensor = Tensor(name, dtype, tuple(shape), offsets[0])
+    if tensor.end != offsets[1]:
+        raise FormatError(f"tensor {name[:80]!r} has {offsets[1] - offsets[0]} bytes, its shape says otherwise")
+    return tensor

@@ -1,0 +1,470 @@
+"""Rebuilding a manifest from what is in the store: the heads of the super-samples, and the pack records.
+
+After DIESEL (Wang et al., ICPP 2020), whose chunks carry the metadata that a lost key-value store is refilled from.
+Here the records say which objects belong to the data set; an object that none covers is an orphan of a killed packer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from operator import itemgetter
+
+from stoker._base.bounded import for_each
+from stoker._base.checksum import crc32c
+from stoker._base.retry import RetryingReader
+from stoker._base.sizes import counted
+from stoker._base.store_protocol import ObjectInfo, Readable, Store
+from stoker._format import versions
+from stoker._format.manifest import MAX_VERSION, Manifest, Rows, object_key, pack_runs
+from stoker._format.schema import Schema
+from stoker._format.supersample import Head, Packed
+from stoker._maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
+from stoker._pack.log import list_records
+from stoker._pack.record import PackRecord
+from stoker.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    ObjectChangedError,
+    PackError,
+    PreconditionFailedError,
+)
+
+__all__ = ["RebuildReport", "rebuild_manifest"]
+
+_HEADS_AT_ONCE = 16
+_WHOLE_AT_ONCE = 2
+_COMPARED_SAMPLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildReport:
+    """What a rebuild found and did.
+
+    Attributes:
+        manifest: the newest version, as it is now.
+        is_new: whether it was committed by the rebuild; if not, what was there is whole.
+        lost: objects that a manifest or record covers and that are missing or damaged; the manifest is without them.
+        adopted: keys of orphans that are now in the manifest.
+        orphans: keys of objects that no version and no finished record covers, and that were not adopted.
+        refused: orphans that could not be adopted, and why.
+        gaps: where super-samples seem to be missing that no manifest or record tells of: numbers that an adopted run
+            lacks, an adopted run without its end, and, with no manifest to say better, orphans without a record.
+        repeats: adopted super-samples that begin with the samples of another run's, which may be a compaction of them.
+    """
+
+    manifest: Manifest
+    is_new: bool
+    lost: tuple[BadObject, ...]
+    adopted: tuple[str, ...]
+    orphans: tuple[str, ...]
+    refused: tuple[BadObject, ...]
+    gaps: tuple[BadObject, ...]
+    repeats: tuple[BadObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataset:
+    """What all super-samples of a data set have in common."""
+
+    id: str
+    schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    """An intact super-sample that no version and no finished record covers."""
+
+    dataset: _Dataset
+    packed: Packed
+    is_last: bool
+    first_checksums: tuple[bytes, ...]
+
+
+async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = False) -> RebuildReport:
+    """Commit a manifest of every super-sample that belongs to the data set and is there.
+
+    What belongs to it is told by the newest version that can be read, and by the records of packs that were committed
+    or had come to the end of their source. Every object's head is read (a ranged read) and checked on the checksum that
+    they give. Unfinished packs are left to be resumed, and what functions have packed to be committed.
+
+    Args:
+        store: where the data set is.
+        adopt: take in every other intact super-sample of the data set too, after reading it whole; but none where
+            functions take in raw objects, or where it was compacted: what lies there may be in the data set already.
+        verify: read every super-sample whole and leave out those that are damaged anywhere, not only in their heads.
+
+    Raises:
+        NotFoundError: there is nothing to make a manifest of, or nothing without ``adopt``.
+        PackError: another writer committed a version meanwhile.
+    """
+    reader = RetryingReader(store)
+    survey = await _survey(reader)
+    dataset = next((_Dataset(source.dataset, source.schema) for source in survey.sources), None)
+    claimed = dict(place for source in survey.sources for place in _places(source))
+    twice = _packed_twice(survey, claimed)
+    claimed = {place: packed for place, packed in claimed.items() if place not in twice}
+    found, lost = await _check_claimed(reader, claimed, survey.objects, whole=verify)
+    orphans = sorted(await _orphans(reader, survey, {*claimed, *twice}))
+    adopted: dict[Place, _Orphan] = {}
+    refused: list[BadObject] = []
+    if adopt and survey.may_have_replaced:
+        reason = "belongs to no run; functions add to this data set, so its samples may be there already"
+        refused = [BadObject(object_key(*place), f"{object_key(*place)} {reason}") for place in orphans]
+    elif adopt:
+        dataset, adopted, refused = await _adopt(reader, orphans, dataset)
+    if dataset is None or not (found or adopted):
+        await versions.check_bucket(store, "super-sample")
+        raise NotFoundError(_nothing_found(store.url, orphans, refused))
+    if survey.newest_version >= MAX_VERSION:
+        raise PackError(
+            f"{store.url} tells of version {survey.newest_version}, which none can follow; delete the manifest or pack "
+            "record that says so and rebuild again"
+        )
+    rows = {**found, **{place: orphan.packed for place, orphan in adopted.items()}}
+    rebuilt = _manifest(dataset, survey.newest_version + 1, rows)
+    manifest = await _publish(store, survey.base, rebuilt)
+    return RebuildReport(
+        manifest=manifest,
+        is_new=manifest is rebuilt,
+        lost=tuple(lost),
+        adopted=tuple(object_key(*place) for place in adopted),
+        orphans=tuple(object_key(*place) for place in orphans if place not in adopted),
+        refused=tuple(refused),
+        gaps=tuple(_gaps(survey, adopted, {*claimed, *twice}) if adopt else _unrecorded(survey, orphans)),
+        repeats=tuple(_repeats(adopted)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Survey:
+    """What is in the store.
+
+    Attributes:
+        base: the newest version that can be read.
+        numbers: of all versions that are there.
+        newest_version: the highest number that any version had, lost ones included.
+        sources: ``base``, and the prefixes of the finished runs that it lacks.
+        records: of all runs.
+        overwritten: runs of which the version that overwrote the data set has nothing any more.
+        objects: every object that has the key of a super-sample.
+    """
+
+    base: Manifest | None
+    numbers: tuple[int, ...]
+    newest_version: int
+    sources: tuple[Manifest, ...]
+    records: tuple[PackRecord, ...]
+    overwritten: frozenset[str]
+    objects: dict[Place, ObjectInfo]
+
+    @property
+    def may_have_replaced(self) -> bool:
+        """Whether functions took in raw objects, or a compaction rewrote some: orphans may be there twice then."""
+        return any(len(record.sources) for record in self.records)
+
+
+async def _survey(reader: RetryingReader[Readable]) -> _Survey:
+    numbers = await versions.list_versions(reader)
+    base = await _newest_readable(reader, numbers)
+    records = [logged.record for logged in await list_records(reader) if logged.record is not None]
+    known = [*numbers, *(record.version for record in records)]
+    overwritten = _overwritten(base, records)
+    source = None if base is not None and overwritten.issuperset(run.run for run in base.runs) else base
+    left = [record for record in records if record.run not in overwritten]
+    prefixes = [record.prefix for record in _finished(source, left) if record.prefix is not None]
+    return _Survey(
+        base=base,
+        numbers=tuple(numbers),
+        # The number of a lost version is not given again: someone may have pinned it.
+        newest_version=max([0 if base is None else base.version, *known]),
+        sources=(*([] if source is None else [source]), *prefixes),
+        records=tuple(records),
+        overwritten=overwritten,
+        objects=await list_super_samples(reader),
+    )
+
+
+async def _publish(store: Store, base: Manifest | None, rebuilt: Manifest) -> Manifest:
+    """Commit what was rebuilt; if it is what is there, restore only the copy of it that may be missing."""
+    if base is not None and rebuilt.to_bytes() == replace(base, version=base.version + 1).to_bytes():
+        with suppress(PreconditionFailedError):
+            return await versions.publish(store, base)
+        await versions.advance(store, base)
+        return base
+    try:
+        return await versions.publish(store, rebuilt)
+    except PreconditionFailedError:
+        raise PackError(f"another writer committed to {store.url} meanwhile; rebuild again") from None
+
+
+async def _newest_readable(reader: RetryingReader[Readable], numbers: Sequence[int]) -> Manifest | None:
+    """Return the newest version that can be read, be it only as the pointer's copy."""
+    found: list[Manifest] = []
+    for version in (None, *reversed(numbers)):
+        with suppress(NotFoundError, FormatError, ChecksumError):
+            found.append(await versions.read_manifest(reader, version))
+            if version is not None:
+                break
+    return max(found, key=lambda manifest: manifest.version, default=None)
+
+
+def _overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozenset[str]:
+    """Return the runs that were in the data set before it was last overwritten; of ``base`` too, where it is older."""
+    committed = [record for record in records if record.is_committed]
+    last = max((record for record in committed if record.mode == "overwrite"), key=lambda r: r.version, default=None)
+    if last is None:
+        return frozenset()
+    earlier = frozenset(record.run for record in committed if record.version < last.version)
+    has = frozenset() if base is None else frozenset(run.run for run in base.runs)
+    is_older = base is not None and base.version < last.version and last.run not in has
+    return earlier | has if is_older else earlier - has
+
+
+def _packed_twice(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
+    """Return the places whose samples others of the data set have: what runs took the place of, the newest runs first.
+
+    But a run that is not there whole gives way to what it took the place of, where that is.
+    """
+    runs = {run.run for source in survey.sources for run in source.runs}
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for run, number in {**survey.objects, **claimed}:
+        numbers[run].append(number)
+    found: set[Place] = set()
+    compactions = [record for record in survey.records if record.replaces and record.run in runs]
+    for record in sorted(compactions, key=lambda record: record.version or math.inf, reverse=True):
+        theirs = {
+            (run.run, number)
+            for run in record.replaces
+            for number in numbers.get(run.run, ())
+            if run.first_number <= number < run.first_number + run.rows
+        }
+        are_there = len(theirs) == sum(run.rows for run in record.replaces) and all(
+            place in claimed and place in survey.objects for place in theirs
+        )
+        mine = set() if record.prefix is None else {place for place, _ in _places(record.prefix)}
+        is_whole = bool(mine) and all(place in survey.objects or place in found for place in mine)
+        if is_whole or not are_there:
+            found |= theirs
+        else:
+            found |= mine & survey.objects.keys()  # what is lost of it is still told
+    return found
+
+
+async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set[Place]) -> set[Place]:
+    """Return the places that belong to nobody.
+
+    Those of older versions do not, nor do those of runs that are yet to be committed: adopted, their samples would be
+    there twice.
+    """
+    waiting = {record.run for record in survey.records if record.mode == "deferred" and not record.is_committed}
+    theirs = waiting | survey.overwritten
+    found = {place for place in survey.objects if place not in owned and place[0] not in theirs}
+    for version in survey.numbers:
+        with suppress(NotFoundError, FormatError, ChecksumError):
+            found.difference_update(place for place, _ in _places(await versions.read_manifest(reader, version)))
+    return found
+
+
+def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[PackRecord]:
+    """Return the records of the finished runs that ``base`` lacks, in the order in which they belong to the data set.
+
+    Of runs that had come to their end and were to create the data set, at most one can: with several, or with one
+    beside a data set that is there already, none is taken, since the packer would have been refused too. Those that
+    another than their packer commits are left to it, and those that were committed and ``base`` lacks, though it is no
+    older, had their place taken.
+    """
+    has = set() if base is None else {run.run for run in base.runs}
+    version = 0 if base is None else base.version
+    finished = [
+        record
+        for record in records
+        if record.state != "packing" and record.run not in has
+        if (record.version > version if record.is_committed else record.mode != "deferred")
+    ]
+    taken = sorted((record for record in finished if record.is_committed), key=lambda record: record.version)
+    founders = [record for record in finished if not record.is_committed and record.mode == "create"]
+    if base is None and not taken and len(founders) == 1:
+        taken = founders
+    taken += [record for record in finished if not record.is_committed and record.mode == "append"]
+    first = base if base is not None else next((record.prefix for record in taken if record.prefix is not None), None)
+    return [
+        record
+        for record in taken
+        if record.prefix and first and (record.prefix.dataset, record.prefix.schema) == (first.dataset, first.schema)
+    ]
+
+
+def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:
+    row = 0
+    for run in manifest.runs:
+        for number in range(run.first_number, run.first_number + run.rows):
+            yield (run.run, number), manifest.rows.packed(row, number)
+            row += 1
+
+
+def _nothing_found(url: str, orphans: Sequence[Place], refused: Sequence[BadObject]) -> str:
+    if not orphans:
+        return f"there is no super-sample at {url} that a manifest could be made of"
+    there = f"{counted(len(orphans), 'super-sample')} of {counted(len({run for run, _ in orphans}), 'run')}"
+    if refused:
+        return f"none of the {there} at {url} can be used; the first: {refused[0].key}: {refused[0].problem}"
+    return (
+        f"{url} has {there}, but neither a manifest nor the record of a finished pack that says that they are its data "
+        f"set; stoker rebuild-manifest --adopt {url} reads them and makes a manifest of those that are intact"
+    )
+
+
+def _gaps(survey: _Survey, adopted: Mapping[Place, _Orphan], told: Iterable[Place]) -> Iterable[BadObject]:
+    """Yield what adopted runs lack, as far as their numbers and the mark of a run's last super-sample tell.
+
+    Args:
+        survey: what is in the store.
+        adopted: the orphans that are taken in.
+        told: places of which manifests or records tell, so that they are reported if they are lost.
+    """
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for run, number in {*survey.objects, *told}:
+        numbers[run].append(number)
+    unfinished = {record.run for record in survey.records if record.state == "packing"}
+    for run in sorted({run for run, _ in adopted}):
+        present = sorted(numbers[run])
+        for before, after in pairwise((-1, *present)):
+            if missing := after - before - 1:
+                key = object_key(run, before + 1)
+                absent = "does not exist" if missing == 1 else f"and the {missing - 1:,} behind it do not exist"
+                yield BadObject(key, f"{key} {absent}, though later ones of the run do; their samples are lost")
+        last = adopted.get((run, present[-1]))
+        if last is not None and not last.is_last and run not in unfinished:
+            key = object_key(run, present[-1])
+            yield BadObject(key, f"{key} is not marked as the last of its run; what was behind it is lost")
+
+
+def _repeats(adopted: Mapping[Place, _Orphan]) -> Iterable[BadObject]:
+    """Yield, once for two runs, an adopted super-sample that begins with the same samples as one of another run."""
+    seen: dict[bytes, Place] = {}
+    told: set[frozenset[str]] = set()
+    for place, orphan in adopted.items():
+        other = seen.setdefault(orphan.first_checksums[0], place)
+        both = zip(orphan.first_checksums, adopted[other].first_checksums, strict=False)
+        pair = frozenset((place[0], other[0]))
+        if len(pair) == 2 and pair not in told and all(mine == theirs for mine, theirs in both):
+            told.add(pair)
+            key = object_key(*place)
+            yield BadObject(
+                key,
+                f"{key} begins with the samples of {object_key(*other)}; if one of the two runs is a compaction of the "
+                "other, samples are in the data set twice: delete the objects of one and rebuild",
+            )
+
+
+def _unrecorded(survey: _Survey, orphans: Iterable[Place]) -> Iterable[BadObject]:
+    """Yield the runs that may belong to the data set: the manifest and their records are lost, so nothing tells."""
+    if survey.base is not None or survey.may_have_replaced:
+        return
+    recorded = {record.run for record in survey.records}
+    for run, places in groupby(orphans, key=itemgetter(0)):
+        if run not in recorded:
+            key, count = object_key(run, next(places)[1]), 1 + sum(1 for _ in places)
+            found = counted(count, "super-sample")
+            yield BadObject(key, f"{key} begins a run of {found} without a record; --adopt takes it in")
+
+
+async def _check_claimed(
+    reader: RetryingReader[Readable],
+    claimed: dict[Place, Packed],
+    objects: dict[Place, ObjectInfo],
+    *,
+    whole: bool,
+) -> tuple[dict[Place, Packed], list[BadObject]]:
+    """Return the claimed super-samples that are there, with their present tags, and the others; in order."""
+    problems: dict[Place, str] = {}
+    check_one = _check_whole if whole else _check_head
+
+    async def check(place: Place) -> None:
+        if place not in objects:
+            problems[place] = f"{object_key(*place)} does not exist"
+        elif problem := await problem_of(lambda: check_one(reader, objects[place], claimed[place])):
+            problems[place] = problem
+
+    await for_each(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
+    found = {
+        place: replace(packed, tag=objects[place].tag) for place, packed in claimed.items() if place not in problems
+    }
+    return found, [BadObject(object_key(*place), problems[place]) for place in claimed if place in problems]
+
+
+async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
+    if info.size_bytes != packed.size_bytes:
+        raise ObjectChangedError(f"{info.key} has {info.size_bytes} bytes, not {packed.size_bytes}")
+    head = bytearray(packed.head_bytes)
+    await reader.get_range(info.key, 0, len(head), into=memoryview(head), tag=info.tag)
+    if crc32c(head) != packed.head_crc32c:
+        raise ChecksumError(f"the head of {info.key} is not the one that was packed: its checksum differs")
+    Head.parse(head, info.size_bytes)
+
+
+async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
+    opened = await open_super_sample(reader, info.key, packed.size_bytes)
+    if crc32c(opened.data) != packed.crc32c:
+        raise ChecksumError(f"{info.key} is not what was packed: its checksum differs")
+
+
+async def _adopt(
+    reader: RetryingReader[Readable], orphans: Sequence[Place], dataset: _Dataset | None
+) -> tuple[_Dataset | None, dict[Place, _Orphan], list[BadObject]]:
+    """Return the orphans that are whole and of the data set, or of the first orphan's where there is none yet."""
+    opened: dict[Place, _Orphan] = {}
+    problems: dict[Place, str] = {}
+
+    async def open_orphan(place: Place) -> None:
+        async def check() -> None:
+            opened[place] = await _opened(reader, place)
+
+        if problem := await problem_of(check):
+            problems[place] = problem
+
+    await for_each(orphans, open_orphan, concurrency=_WHOLE_AT_ONCE)
+    adopted: dict[Place, _Orphan] = {}
+    for place in orphans:
+        if orphan := opened.get(place):
+            dataset = dataset or orphan.dataset
+            if orphan.dataset == dataset:
+                adopted[place] = orphan
+            else:
+                problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
+    return dataset, adopted, [BadObject(object_key(*place), problems[place]) for place in orphans if place in problems]
+
+
+async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
+    key = object_key(*place)
+    opened = await open_super_sample(reader, key)
+    head, data = opened.sample.head, opened.data
+    if (head.origin.run, head.origin.ordinal) != place:
+        raise FormatError(f"{key} says that it is {head.origin}")
+    packed = Packed(
+        ordinal=head.origin.ordinal,
+        size_bytes=len(data),
+        samples=head.samples,
+        head_bytes=head.head_bytes,
+        head_crc32c=crc32c(memoryview(data)[: head.head_bytes]),
+        crc32c=crc32c(data),
+        tag=opened.info.tag,
+    )
+    first_checksums = tuple(row.tobytes() for row in head.checksums[:_COMPARED_SAMPLES])
+    return _Orphan(_Dataset(head.origin.dataset, head.schema), packed, head.is_last, first_checksums)
+
+
+def _manifest(dataset: _Dataset, version: int, rows: dict[Place, Packed]) -> Manifest:
+    return Manifest(
+        dataset=dataset.id,
+        version=version,
+        schema=dataset.schema,
+        rows=Rows.of(list(rows.values())),
+        runs=pack_runs(rows),
+    )

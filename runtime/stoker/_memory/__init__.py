@@ -1,0 +1,1 @@
+"""The ring, and how the memory of a rank is divided."""

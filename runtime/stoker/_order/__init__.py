@@ -1,0 +1,1 @@
+"""Which rank reads which sample when: pure arithmetic."""

@@ -1,0 +1,284 @@
+"""The order: the exact sequence of samples of an epoch, known ahead, the same on every machine.
+
+The epoch's super-samples, permuted, are laid end to end and cut into ``lanes`` parts equal to ±1 sample, the longer
+ones first. Position ``p`` of the epoch is place ``p // lanes`` of lane ``p % lanes``. A lane is a row of **pieces**
+(whole super-samples, but for those among them that a cut divides, at most ``lanes - 1`` in the epoch) and is delivered
+in **blocks**, each the permuted union of parts of consecutive pieces:
+
+- ``none``: super-samples in the packed order; block ``i`` is piece ``i`` as it was packed.
+- ``block``: block ``i`` is pieces ``[i w, (i + 1) w)``, ``w`` the window (DIESEL's chunk-based shuffle).
+- ``window``: every piece is permuted by itself; part ``g`` of the ``G`` parts of piece ``i``, its places
+  ``[⌊g n / G⌋, ⌊(g + 1) n / G⌋)`` of ``n``, goes to block ``i + g``: ``G`` pieces are in memory at any time, and no
+  sample is kept from its neighbours by a group's border. ``G`` is the window, but at most half of the lane's pieces
+  (rounded down), and at least 1.
+- ``full``: one keyed permutation of all samples (see :mod:`stoker._order.feistel`); lanes and pieces play no part.
+
+A permutation of ``n`` things is drawn by :func:`stoker._order.philox.permutation`: what it has at place ``k`` is
+delivered at place ``k``. With the streams (purpose, index, part):
+
+- ``(SUPER_SAMPLES, 0, 0)`` permutes the manifest's super-samples (``block`` and ``window``);
+- ``(ROWS, super-sample, first row)`` a piece's rows (``window`` with ``G > 1``), the super-sample by its number in the
+  manifest and the row by its number in the super-sample;
+- ``(BLOCK, block, lane)`` a block (``block`` and ``window``), whose union before that is in the order of its pieces;
+- ``(FULL, 0, 0)`` gives the round keys of ``full``, which maps a position to a sample's number in the packed order.
+
+Any place is found in O(super-samples), and only blocks that are asked for are computed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._order.feistel import FeistelPermutation
+from stoker._order.philox import Purpose, permutation, words
+from stoker.errors import ConfigError
+
+__all__ = ["Block", "Lane", "Order", "OrderConfig", "Shuffle"]
+
+Shuffle = Literal["none", "block", "window", "full"]
+MAX_LANES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderConfig:
+    """What, with the manifest's version and the epoch, fixes the order.
+
+    Attributes:
+        seed: 0 to 2**64 - 1; has no effect on ``none``.
+        shuffle: one of ``none``, ``block``, ``window``, ``full``.
+        window: how many super-samples are mixed at a time, per lane.
+        lanes: into how many parts an epoch is cut; fixed for a run, whatever the number of ranks.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    seed: int = 0
+    shuffle: Shuffle = "window"
+    window: int = 8
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed {self.seed} is not in [0, 2**64)")
+        if self.shuffle not in get_args(Shuffle):
+            raise ConfigError(f"shuffle {self.shuffle!r} is not one of {', '.join(get_args(Shuffle))}")
+        if self.window < 1:
+            raise ConfigError(f"window {self.window} is not at least 1 super-sample")
+        if not 1 <= self.lanes <= MAX_LANES:
+            raise ConfigError(f"lanes {self.lanes} is not in [1, {MAX_LANES}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The samples of one delivery block, in their order.
+
+    Attributes:
+        pieces: of the lane, that may have samples here.
+        which: ``int64 [samples]``, index of each sample's piece, counted from ``pieces.start``.
+        rows: ``int64 [samples]``, each sample's row in its super-sample.
+    """
+
+    pieces: range
+    which: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+class Order:
+    """The order of one epoch.
+
+    Args:
+        samples: samples of each super-sample, in the manifest's order.
+        config: seed, shuffle, window and lanes.
+        epoch: from 0.
+    """
+
+    def __init__(self, samples: NDArray[np.integer], config: OrderConfig, epoch: int) -> None:
+        self.config = config
+        self.epoch = epoch
+        counts = np.asarray(samples, np.int64)
+        self.samples = int(counts.sum())
+        self._packed_starts = np.concatenate([[0], np.cumsum(counts)])
+        if config.shuffle in ("none", "full"):
+            self._sequence = np.arange(len(counts))
+        else:
+            self._sequence = permutation(len(counts), seed=config.seed, purpose=Purpose.SUPER_SAMPLES, epoch=epoch)
+        self._starts = np.concatenate([[0], np.cumsum(counts[self._sequence])])
+        self._lanes: dict[int, Lane] = {}
+
+    @property
+    def lanes(self) -> int:
+        """Into how many lanes the epoch is cut; ``full`` has one."""
+        return 1 if self.config.shuffle == "full" else self.config.lanes
+
+    def lane_samples(self, lane: int) -> int:
+        """Return how many samples a lane has: the positions ``p`` with ``p % lanes == lane``."""
+        return (self.samples - lane + self.lanes - 1) // self.lanes
+
+    def lane(self, lane: int) -> Lane:
+        """Return one lane (not for ``full``)."""
+        if lane not in self._lanes:
+            base, extra = divmod(self.samples, self.lanes)
+            start = lane * base + min(lane, extra)
+            end = start + self.lane_samples(lane)
+            first = int(np.searchsorted(self._starts, start, "right")) - 1
+            last = int(np.searchsorted(self._starts, end, "left"))
+            borders = self._starts[first : last + 1]
+            rows = np.stack([np.maximum(borders[:-1], start), np.minimum(borders[1:], end)]) - borders[:-1]
+            kept = rows[1] > rows[0]
+            self._lanes[lane] = Lane(self, lane, self._sequence[first:last][kept], rows[:, kept])
+        return self._lanes[lane]
+
+    def feistel(self) -> FeistelPermutation:
+        """Return the permutation behind ``full``: position → sample, counted in the packed order."""
+        keys = words(FeistelPermutation.ROUNDS, seed=self.config.seed, purpose=Purpose.FULL, epoch=self.epoch)
+        return FeistelPermutation(self.samples, keys)
+
+    def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the super-sample and the row of samples given by their number in the packed order."""
+        super_samples = np.searchsorted(self._packed_starts, samples, "right") - 1
+        return super_samples, samples - self._packed_starts[super_samples]
+
+    def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples' numbers in the packed order: the inverse of :meth:`locate`."""
+        ids: NDArray[np.int64] = self._packed_starts[super_samples] + rows
+        return ids
+
+    def at(self, start: int, end: int) -> NDArray[np.int64]:
+        """Return the samples at positions ``[start, end)`` by their number in the packed order, ``int64 [end-start]``.
+
+        This is the canonical sequence. It is meant for tests and tools: a loader walks lanes.
+        """
+        if self.config.shuffle == "full":
+            return self.feistel()(np.arange(start, end))
+        ids = np.empty(end - start, np.int64)
+        for lane in range(self.lanes):
+            first = start + (lane - start) % self.lanes
+            if first < end:
+                places = len(range(first, end, self.lanes))
+                ids[first - start :: self.lanes] = self.lane(lane).sample_ids(first // self.lanes, places)
+        return ids
+
+
+class Lane:
+    """One lane of an epoch; made by :meth:`Order.lane`.
+
+    Attributes:
+        super_samples: ``int64 [pieces]``, each piece's super-sample.
+        row_starts: ``int64 [pieces]``, the first row of each piece.
+        row_ends: ``int64 [pieces]``, the row behind its last.
+        block_ends: ``int64 [blocks]``, the place in the lane behind each block's last sample.
+    """
+
+    def __init__(self, order: Order, lane: int, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        self._order, self._lane = order, lane
+        self.super_samples, self.row_starts, self.row_ends = super_samples, rows[0], rows[1]
+        self._counts = rows[1] - rows[0]
+        pieces, window = len(super_samples), order.config.window
+        self._parts = min(window, max(1, pieces // 2)) if order.config.shuffle == "window" else 1
+        self._group = window if order.config.shuffle == "block" else 1
+        self.block_ends = np.cumsum(self._block_sizes())
+        self._row_permutations: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
+        self._latest: tuple[int, Block] | None = None
+
+    def _block_sizes(self) -> NDArray[np.int64]:
+        if self._group > 1:
+            return np.add.reduceat(self._counts, np.arange(0, len(self._counts), self._group), dtype=np.int64)
+        sizes = np.zeros(len(self._counts) + self._parts - 1, np.int64)
+        for part in range(self._parts):
+            cuts = part * self._counts // self._parts, (part + 1) * self._counts // self._parts
+            sizes[part : part + len(self._counts)] += cuts[1] - cuts[0]
+        return sizes
+
+    def __len__(self) -> int:
+        """Return how many pieces the lane has."""
+        return len(self.super_samples)
+
+    def block_of(self, place: int) -> int:
+        """Return the block that holds a place of the lane."""
+        return int(np.searchsorted(self.block_ends, place, "right"))
+
+    def first_places(self) -> NDArray[np.int64]:
+        """Return from which place of the lane each piece is needed, ``int64 [pieces]``: its first block's."""
+        begins = np.concatenate([[0], self.block_ends])
+        places: NDArray[np.int64] = begins[np.arange(len(self.super_samples)) // self._group]
+        return places
+
+    def pieces_of(self, block: int) -> range:
+        """Return the pieces that may have samples in a block."""
+        count = len(self.super_samples)
+        if self._group > 1:
+            return range(block * self._group, min((block + 1) * self._group, count))
+        return range(max(0, block - self._parts + 1), min(block + 1, count))
+
+    def block(self, block: int) -> Block:
+        """Return the samples of a block, in order; the last one asked for is kept."""
+        if self._latest is None or self._latest[0] != block:
+            self._latest = block, self._make_block(block)
+        return self._latest[1]
+
+    def picks(self, block: int, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return ``which`` and ``rows`` of the samples ``[start, end)`` of a block."""
+        content = self.block(block)
+        return content.which[start:end], content.rows[start:end]
+
+    def _make_block(self, block: int) -> Block:
+        pieces = self.pieces_of(block)
+        parts = [self._rows_of(piece, block) for piece in pieces]
+        which = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        rows = np.concatenate(parts)
+        config = self._order.config
+        if config.shuffle != "none":
+            shuffled = permutation(
+                len(rows),
+                seed=config.seed,
+                purpose=Purpose.BLOCK,
+                epoch=self._order.epoch,
+                index=block,
+                part=self._lane,
+            )
+            which, rows = which[shuffled], rows[shuffled]
+        return Block(pieces, which, rows)
+
+    def _rows_of(self, piece: int, block: int) -> NDArray[np.int64]:
+        """Return the rows of a piece that go to a block, before the block is permuted."""
+        start, count = int(self.row_starts[piece]), int(self._counts[piece])
+        if self._parts == 1:
+            return np.arange(start, start + count)
+        part = block - piece
+        rows = self._row_permutation(piece)
+        return start + rows[part * count // self._parts : (part + 1) * count // self._parts]
+
+    def _row_permutation(self, piece: int) -> NDArray[np.int64]:
+        """Return a piece's own permutation; those of the pieces now in the window are kept."""
+        if piece in self._row_permutations:
+            return self._row_permutations[piece]
+        drawn = permutation(
+            int(self._counts[piece]),
+            seed=self._order.config.seed,
+            purpose=Purpose.ROWS,
+            epoch=self._order.epoch,
+            index=int(self.super_samples[piece]),
+            part=int(self.row_starts[piece]),
+        )
+        self._row_permutations[piece] = drawn
+        if len(self._row_permutations) > self._parts:
+            self._row_permutations.popitem(last=False)
+        return drawn
+
+    def sample_ids(self, start: int, count: int) -> NDArray[np.int64]:
+        """Return the samples at ``count`` places (at least 1) from ``start`` on, by number in the packed order."""
+        found: list[NDArray[np.int64]] = []
+        block = self.block_of(start)
+        begin = int(self.block_ends[block - 1]) if block else 0
+        while begin < start + count:
+            content = self.block(block)
+            ids = self._order.sample_ids(self.super_samples[content.pieces.start + content.which], content.rows)
+            found.append(ids[max(0, start - begin) : start + count - begin])
+            begin, block = int(self.block_ends[block]), block + 1
+        return np.concatenate(found)

@@ -1,0 +1,169 @@
+"""The catalog: where the pack records of a data set are kept while its runs are packed, until they are committed.
+
+After DIESEL (Wang et al., ICPP 2020), whose metadata server is filled by the writers and refilled from the chunks. By
+default the catalog is the bucket itself, one small object a run. Fleets of packers may use a server in memory; what
+it loses is restored from the bucket.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from stoker._base.bounded import for_each
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import Store
+from stoker._pack.digest import DIGEST_KEY, digest_bytes, digested
+from stoker._pack.known import REMEMBERED_SECONDS
+from stoker._pack.log import Journal, list_records, read_record
+from stoker._pack.record import PackRecord, no_sources, record_key
+from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError, StoreError
+
+__all__ = ["BucketCatalog", "Catalog", "RunJournal"]
+
+_log = logging.getLogger("stoker.pack.catalog")
+_REQUESTS_AT_ONCE = 16
+_LEAST_LACKING = 256
+_LACKING_FRACTION = 16
+
+
+class RunJournal(Protocol):
+    """What is recorded of one run. Several processes may write it at a time: it only grows."""
+
+    @property
+    def recorded(self) -> PackRecord | None:
+        """What the record says, as far as is known here; None if there is none."""
+        ...
+
+    async def save(self, record: PackRecord) -> None:
+        """Record it unless what is there, perhaps of another process, is as far or farther.
+
+        Raises:
+            PackError: the record was deleted.
+        """
+        ...
+
+
+class Catalog(Protocol):
+    """The pack records of a data set."""
+
+    async def journal(self, run: str) -> RunJournal:
+        """Return what is recorded of a run, with or without a record."""
+        ...
+
+    async def records(self) -> list[PackRecord]:
+        """Return every record that can be read, by run; of runs that are committed without what the manifest has."""
+        ...
+
+    async def save(self, records: Iterable[PackRecord]) -> None:
+        """Record that runs are committed; in the bucket too, wherever else they are kept."""
+        ...
+
+    async def forget(self, runs: Iterable[str]) -> None:
+        """Delete the records of runs, whose super-samples are then garbage where no manifest has them."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections that are the catalog's own."""
+        ...
+
+
+class BucketCatalog:
+    """The catalog in the data set's own bucket.
+
+    Committed records never change, so an instance that stays reads each of them once; and one that starts reads nearly
+    all of them at once, in their digest, which is written again when a few hundred are not in it.
+
+    Args:
+        store: where the data set is; stays the caller's.
+        clock: tells the seconds of the Unix epoch.
+    """
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        self._store = RetryingStore(store)
+        self._clock = clock
+        self._committed: dict[str, tuple[str, PackRecord]] | None = None
+        self._open: dict[str, Journal] = {}
+        self._digest_tag: str | None = None
+        self._digested: dict[str, str] = {}
+
+    async def journal(self, run: str) -> Journal:
+        """Return what the bucket has of a run, with or without a record: one GET."""
+        found = await read_record(self._store, record_key(run))
+        return Journal(self._store, None if found is None else found.tag, None if found is None else found.record)
+
+    async def records(self) -> list[PackRecord]:
+        """Return every record that can be read, by run: a LIST, and a GET for each that was not committed before.
+
+        Those of runs that are committed have no prefix: the manifest has it, and there may be very many of them. Nor
+        do they name raw objects for longer than anybody wants to know them.
+        """
+        if self._committed is None:
+            self._committed = await self._read_digest()
+        logged = await list_records(self._store, known=self._committed)
+        found = {each.key: (each.tag, each.record) for each in logged if each.record is not None}
+        # Of whoever committed last, or of this machine, one clock may be wrong.
+        last_seconds = max((record.committed_seconds for _, record in found.values()), default=0)
+        young_seconds = min(last_seconds, self._clock()) - REMEMBERED_SECONDS
+        for key, (tag, record) in found.items():
+            if record.is_committed:
+                is_old = record.committed_seconds < young_seconds
+                if record.prefix is not None or (is_old and len(record.sources)):
+                    sources = no_sources() if is_old else record.sources
+                    found[key] = tag, replace(record, prefix=None, sources=sources)
+        self._committed = {key: each for key, each in found.items() if each[1].is_committed}
+        self._open = {
+            record.run: Journal(self._store, tag, record) for tag, record in found.values() if not record.is_committed
+        }
+        await self._write_digest()
+        return [record for _, record in found.values()]
+
+    async def save(self, records: Iterable[PackRecord]) -> None:
+        """Record that runs are committed: a PUT each, and a GET where it was not read before."""
+
+        async def save(record: PackRecord) -> None:
+            journal = self._open.pop(record.run, None) or await self.journal(record.run)
+            with suppress(PackError):  # deleted by whoever has taken its place since: then there is nothing to record
+                await journal.save(record)
+
+        await for_each(records, save, concurrency=_REQUESTS_AT_ONCE)
+
+    async def forget(self, runs: Iterable[str]) -> None:
+        """Delete the records of runs."""
+        await for_each(map(record_key, runs), self._store.delete, concurrency=_REQUESTS_AT_ONCE)
+
+    async def close(self) -> None:
+        """Do nothing: the store is the caller's."""
+
+    async def _read_digest(self) -> dict[str, tuple[str, PackRecord]]:
+        found: dict[str, tuple[str, PackRecord]] = {}
+        with suppress(NotFoundError):
+            data, info = await self._store.get(DIGEST_KEY)
+            self._digest_tag = info.tag
+            try:
+                found = digested(data)
+            except (FormatError, ChecksumError) as error:
+                _log.warning("ignoring %s/%s: %s", self._store.url, DIGEST_KEY, error)
+        self._digested = {key: tag for key, (tag, _) in found.items()}
+        return found
+
+    async def _write_digest(self) -> None:
+        """Write the digest where it lacks so many records that reading these costs more than writing it."""
+        committed = self._committed or {}
+        lacking = sum(self._digested.get(key) != tag for key, (tag, _) in committed.items())
+        if lacking < max(_LEAST_LACKING, len(committed) // _LACKING_FRACTION):
+            return
+        self._digested = {key: tag for key, (tag, _) in committed.items()}
+        tag = self._digest_tag
+        try:
+            info = await self._store.put(DIGEST_KEY, digest_bytes(committed), if_absent=tag is None, if_tag=tag)
+        except PreconditionFailedError:  # another instance has written one
+            await self._read_digest()
+        except StoreError as error:  # it is a shortcut, and no commit fails for it
+            _log.warning("cannot write %s/%s: %s", self._store.url, DIGEST_KEY, error)
+        else:
+            self._digest_tag = info.tag

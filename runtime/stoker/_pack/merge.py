@@ -1,0 +1,310 @@
+"""Merging finished runs into a version of the manifest: all at once, and no raw object twice.
+
+Functions are invoked at least once, and a queue may deliver the same raw objects again in other groups: then several
+runs have them. A record names the raw object of each of its samples, so what the manifest has already is found here,
+where one version is made out of all, and such a run is written again without those samples. Records remember for
+longer than any queue does.
+
+Whoever publishes the next version wins; the loser begins again on top of it. A merge that dies leaves either nothing or
+a version whose records do not say so yet, and the next one completes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stoker._base.retry import RetryingStore
+from stoker._format import versions
+from stoker._format.manifest import Manifest, Rows
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._pack.catalog import Catalog
+from stoker._pack.known import Memory
+from stoker._pack.part import provisional_dataset
+from stoker._pack.record import PackRecord, run_name
+from stoker._pack.rewriting import pack_again
+from stoker._pack.run import RunConfig
+from stoker.errors import DatasetExistsError, PackError
+
+__all__ = ["Job", "Merged", "merge"]
+
+_log = logging.getLogger("stoker.pack.merge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A fan-out whose runs are committed together.
+
+    Attributes:
+        id: that their records have, 16 hexadecimal digits.
+        runs: all of them, in order of their samples.
+        creates: whether there must be no data set yet.
+    """
+
+    id: str
+    runs: tuple[str, ...]
+    creates: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What a merge did.
+
+    Attributes:
+        manifest: the newest version, None if there is no data set.
+        runs: how many it added.
+        added_samples: how many samples these have.
+        repeated_samples: how many were left out because the data set had them.
+        refused: runs that do not belong to this data set, or have other columns; they stay where they are.
+    """
+
+    manifest: Manifest | None
+    runs: int = 0
+    added_samples: int = 0
+    repeated_samples: int = 0
+    refused: tuple[str, ...] = ()
+
+
+async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, job: Job | None = None) -> Merged:
+    """Commit a version that has every finished run that waits for it; nothing if none does.
+
+    Args:
+        store: where the data set is.
+        catalog: where its pack records are.
+        now_seconds: of the Unix epoch.
+        job: commit its runs, and no others; by default those that belong to no job.
+
+    Raises:
+        PackError: a run of the job is not finished, or of another data set; or the newest version is lost.
+        DatasetExistsError: the job was to create the data set, and there is another.
+        StoreError: the bucket fails.
+    """
+    while True:
+        base = await versions.newest_manifest(store)
+        records = await catalog.records()  # behind the manifest: so every run that it has is among them
+        if _tell_of_newer(records, base):
+            if await _has_moved(store, base):
+                continue
+            raise PackError(
+                f"the pack records at {store.url} tell of a newer version than any that is there; restore it with: "
+                f"stoker rebuild-manifest {store.url}"
+            )
+        records = await _settled(catalog, records, base, now_seconds)
+        memory = Memory(records, now_seconds)
+        waiting, lapsed = _of_job(job, records, base, memory, store.url) if job else _waiting(records, base, memory)
+        taken, refused = _fitting(waiting, base, job, store.url)
+        fresh = _Fresh(store, catalog, memory, base or next((record.prefix for record in taken), None))
+        added = [kept for record in taken if (kept := await fresh.only(record)) is not None]
+        if not added:
+            if not (lapsed and await _has_moved(store, base)):
+                await catalog.forget([*fresh.dropped, *lapsed])
+            return Merged(manifest=base, repeated_samples=fresh.repeated_samples, refused=refused)
+        try:
+            manifest = await versions.commit(store, _Successor(base, added))
+        except _MovedError:
+            continue
+        await catalog.save(_committed(added, manifest, now_seconds))
+        await catalog.forget([*fresh.dropped, *lapsed])
+        return Merged(
+            manifest=manifest,
+            runs=len(added),
+            added_samples=sum(record.samples for record in added),
+            repeated_samples=fresh.repeated_samples,
+            refused=refused,
+        )
+
+
+def _tell_of_newer(records: Iterable[PackRecord], base: Manifest | None) -> bool:
+    return any(record.version > _version(base) for record in records)
+
+
+async def _has_moved(store: RetryingStore, base: Manifest | None) -> bool:
+    return _version(await versions.newest_manifest(store)) != _version(base)
+
+
+def _version(manifest: Manifest | None) -> int:
+    return 0 if manifest is None else manifest.version
+
+
+class _MovedError(Exception):
+    """Another writer has committed a version."""
+
+
+class _Successor:
+    """Builds the version that follows ``base``, for :func:`stoker._format.versions.commit`."""
+
+    def __init__(self, base: Manifest | None, added: Sequence[PackRecord]) -> None:
+        self._base = base
+        self._added = added
+
+    def __call__(self, newest: Manifest | None) -> Manifest:
+        if _version(newest) != _version(self._base):
+            raise _MovedError
+        prefixes = [record.prefix for record in self._added if record.prefix is not None]
+        packed = [prefix.rows.packed(row, row) for prefix in prefixes for row in range(len(prefix))]
+        runs = tuple(run for prefix in prefixes for run in prefix.runs)
+        if newest is None:
+            return replace(prefixes[0], version=1, rows=Rows.of(packed), runs=runs)
+        kept = newest.without(run for record in self._added for run in record.replaces)
+        return kept.extended(Rows.of(packed), *runs)
+
+
+async def _settled(
+    catalog: Catalog, records: Sequence[PackRecord], base: Manifest | None, now_seconds: float
+) -> list[PackRecord]:
+    """Complete what a merge that died left open, and return the records that count.
+
+    These are records of runs in the manifest that do not say so, and those that say so of runs whose place another has
+    taken.
+    """
+    has = set() if base is None else {run.run for run in base.runs}
+    late = [record for record in records if record.run in has and not record.is_committed and len(record)]
+    if base is not None and late:
+        await catalog.save(_committed(late, base, now_seconds))
+        records = await catalog.records()
+    told = {record.run for record in records}
+    gone = {
+        record.run
+        for record in records
+        if record.is_committed and record.run not in has and base is not None
+        if not record.job  # whose records say that they are done, should the same job come again
+        if told.isdisjoint(run.run for run in record.replaces)  # else these would seem to belong to the data set
+        if record.version <= base.version
+    }
+    await catalog.forget(gone)
+    return [record for record in records if record.run not in gone]
+
+
+def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: float) -> list[PackRecord]:
+    return [
+        replace(record, state="committed", version=manifest.version, committed_seconds=int(now_seconds))
+        for record in records
+    ]
+
+
+def _waiting(
+    records: Sequence[PackRecord], base: Manifest | None, memory: Memory
+) -> tuple[list[PackRecord], list[str]]:
+    """Return the finished runs that belong to no job, and those that nobody will ever need.
+
+    The former come largest first: of two with the same raw objects the smaller is written again, and a run comes before
+    what a merge that died has left of it. The latter are compactions of what was compacted by another, and runs that
+    were never finished because their raw objects came again in other groups.
+    """
+    waiting: list[PackRecord] = []
+    lapsed: list[str] = []
+    left = base  # what no compaction has taken the place of
+    for record in records:
+        if record.mode != "deferred" or record.job or record.is_committed:
+            continue
+        is_unfinished = record.state == "packing"
+        if not record.replaces:
+            if not is_unfinished:
+                waiting.append(record)
+            elif memory.known.has(record.names).all():
+                lapsed.append(record.run)
+        elif left is None or (rest := memory.left_by(record, left)) is None:
+            lapsed.append(record.run)
+        elif not is_unfinished:
+            waiting.append(record)
+            left = rest
+    return sorted(waiting, key=lambda record: -record.samples), lapsed
+
+
+def _of_job(
+    job: Job, records: Iterable[PackRecord], base: Manifest | None, memory: Memory, url: str
+) -> tuple[list[PackRecord], list[str]]:
+    """Return the job's runs that were not committed yet, and none to forget."""
+    by_run = {record.run: record for record in records if record.job == job.id}
+    runs = [
+        run for run in job.runs if run in by_run or not memory.known.has(run_name(run)).all()
+    ]  # others were compacted
+    open_runs = [run for run in runs if run not in by_run or by_run[run].state == "packing"]
+    if open_runs:
+        raise PackError(
+            f"{len(open_runs)} of {len(job.runs)} parts of job {job.id} are not packed to their end (first: run "
+            f"{open_runs[0]}); run the same command again"
+        )
+    waiting = [by_run[run] for run in runs if not by_run[run].is_committed]
+    if waiting and job.creates and base is not None:
+        raise DatasetExistsError(
+            f"another process created a data set at {url} first; add to it with stoker pack --append"
+        )
+    return waiting, []
+
+
+def _fitting(
+    waiting: Sequence[PackRecord], base: Manifest | None, job: Job | None, url: str
+) -> tuple[list[PackRecord], tuple[str, ...]]:
+    """Return the runs that have the data set's columns and its id, or its provisional one, and the ids of others."""
+    first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
+    fitting, refused = [], []
+    for record in waiting:
+        prefix = record.prefix
+        ids = (provisional_dataset(url), first.dataset) if first else ()
+        if first and prefix and prefix.dataset in ids and prefix.schema == first.schema:
+            fitting.append(record)
+        else:
+            refused.append(record.run)
+    if refused and job is not None:
+        raise PackError(f"run {refused[0]} of job {job.id} was packed for another data set than that at {url}")
+    if refused:
+        _log.warning("%s: %d runs are of another data set, or have other columns: %s", url, len(refused), refused[:5])
+    return fitting, tuple(refused)
+
+
+class _Fresh:
+    """Leaves out what the data set has already: in records that are committed, or were taken before.
+
+    Args:
+        store: where the data set is.
+        catalog: where its pack records are.
+        memory: what it has.
+        first: a manifest that has its id.
+
+    Attributes:
+        repeated_samples: how many were left out.
+        dropped: runs of which something was, and whose records are no longer needed.
+    """
+
+    def __init__(self, store: RetryingStore, catalog: Catalog, memory: Memory, first: Manifest | None) -> None:
+        self._store, self._catalog, self._memory = store, catalog, memory
+        self._dataset = "" if first is None else first.dataset
+        self._rests: set[str] = set()
+        self.repeated_samples = 0
+        self.dropped: list[str] = []
+
+    async def only(self, record: PackRecord) -> PackRecord | None:
+        """Return the run, or one of what is left of it, with the id of the data set; None if nothing is."""
+        if record.run in self._rests:  # a merge that died had written it, and it was taken for the run it is left of
+            return None
+        if record.replaces:
+            return record
+        wanted = self._memory.known.take(record.names)
+        if all(wanted) and record.prefix is not None and record.prefix.dataset == self._dataset:
+            return record
+        self.repeated_samples += wanted.count(False) if any(wanted) else record.samples
+        self.dropped.append(record.run)
+        return await self._rest(record, wanted) if any(wanted) else None
+
+    async def _rest(self, record: PackRecord, wanted: Sequence[bool]) -> PackRecord:
+        """Write the wanted samples of a run again, as a run of their own, and return that."""
+        prefix = record.prefix
+        if prefix is None:
+            raise PackError(f"run {record.run} is finished and has no super-sample")
+        sources = record.sources[np.array(wanted)] if len(record.sources) else record.sources
+        what = f"rest of {record.run} in {self._dataset}".encode()
+        identity = hashlib.sha256(what + sources.tobytes()).hexdigest()
+        rest = replace(
+            record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
+        )
+        self._rests.add(rest.run)
+        limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
+        config = RunConfig(dataset=self._dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
+        journal = await self._catalog.journal(rest.run)
+        is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
+        return await pack_again(self._store, map(prefix.ref, range(len(prefix))), rest, journal, config, is_wanted)

@@ -1,0 +1,264 @@
+"""Deciding, before anything is packed, which run a pack is: a new one, or an unfinished one to resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stoker._base.retry import PACK_POLICY, RetryingReader, RetryPolicy
+from stoker._base.sizes import counted
+from stoker._base.store_protocol import Readable
+from stoker._format import versions
+from stoker._format.manifest import Manifest
+from stoker._format.schema import Schema
+from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
+from stoker._pack.difference import schema_difference
+from stoker._pack.log import list_records
+from stoker._pack.record import PackRecord, record_key, run_id, run_prefix
+from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
+
+__all__ = [
+    "PackConfig",
+    "PackPlan",
+    "check_can_append",
+    "check_can_create",
+    "plan_pack",
+    "still_stored",
+    "successor",
+]
+
+_log = logging.getLogger("stoker.pack.plan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackConfig:
+    """What to pack, and how.
+
+    Attributes:
+        schema: the columns of every sample.
+        mode: ``create`` a data set where there is none, ``append`` to one, or ``overwrite`` what is there, if anything:
+            the version that is committed has the new samples alone, of whatever schema. Earlier versions stay as they
+            are, so that what reads them goes on, until ``stoker gc --keep-versions`` takes them.
+        super_sample_bytes: limit of a super-sample's data, at most 32 MiB; a header of a few hundred bytes is added.
+        source: what names the samples, such as a fingerprint of the files they come from. A pack that did not finish
+            is resumed by the next one of the same source, schema and size. By default, what creates a data set is named
+            by the URL, and what appends or overwrites has no name: it is never resumed, and two of them never meet.
+        concurrency: uploads at once. Memory is this many super-samples, and the one under construction.
+        retry: of every request.
+        single_writer: nobody else writes to the data set meanwhile, which a store without conditional writes needs; it
+            is not asked whether it has them then.
+    """
+
+    schema: Schema
+    mode: Literal["create", "append", "overwrite"] = "create"
+    super_sample_bytes: int = 8 << 20
+    source: str | None = None
+    concurrency: int = 8
+    retry: RetryPolicy = PACK_POLICY
+    single_writer: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("create", "append", "overwrite"):
+            raise ConfigError(f"mode must be 'create', 'append' or 'overwrite', not {self.mode!r}")
+        if not _is_integer(self.super_sample_bytes) or not 1 <= self.super_sample_bytes <= MAX_SUPER_SAMPLE_BYTES:
+            raise ConfigError(
+                f"super_sample_bytes must be an integer from 1 to {MAX_SUPER_SAMPLE_BYTES} (32 MiB), "
+                f"not {self.super_sample_bytes!r}"
+            )
+        if not _is_integer(self.concurrency) or self.concurrency < 1:
+            raise ConfigError(f"concurrency must be an integer of at least 1, not {self.concurrency!r}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """Which run a pack is.
+
+    Attributes:
+        dataset: id of the data set.
+        record: the run's record; its prefix is durable.
+        tag: of what is stored under the record's key, None if nothing is.
+        is_resumed: whether the record is there already.
+        is_in_manifest: an earlier process committed the run and died before its record said so.
+    """
+
+    dataset: str
+    record: PackRecord
+    tag: str | None
+    is_resumed: bool
+    is_in_manifest: bool
+
+
+async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
+    """Return which run a pack of ``config`` to ``store`` is.
+
+    Raises:
+        DatasetExistsError: ``create``, and there is a data set.
+        NotFoundError: ``append``, and there is none.
+        SchemaError: ``append``, and the data set has another schema.
+        PackError: what is there does not allow to go on; the message says what to do.
+    """
+    base = await versions.newest_manifest(store)
+    if config.mode == "append":
+        check_can_append(store, config.schema, base)
+    identity = _identity(store, config, base if config.mode == "append" else None)
+    creates = config.mode == "create" or base is None
+    logged = await list_records(store, "" if creates else run_prefix(identity))
+    mine = [item for item in logged if item.record is not None and item.record.identity == identity]
+    for item in mine:
+        if item.record is not None and not item.record.is_committed:
+            return await _resumed(store, item.record, item.tag, base)
+    if creates:
+        check_can_create(store, base, [item.record for item in logged if item.record is not None])
+    run = run_id(identity, 0 if base is None else base.version)
+    tag = next((item.tag for item in logged if item.key == record_key(run)), None)
+    source = config.source if config.source is not None else store.url
+    record = PackRecord(run=run, identity=identity, source=source, mode=config.mode)
+    return PackPlan(
+        dataset=run if base is None else base.dataset,
+        record=record,
+        tag=tag,
+        is_resumed=False,
+        is_in_manifest=False,
+    )
+
+
+def successor(plan: PackPlan, packed: Manifest, base: Manifest | None, url: str) -> Manifest:
+    """Return the version that follows ``base``: with the plan's run, for :func:`stoker._format.versions.commit`.
+
+    Args:
+        plan: of the pack.
+        packed: all that it packed, as a manifest of its own.
+        base: the newest version, None if there is none.
+        url: of the store, for messages.
+
+    Raises:
+        DatasetExistsError: the run was to create the data set, and another process was first.
+        PackError: another process committed the same run, or the data set was deleted, or overwritten with other
+            columns.
+    """
+    record = plan.record
+    if base is not None and any(run.run == record.run for run in base.runs):
+        if plan.is_in_manifest:
+            return base
+        kind = DatasetExistsError if record.mode == "create" else PackError
+        raise kind(f"another process packed the same source to {url} at the same time; nothing was committed twice")
+    if record.mode == "overwrite":
+        return packed if base is None else replace(packed, version=base.version + 1)
+    if record.mode == "create":
+        if base is not None:
+            raise DatasetExistsError(
+                f"another process created a data set at {url} first; add to it with mode='append' "
+                "(stoker pack --append)"
+            )
+        return packed
+    if base is None or base.dataset != plan.dataset:
+        raise PackError(f"the data set at {url} was deleted while samples were packed to append to it")
+    if base.schema != packed.schema:
+        raise PackError(f"the data set at {url} was overwritten with other columns while samples were packed to append")
+    return base.extended(packed.rows, *packed.runs)
+
+
+def _identity(store: Readable, config: PackConfig, base: Manifest | None) -> str:
+    """Return the hash of what is packed: the same again is the same pack, anything else is another."""
+    if config.source is not None:
+        source = ["source", config.source]
+    else:
+        source = ["url", store.url] if config.mode == "create" else ["nameless", secrets.token_hex(16)]
+    dataset = None if base is None else base.dataset
+    what = [FORMAT, config.mode, dataset, config.schema.to_json(), config.super_sample_bytes, source]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+
+def check_can_append(store: Readable, schema: Schema, base: Manifest | None) -> Manifest:
+    """Return ``base``, the newest version, or raise what keeps samples of ``schema`` from being added to it.
+
+    Raises:
+        NotFoundError: there is none.
+        SchemaError: it has other columns.
+    """
+    if base is None:
+        raise NotFoundError(
+            f"there is no data set at {store.url} to append to; use mode='create' (stoker pack without --append)"
+        )
+    if base.schema != schema:
+        raise SchemaError(
+            f"the samples are not as those of the data set at {store.url}: they have "
+            f"{schema_difference(base.schema, schema)}; "
+            "append samples with the data set's own columns, in their order"
+        )
+    return base
+
+
+def check_can_create(store: Readable, base: Manifest | None, records: list[PackRecord]) -> None:
+    """Raise what keeps a data set from being created where ``records`` are those of packs before.
+
+    Raises:
+        DatasetExistsError: there is one, or there was one that has lost its manifest.
+    """
+    if base is not None:
+        raise _exists(store, base)
+    if any(record.is_committed for record in records):
+        raise DatasetExistsError(
+            f"the data set at {store.url} has lost its manifest; restore it with: stoker rebuild-manifest {store.url}"
+        )
+    for record in records:
+        _log.warning(
+            "%s has %s of an unfinished pack of another source, or of another size or schema (%.80s); "
+            "resume it, or give it up with: stoker gc --abandoned %s --delete %s",
+            store.url,
+            counted(len(record), "super-sample"),
+            record.source,
+            record.run,
+            store.url,
+        )
+
+
+def _exists(store: Readable, base: Manifest) -> DatasetExistsError:
+    return DatasetExistsError(
+        f"there is a data set at {store.url} already (version {base.version}, {counted(base.samples, 'sample')}); "
+        "add to it with mode='append' (stoker pack --append), replace it with mode='overwrite' (stoker pack "
+        "--overwrite), or use another URL"
+    )
+
+
+async def _resumed(store: Readable, record: PackRecord, tag: str, base: Manifest | None) -> PackPlan:
+    dataset = record.run if base is None else base.dataset
+    is_in_manifest = base is not None and any(run.run == record.run for run in base.runs)
+    if is_in_manifest and record.state == "packing":
+        raise PackError(
+            f"an unfinished pack of this source ({counted(len(record), 'super-sample')}) was adopted into the data "
+            f"set at {store.url} by rebuild-manifest; pack what is missing under another name with source="
+        )
+    if base is not None and record.mode == "create" and not is_in_manifest:
+        raise _exists(store, base)
+    record = await still_stored(store, record, dataset)
+    return PackPlan(dataset=dataset, record=record, tag=tag, is_resumed=True, is_in_manifest=is_in_manifest)
+
+
+async def still_stored(store: Readable, record: PackRecord, dataset: str) -> PackRecord:
+    """Return the record of an unfinished run, without its prefix where objects of that are no longer in the store."""
+    if record.prefix is None or await _is_stored(store, record.prefix, dataset):
+        return record
+    _log.warning(
+        "%s has lost objects of the unfinished pack %s; packing again from the first sample", store.url, record.run
+    )
+    return replace(record, state="packing", prefix=None)
+
+
+async def _is_stored(store: Readable, prefix: Manifest, dataset: str) -> bool:
+    """Return whether every object of a record's prefix is in the store as it was written."""
+    run = prefix.runs[0].run
+    stored = {info.key: info async for info in RetryingReader(store).list(f"data/{run}/")}
+    found = (stored.get(prefix.key(row)) for row in range(len(prefix)))
+    return prefix.dataset == dataset and all(
+        info is not None and (info.size_bytes, info.tag) == (prefix.rows.size_bytes[row], prefix.rows.tag(row))
+        for row, info in enumerate(found)
+    )

@@ -1,0 +1,266 @@
+"""The pack record: what is known of one pack run, to resume it after a kill, or to recover it without a manifest.
+
+A safetensors file. Its tensor ``prefix`` is the manifest of the super-samples that are durable without a gap from the
+first: empty before there is one. ``sources``, where there is one, names the raw object that each sample was made of, so
+that the same object, delivered twice, is found. The metadata tells whose they are and how far the run has come. A
+record is written before the first object of its run, so an object without a record belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.checksum import crc32c
+from stoker._format import tensorfile
+from stoker._format.dtypes import DTYPES, DType
+from stoker._format.manifest import Manifest, PackRun
+from stoker._format.supersample import FORMAT
+from stoker.errors import ChecksumError, FormatError
+
+__all__ = [
+    "SOURCE_BYTES",
+    "STATES",
+    "PackRecord",
+    "is_record_key",
+    "no_sources",
+    "record_key",
+    "record_growth",
+    "record_writes",
+    "run_id",
+    "run_name",
+    "run_prefix",
+]
+
+SOURCE_BYTES = 16
+"""Of the hash that names a raw object: two of 10**9 are the same with a probability of 10**-21."""
+STATES = ("packing", "complete", "committed")
+MODES = ("create", "append", "overwrite", "deferred")
+"""``overwrite``: the version that it is committed with has nothing else.
+``deferred``: the run is committed by another than its packer, as those that functions pack are."""
+_VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
+_IDENTITY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_RECORD_KEY = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
+_JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
+_MAX_ROWS = 1 << 32
+_RECORD_EVERY_OBJECTS, _RECORD_EVERY_FRACTION = 8, 16
+
+
+def record_growth(objects: int) -> int:
+    """Return by how many super-samples a durable prefix of ``objects`` grows before the record is written again."""
+    return max(_RECORD_EVERY_OBJECTS, objects // _RECORD_EVERY_FRACTION)
+
+
+def record_writes(objects: int) -> int:
+    """Return how often, at most, a run of so many super-samples writes its record.
+
+    Once before its first object, as its prefix grows, when its source has ended, and when it is committed.
+    """
+    recorded, writes = 0, 3
+    while recorded + record_growth(recorded) < objects:  # the last one is still on its way when it would be due
+        recorded += record_growth(recorded)
+        writes += 1
+    return writes
+
+
+def no_sources() -> NDArray[np.uint8]:
+    """Return the names of no raw objects, ``uint8 [0, 16]``."""
+    return np.empty((0, SOURCE_BYTES), np.uint8)
+
+
+def record_key(run: str) -> str:
+    """Return the key of a run's record."""
+    return f"packs/{run}.safetensors"
+
+
+def is_record_key(key: str) -> bool:
+    """Return whether a record may be under a key: there is something else below ``packs/``, and more may come."""
+    return _RECORD_KEY.fullmatch(key) is not None
+
+
+def run_name(run: str) -> NDArray[np.uint8]:
+    """Return what a run is known by that names no raw objects, ``uint8 [1, 16]``."""
+    return np.frombuffer(hashlib.blake2b(run.encode(), digest_size=SOURCE_BYTES).digest(), np.uint8)[None]
+
+
+def run_prefix(identity: str) -> str:
+    """Return what the ids of all runs that pack the same thing begin with."""
+    return identity[:8]
+
+
+def run_id(identity: str, base_version: int) -> str:
+    """Return the id of the run that packs ``identity`` on top of a version of the data set (0: there is none).
+
+    The same again on top of the same version is the same run, so it writes the same objects to the same keys.
+    """
+    return run_prefix(identity) + hashlib.sha256(f"{identity} {base_version}".encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackRecord:
+    """How far one pack run has come.
+
+    Attributes:
+        run: its id, 16 hexadecimal digits.
+        identity: SHA-256 of what is packed, 64 hexadecimal digits.
+        source: what the user, or the source itself, calls what is packed; for messages.
+        mode: ``create``, ``append``, ``overwrite`` or ``deferred``.
+        state: ``packing``; ``complete``: the source has ended and all of it is durable; or ``committed``.
+        version: of the manifest that has the run, 0 until it is committed.
+        prefix: its durable super-samples, from number 0, as a manifest of their own; None before the first.
+        job: the fan-out that the run is a part of, 16 hexadecimal digits: it commits all of its runs together. Empty
+            where a run is committed by itself.
+        sources: hash of the raw object of each sample, in order, ``uint8 [samples, 16]``; of the one object that all
+            are in, ``[1, 16]``; or none, where nobody has to remember them.
+        replaces: rows whose place the run takes.
+        committed_seconds: when it was committed, of the Unix epoch; 0 until then.
+    """
+
+    run: str
+    identity: str
+    source: str
+    mode: str
+    state: str = "packing"
+    version: int = 0
+    prefix: Manifest | None = None
+    job: str = ""
+    sources: NDArray[np.uint8] = field(default_factory=no_sources)
+    replaces: tuple[PackRun, ...] = ()
+    committed_seconds: int = 0
+
+    def __len__(self) -> int:
+        return 0 if self.prefix is None else len(self.prefix)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the prefix has."""
+        return 0 if self.prefix is None else self.prefix.samples
+
+    @property
+    def names(self) -> NDArray[np.uint8]:
+        """What the run is known by, ``uint8 [names, 16]``: its raw objects, or where it names none, its own id."""
+        return self.sources if len(self.sources) else run_name(self.run)
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether a manifest has the run."""
+        return self.state == "committed"
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """What only grows: two records of a run compare by it."""
+        return STATES.index(self.state), len(self)
+
+    def to_bytes(self) -> bytes:
+        """Return the record as a safetensors file; the same record gives the same bytes everywhere."""
+        data = b"" if self.prefix is None else self.prefix.to_bytes()
+        metadata = {
+            "stoker_pack": FORMAT,
+            "run": self.run,
+            "identity": self.identity,
+            "source": self.source,
+            "mode": self.mode,
+            "state": self.state,
+            "version": str(self.version),
+        }
+        if self.job:
+            metadata["job"] = self.job
+        if self.replaces:
+            metadata["replaces"] = json.dumps([[run.run, run.first_number, run.rows] for run in self.replaces])
+        if self.committed_seconds:
+            metadata["committed_seconds"] = str(self.committed_seconds)
+        data += self.sources.tobytes()
+        metadata["crc32c"] = _checksum(metadata, data)
+        return tensorfile.encode_header(metadata, _tensors(len(data) - self.sources.nbytes, len(self.sources))) + data
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> PackRecord:
+        """Return the record whose file is ``data``, of which it keeps nothing: records are many, and each has a schema.
+
+        Raises:
+            FormatError: the bytes are not a pack record.
+            ChecksumError: they were one and are damaged.
+        """
+        header = tensorfile.parse_header(data, len(data))
+        metadata = header.metadata
+        if metadata.get("stoker_pack") != FORMAT:
+            raise FormatError("this is not a pack record of a format that this version reads; a newer stoker may")
+        content = memoryview(data)[header.header_bytes :]
+        sources = next((each.shape[0] for each in header.tensors if each.name == "sources" and each.shape), 0)
+        prefix_bytes = len(content) - sources * SOURCE_BYTES
+        if prefix_bytes < 0 or header.tensors != _tensors(prefix_bytes, sources):
+            raise FormatError("the pack record's tensors are not 'prefix' and, behind it, 'sources'")
+        if metadata.get("crc32c") != _checksum(metadata, content):
+            raise ChecksumError("the pack record is damaged: its checksum differs")
+        try:
+            record = cls(
+                run=_matched(_RUN, metadata["run"]),
+                identity=_matched(_IDENTITY, metadata["identity"]),
+                source=metadata["source"],
+                mode=metadata["mode"],
+                state=metadata["state"],
+                version=int(_matched(_VERSION, metadata["version"])),
+                prefix=_copied(Manifest.from_bytes(content[:prefix_bytes])) if prefix_bytes else None,
+                job=_matched(_JOB, metadata.get("job", "")),
+                sources=np.frombuffer(content[prefix_bytes:], np.uint8).reshape(sources, SOURCE_BYTES).copy(),
+                replaces=_parsed_replaces(metadata.get("replaces", "[]")),
+                committed_seconds=int(_matched(_SECONDS, metadata.get("committed_seconds", "0"))),
+            )
+        except KeyError as error:
+            raise FormatError(f"the pack record has no {error}") from None
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        if self.state not in STATES or self.mode not in MODES or self.is_committed != (self.version > 0):
+            raise FormatError("the pack record's mode, state and version do not go together")
+        runs = [] if self.prefix is None else [(run.run, run.first_number) for run in self.prefix.runs]
+        if runs != ([(self.run, 0)] if len(self) else []) or (self.state == "complete" and not len(self)):
+            raise FormatError("the pack record's prefix is not that of its run")
+        is_ended = self.state != "packing" and len(self)  # a committed record may be without what the manifest has
+        if is_ended and not self.replaces and len(self.sources) not in (0, 1, self.samples):
+            raise FormatError("the pack record does not name the raw object of every sample")
+
+
+def _copied(prefix: Manifest) -> Manifest:
+    return replace(prefix, rows=prefix.rows.kept(np.ones(len(prefix), np.bool_)))
+
+
+def _tensors(prefix_bytes: int, sources: int) -> tuple[tensorfile.Tensor, ...]:
+    names: list[tuple[str, DType, tuple[int, ...]]] = [("prefix", DTYPES["uint8"], (prefix_bytes,))]
+    if sources:
+        names.append(("sources", DTYPES["uint8"], (sources, SOURCE_BYTES)))
+    return tensorfile.laid_out(names)
+
+
+def _parsed_replaces(text: str) -> tuple[PackRun, ...]:
+    try:
+        rows: Any = json.loads(text)
+        if not isinstance(rows, list):
+            raise TypeError
+        runs = tuple(PackRun(_matched(_RUN, run), first, count) for run, first, count in rows)
+    except (ValueError, TypeError, RecursionError):
+        raise FormatError(f"the pack record replaces {text[:80]!r}, which are no rows") from None
+    if not all(type(n) is int and 0 <= n < _MAX_ROWS for run in runs for n in (run.first_number, run.rows)):
+        raise FormatError("the pack record replaces rows without a number")
+    return runs
+
+
+def _checksum(metadata: Mapping[str, str], data: bytes | memoryview) -> str:
+    said = json.dumps({name: metadata[name] for name in sorted(metadata) if name != "crc32c"}).encode()
+    return f"{crc32c(data, crc32c(said)):08x}"
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> str:
+    if not pattern.fullmatch(text):
+        raise FormatError(f"the pack record has {text[:80]!r} for {pattern.pattern}")
+    return text

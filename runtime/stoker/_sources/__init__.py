@@ -1,0 +1,122 @@
+"""Where samples come from: folders of files or images, numpy files, WebDataset tars; each at any store URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from stoker._base.sizes import counted
+from stoker._base.store_protocol import Store
+from stoker._format.manifest import POINTER_KEY
+from stoker._sources.arrays import open_npy
+from stoker._sources.containers import find_containers, named_like, remedy_for
+from stoker._sources.folders import is_image, open_files, open_image_folder
+from stoker._sources.listing import ARCHIVES, Listing, list_source
+from stoker._sources.protocol import Sample, Source
+from stoker._sources.webdataset import open_webdataset
+from stoker._sources.zipped import open_npz
+from stoker._stores.options import StoreOptions
+from stoker.errors import ConfigError
+
+__all__ = ["KINDS", "Sample", "Source", "detect_kind", "open_source"]
+
+KINDS = ("image-folder", "files", "npy", "npz", "webdataset")
+_BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
+
+
+async def open_source(
+    url: str | os.PathLike[str],
+    kind: str | None = None,
+    options: StoreOptions | None = None,
+    *,
+    strict: bool = False,
+    follow_links: bool = False,
+    wrap: Callable[[Store], Store] | None = None,
+) -> Source:
+    """List what is at a path or store URL and return it as samples; the caller closes it.
+
+    Args:
+        url: a folder, an ``.npy``, ``.npz`` or ``.tar`` file, or several tars as ``train-{000..009}.tar``.
+        kind: one of ``KINDS``; by default what :func:`detect_kind` says.
+        options: how to reach the store.
+        strict: raise where a tar has no end marker, so that it may be cut off, instead of noting it.
+        follow_links: take in what links in a local folder lead to outside of it.
+        wrap: returns the store to read through, given the source's own: one that counts, say.
+
+    Raises:
+        ConfigError: the kind is unknown, cannot be told, or not that of what is there; or links lead out of the folder.
+        PackError: there is nothing to pack, or it is damaged.
+        StoreError: the store cannot be read.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"there is no kind of source {kind!r}; use one of {', '.join(KINDS)}")
+    listing = await list_source(url, options, follow_links=follow_links, wrap=wrap)
+    try:
+        return await _opened(listing, kind, strict=strict)
+    except BaseException:
+        await listing.store.close()
+        raise
+
+
+async def _opened(listing: Listing, said: str | None, *, strict: bool) -> Source:
+    kind = said or detect_kind(listing)
+    if kind in ("npy", "npz"):
+        if len(listing.objects) != 1 or listing.is_folder:
+            raise ConfigError(
+                f"--kind {kind} is for one file, not for {listing.url}; pack its files one by one, "
+                "with --append from the second"
+            )
+        return await (open_npy if kind == "npy" else open_npz)(listing)
+    if kind == "webdataset":
+        return await open_webdataset(listing, strict=strict)
+    if not listing.is_folder:
+        raise ConfigError(f"--kind {kind} is for a folder, not for {listing.url}; give the folder it is in")
+    if kind == "image-folder":
+        return open_image_folder(listing, is_said=said is not None)
+    if said is None:
+        _check_no_containers(listing, await find_containers(listing.store, listing.objects))
+    return open_files(listing)
+
+
+def detect_kind(listing: Listing) -> str:
+    """Return the kind of what is listed.
+
+    A file's suffix says it. A folder is ``webdataset`` if it has nothing but ``.tar`` files; ``image-folder`` if it has
+    sub-folders with nothing but images in them (files beside the sub-folders do not matter); ``files`` if it has
+    neither images in sub-folders nor files whose names are those of tables, arrays or archives.
+
+    Raises:
+        ConfigError: none of this is so, or the folder is a data set.
+    """
+    keys = [item.key for item in listing.objects]
+    if not listing.is_folder:
+        return _BY_SUFFIX[keys[0][-4:].lower()]
+    if POINTER_KEY in keys:
+        raise _unclear(listing, "it is a data set already", "copy it with the store's own tools")
+    if all(key.lower().endswith(".tar") for key in keys):
+        return "webdataset"
+    nested = [key for key in keys if "/" in key]
+    if images := sum(map(is_image, nested)):
+        if images == len(nested):
+            return "image-folder"
+        odd = next(key for key in nested if not is_image(key))
+        what = f"{images} of {len(nested)} files in sub-folders are images, {odd} is not"
+        raise _unclear(listing, what, "--kind image-folder to leave the others out")
+    if tars := sum(key.lower().endswith(".tar") for key in keys):
+        raise _unclear(listing, f"{tars} of {len(keys)} files are tars", "--kind webdataset to leave the others out")
+    _check_no_containers(listing, {key: container for key in keys if (container := named_like(key))})
+    return "files"
+
+
+def _check_no_containers(listing: Listing, found: Mapping[str, str]) -> None:
+    """Raise ConfigError if some files are containers of samples, by key."""
+    if found:
+        first, kind = next(iter(found.items()))
+        what = f"it holds {counted(len(found), 'file')} with many samples each (first: {first}, {kind})"
+        raise _unclear(listing, what, remedy_for(kind))
+
+
+def _unclear(listing: Listing, what: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"{listing.url}: {what}, so its kind is unclear; say --kind files to pack each file as it is, or {remedy}"
+    )

@@ -1,0 +1,247 @@
+"""numpy files: one row, one sample. Rows are read by ranges, never a whole array; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.store_protocol import ObjectInfo, Readable
+from stoker._format.dtypes import dtype_of
+from stoker._format.schema import Array, Schema
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._pack.object_reading import MAX_AHEAD_BYTES, MAX_READS, in_order, read, spans
+from stoker._sources.listing import Listing, fingerprint_of
+from stoker._sources.protocol import Sample
+from stoker.errors import PackError, SchemaError
+
+__all__ = [
+    "PREFIX_BYTES",
+    "ArrayHeader",
+    "ArraySource",
+    "Blocks",
+    "header_end",
+    "open_npy",
+    "parse_header",
+    "ranged_blocks",
+    "read_header",
+]
+
+PREFIX_BYTES = 12
+_MAX_HEADER_BYTES = 10_000  # numpy's own limit
+BLOCK_BYTES = MAX_AHEAD_BYTES // MAX_READS  # of all columns: each reads MAX_READS blocks ahead
+_MAX_DIMENSIONS = 33  # rows of the 32 that a column can have
+_DESCR = re.compile(r"[<>|=][A-Za-z]\d{1,4}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayHeader:
+    """What the header of an ``.npy`` file says.
+
+    Attributes:
+        dtype: of the elements, of any byte order.
+        shape: rows first.
+        header_bytes: where the elements start in the file.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    header_bytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one row."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def column(self) -> Array:
+        """The column that holds a row as a sample's value."""
+        return Array(self.dtype.newbyteorder("="), self.shape[1:])
+
+    def rows(self, data: bytes | bytearray) -> NDArray[Any]:
+        """Return the rows whose bytes are ``data``, as a view of it."""
+        return np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
+
+
+def header_end(prefix: bytes | bytearray, where: str) -> int:
+    """Return where the header ends that starts with ``prefix``, of ``PREFIX_BYTES``.
+
+    Raises:
+        PackError: it is not the header of an ``.npy`` file, or one that is too large.
+    """
+    major = prefix[6] if len(prefix) == PREFIX_BYTES and prefix[:6] == b"\x93NUMPY" else 0
+    if major not in (1, 2):
+        raise PackError(f"{where} is not an .npy file of version 1 or 2; save it again with numpy.save")
+    length = int.from_bytes(prefix[8:10] if major == 1 else prefix[8:12], "little")
+    if length > _MAX_HEADER_BYTES:
+        raise PackError(f"{where} says that its header has {length} bytes; more than {_MAX_HEADER_BYTES} is no array's")
+    return length + (10 if major == 1 else 12)
+
+
+def parse_header(data: bytes | bytearray, array_bytes: int, where: str) -> ArrayHeader:
+    """Return the header of an ``.npy`` file of ``array_bytes``, given at least the header's bytes.
+
+    Raises:
+        PackError: it is damaged, its array does not account for the file's size, or its rows cannot be samples.
+    """
+    end = header_end(data[:PREFIX_BYTES], where)
+    start = 10 if data[6] == 1 else 12
+    try:
+        # literal_eval reads constants only; what it costs is bounded by the length of the header.
+        fields = ast.literal_eval(data[start:end].decode("latin-1").strip())
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise PackError(f"{where} has a damaged .npy header: {str(error)[:200]}") from None
+    if not isinstance(fields, dict) or fields.keys() != {"descr", "fortran_order", "shape"} or len(data) < end:
+        raise PackError(f"{where} has a damaged .npy header: it does not give descr, fortran_order and shape")
+    header = ArrayHeader(_dtype(fields["descr"], where), _shape(fields["shape"], where), end)
+    if fields["fortran_order"] and len(header.shape) > 1:
+        raise PackError(f"{where} is in Fortran order, so rows lie apart; save numpy.ascontiguousarray of it")
+    _check(header, array_bytes, where)
+    return header
+
+
+def _dtype(descr: object, where: str) -> np.dtype[Any]:
+    if descr == "|O":
+        raise PackError(f"{where} holds pickled Python objects, which stoker does not load; convert it to numbers")
+    try:
+        if not isinstance(descr, str) or not _DESCR.fullmatch(descr):
+            raise TypeError
+        dtype = np.dtype(descr)
+        dtype_of(dtype)
+    except (TypeError, SchemaError):
+        found = repr(descr)[:80]
+        raise PackError(f"{where} has elements of {found}, which cannot be stored; convert it to numbers") from None
+    return dtype
+
+
+def _shape(shape: object, where: str) -> tuple[int, ...]:
+    if (
+        not isinstance(shape, tuple)
+        or len(shape) > 32
+        or any(type(n) is not int or not 0 <= n < 1 << 48 for n in shape)
+    ):
+        raise PackError(f"{where} has the impossible shape {str(shape)[:200]}; save it again with numpy.save")
+    if not shape:
+        raise PackError(f"{where} holds a single number, so it has no rows to be samples; reshape it to (1,)")
+    return shape
+
+
+def _check(header: ArrayHeader, array_bytes: int, where: str) -> None:
+    if header.header_bytes + header.shape[0] * header.row_bytes != array_bytes:
+        raise PackError(
+            f"{where} has {array_bytes - header.header_bytes} bytes of data, its shape {header.shape} of "
+            f"{header.dtype} needs another number: the file is damaged or cut off"
+        )
+    if len(header.shape) > _MAX_DIMENSIONS:
+        raise PackError(f"{where} has {len(header.shape)} dimensions; reshape it to at most {_MAX_DIMENSIONS}")
+    if not header.shape[0] or not header.row_bytes:
+        raise PackError(f"{where} has the shape {header.shape}: nothing to pack")
+    if header.row_bytes > MAX_SUPER_SAMPLE_BYTES:
+        raise PackError(
+            f"{where} has rows of {header.row_bytes} bytes; a sample has to fit a super-sample of at most "
+            f"{MAX_SUPER_SAMPLE_BYTES}: cut the rows"
+        )
+
+
+Blocks = Callable[[int, int], AsyncGenerator[NDArray[Any], None]]
+"""``blocks(start, rows)`` yields the rows from ``start`` on, ``rows`` at a time."""
+
+
+class ArraySource:
+    """Rows of arrays of one length as samples, in order.
+
+    Attributes:
+        kind: ``npy`` or ``npz``.
+        schema: a column for each array.
+        objects: the file.
+        fingerprint: of kind, schema and the file.
+        samples: how many rows there are.
+        size_bytes: of the file.
+        notes: none.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, kind: str, listing: Listing, columns: dict[str, tuple[ArrayHeader, Blocks]]) -> None:
+        self.kind, self._listing, self.objects = kind, listing, listing.objects
+        try:
+            self.schema = Schema({name: header.column for name, (header, _) in columns.items()})
+        except SchemaError as error:
+            raise PackError(f"{listing.url}: {error}; save the array under another name") from None
+        self.fingerprint = fingerprint_of(kind, self.schema, listing.objects)
+        self.samples = next(iter(columns.values()))[0].shape[0]
+        self.size_bytes = sum(item.size_bytes for item in listing.objects)
+        self._blocks = {name: blocks for name, (_, blocks) in columns.items()}
+        self._block_rows = max(1, BLOCK_BYTES // max(1, sum(header.row_bytes for header, _ in columns.values())))
+
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
+        return self._listing.store.url
+
+    async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
+        """Yield the rows from number ``start`` on; the values are views of blocks of rows."""
+        name = self._listing.objects[0].key
+        streams = {column: blocks(start, self._block_rows) for column, blocks in self._blocks.items()}
+        try:
+            row = start
+            while row < self.samples:
+                block = {column: await anext(stream) for column, stream in streams.items()}
+                for index in range(min(self._block_rows, self.samples - row)):
+                    yield f"{name}: row {row + index}", {column: rows[index] for column, rows in block.items()}
+                row += self._block_rows
+        finally:
+            for stream in streams.values():
+                await stream.aclose()
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._listing.store.close()
+
+
+def ranged_blocks(store: Readable, item: ObjectInfo, header: ArrayHeader, array_start: int) -> Blocks:
+    """Return what reads the rows of an uncompressed array that starts at ``array_start`` in an object."""
+    base = array_start + header.header_bytes
+
+    def blocks(start: int, rows: int) -> AsyncGenerator[NDArray[Any], None]:
+        def job(first: int, last: int) -> Callable[[], Awaitable[NDArray[Any]]]:
+            async def read_block() -> NDArray[Any]:
+                return header.rows(
+                    await read(store, item, base + first * header.row_bytes, base + last * header.row_bytes)
+                )
+
+            return read_block
+
+        return in_order(
+            ((last - first) * header.row_bytes, job(first, last)) for first, last in spans(start, header.shape[0], rows)
+        )
+
+    return blocks
+
+
+async def read_header(store: Readable, item: ObjectInfo, start: int, array_bytes: int, where: str) -> ArrayHeader:
+    """Return the header of an array that takes ``array_bytes`` of an object, from ``start`` on.
+
+    Raises:
+        PackError: see :func:`parse_header`.
+    """
+    prefix = await read(store, item, start, start + min(PREFIX_BYTES, array_bytes))
+    end = min(header_end(prefix, where), array_bytes)
+    return parse_header(await read(store, item, start, start + end), array_bytes, where)
+
+
+async def open_npy(listing: Listing) -> ArraySource:
+    """Return the rows of one ``.npy`` file as samples with the column ``x``.
+
+    Raises:
+        PackError: the file is not an ``.npy`` file, or not one whose rows can be samples.
+    """
+    item, store = listing.objects[0], listing.store
+    header = await read_header(store, item, 0, item.size_bytes, listing.url)
+    return ArraySource("npy", listing, {"x": (header, ranged_blocks(store, item, header, 0))})

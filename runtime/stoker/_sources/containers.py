@@ -1,0 +1,173 @@
+"""Files that hold many samples, or an archive of them: known by their names, or by how they begin.
+
+``files`` makes one sample of each file. Of a table or an archive that is rarely wanted, so it is said, not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterable
+
+from stoker._base.bounded import for_each
+from stoker._base.checksum import crc32c
+from stoker._base.store_protocol import ObjectInfo, Readable
+from stoker._pack.object_reading import read
+
+__all__ = ["BEGINNING_BYTES", "begins_like", "find_containers", "named_like", "remedy_for"]
+
+BEGINNING_BYTES = 4096
+_READS_AT_ONCE = 16
+_MAX_SUFFIXES = 32
+
+_BY_SUFFIX = {
+    "CSV table": "csv tsv psv",
+    "JSON Lines file": "jsonl ndjson jsonlines",
+    "Parquet table": "parquet pq",
+    "Arrow table": "arrow feather ipc",
+    "ORC table": "orc",
+    "Avro file": "avro",
+    "spreadsheet": "xls xlsx ods",
+    "TFRecord file": "tfrecord tfrecords tfrec",
+    "RecordIO file": "rec",
+    "MDS shard": "mds",
+    "FFCV file": "beton",
+    "HDF5 file": "h5 hdf5 hdf he5",
+    "IDX file": "idx1-ubyte idx2-ubyte idx3-ubyte idx4-ubyte",
+    "LMDB database": "lmdb mdb",
+    "SQLite database": "sqlite sqlite3 db",
+    "pickle": "pkl pickle joblib",
+    "PyTorch file": "pt pth ckpt",
+    "safetensors file": "safetensors",
+    "NumPy array": "npy",
+    "NumPy archive": "npz",
+    "compressed tar": "tgz tbz tbz2 txz tzst",
+    "zip archive": "zip",
+    "7-Zip archive": "7z",
+    "RAR archive": "rar",
+}
+_SUFFIXES = {suffix: kind for kind, suffixes in _BY_SUFFIX.items() for suffix in suffixes.split()}
+_COMPRESSED = ("gz", "bz2", "xz", "zst", "lz4")
+_NUMBERED = re.compile(r"-\d+-of-\d+$", re.ASCII)  # train.tfrecord-00000-of-00010
+_IDX = re.compile(r"(?:^|[-.])(idx[1-4]-ubyte)$", re.ASCII)  # train-images-idx3-ubyte
+_ZIPPED_DOCUMENTS = (".docx", ".pptx", ".odt", ".odp", ".epub", ".jar", ".apk", ".sb3", ".usdz", ".3mf")
+
+_BEGINNINGS = {
+    b"PAR1": "Parquet table",
+    b"ARROW1": "Arrow table",
+    b"FEA1": "Arrow table",
+    b"ORC": "ORC table",
+    b"Obj\1": "Avro file",
+    b"\x89HDF\r\n\x1a\n": "HDF5 file",
+    b"SQLite format 3\0": "SQLite database",
+    b"\x93NUMPY": "NumPy array",
+    b"PK\3\4": "zip archive",
+    b"PK\5\6": "zip archive",
+    b"7z\xbc\xaf\x27\x1c": "7-Zip archive",
+    b"Rar!\x1a\7": "RAR archive",
+    b"BZh": "bzip2 file",
+    b"\xfd7zXZ\0": "xz file",
+    b"\x28\xb5\x2f\xfd": "Zstandard file",
+}
+_GZIP = b"\x1f\x8b"
+_PICKLE = re.compile(rb"\x80[\x02-\x05](?:\x95|[}\](c])", re.DOTALL)
+_JSON_LINES = re.compile(rb"\s*\{[^\n]*\}[ \t\r]*\n\s*\{")
+
+
+def named_like(key: str) -> str | None:
+    """Return what a file's name says that it is, such as ``CSV table``; None if it is no known container."""
+    name = _NUMBERED.sub("", key.rpartition("/")[2].lower())
+    if match := _IDX.search(name):
+        return _SUFFIXES[match[1]]
+    stem, _, suffix = name.rpartition(".")
+    if suffix in _COMPRESSED:
+        inner = stem.rpartition(".")[2] if "." in stem else ""
+        kind = "tar" if inner == "tar" else _SUFFIXES.get(inner)
+        return None if kind is None else f"compressed {kind}"
+    return _SUFFIXES.get(suffix) if stem else None
+
+
+def begins_like(beginning: bytes, key: str = "") -> str | None:
+    """Return what a file's first :data:`BEGINNING_BYTES` say that it is, None if it is no known container.
+
+    Args:
+        beginning: of the file; all of it if it is shorter.
+        key: its name, since documents of some kinds are zip archives.
+    """
+    for magic, known in _BEGINNINGS.items():
+        if beginning.startswith(magic):
+            is_document = known == "zip archive" and key.lower().endswith(_ZIPPED_DOCUMENTS)
+            return None if is_document else known
+    if beginning.startswith(_GZIP):
+        inner = _inflated(beginning)
+        # Not looked into again: some files decompress to themselves.
+        kind = None if inner.startswith(_GZIP) else begins_like(inner)
+        return None if kind is None else f"compressed {kind}"
+    if beginning[257:262] == b"ustar":
+        return "tar archive"
+    if beginning[16:20] == b"\xde\xc0\xef\xbe":
+        return "LMDB database"
+    if _PICKLE.match(beginning):
+        return "pickle"
+    if _JSON_LINES.match(beginning):
+        return "JSON Lines file"
+    if beginning[8:10] == b'{"' and int.from_bytes(beginning[:8], "little") < 1 << 30:
+        return "safetensors file"
+    return "TFRecord file" if _begins_with_record(beginning) else None
+
+
+def remedy_for(kind: str) -> str:
+    """Return what to do with a container instead of making one sample of it."""
+    if kind == "tar archive":
+        return "give its name the suffix .tar"
+    if kind.startswith("NumPy"):
+        return "pack each by itself, with --append from the second"
+    if kind.endswith(("archive", "tar")):
+        return "unpack it (of a compressed tar, make a plain .tar)"
+    if kind in ("bzip2 file", "xz file", "Zstandard file"):
+        return "decompress it"
+    return "read its rows and write them with stoker.Packer"
+
+
+async def find_containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[str, str]:
+    """Return key → kind of those files that begin like containers.
+
+    Only the first and the largest file of each suffix are looked at: at most 64 small reads.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    looked_at: dict[str, tuple[ObjectInfo, ObjectInfo]] = {}
+    for item in objects:
+        _, dot, suffix = item.key.rpartition("/")[2].lower().rpartition(".")
+        suffix = suffix if dot else ""
+        first, largest = looked_at.get(suffix, (item, item))
+        if suffix in looked_at or len(looked_at) < _MAX_SUFFIXES:
+            looked_at[suffix] = first, item if item.size_bytes > largest.size_bytes else largest
+    found: dict[str, str] = {}
+
+    async def look(item: ObjectInfo) -> None:
+        beginning = await read(store, item, 0, min(BEGINNING_BYTES, item.size_bytes))
+        if kind := begins_like(bytes(beginning), item.key):
+            found[item.key] = kind
+
+    chosen = {item.key: item for pair in looked_at.values() for item in pair}
+    await for_each(chosen.values(), look, concurrency=_READS_AT_ONCE)
+    return dict(sorted(found.items()))
+
+
+def _inflated(beginning: bytes) -> bytes:
+    try:
+        return zlib.decompressobj(31).decompress(beginning, BEGINNING_BYTES)
+    except zlib.error:
+        return b""
+
+
+def _begins_with_record(beginning: bytes) -> bool:
+    """Return whether the file begins with a TFRecord's length and the masked CRC-32C of that."""
+    if len(beginning) < 12:
+        return False
+    checksum = crc32c(beginning[:8])
+    masked = (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.unpack_from("<I", beginning, 8) == (masked,)

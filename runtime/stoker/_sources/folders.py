@@ -1,0 +1,186 @@
+"""One file, one sample: folders of files, and folders of images with a sub-folder for each class."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+from stoker._base.sizes import counted
+from stoker._base.store_protocol import ObjectInfo
+from stoker._format.schema import Array, Bytes, Schema, Text
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._pack.object_reading import in_order, read
+from stoker._sources.listing import Listing, fingerprint_of
+from stoker._sources.protocol import Sample
+from stoker.errors import ConfigError, PackError
+
+__all__ = [
+    "IMAGE_SUFFIXES",
+    "FolderSource",
+    "belongs",
+    "files_schema",
+    "images_schema",
+    "is_image",
+    "open_files",
+    "open_image_folder",
+]
+
+IMAGE_SUFFIXES = (
+    ".avif", ".bmp", ".gif", ".heic", ".jp2", ".jpeg", ".jpg", ".jxl", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+
+
+_SPLITS = frozenset(
+    ["dev", "eval", "holdout", "test", "testing", "train", "training", "trainval", "val", "valid", "validation"]
+)
+_SHOWN_FOLDERS = 5
+
+
+def is_image(key: str) -> bool:
+    """Return whether the key ends like that of an image."""
+    return key.lower().endswith(IMAGE_SUFFIXES)
+
+
+def belongs(kind: str, key: str) -> bool:
+    """Return whether a file is a sample of a folder of this kind."""
+    return kind == "files" or ("/" in key and is_image(key))
+
+
+class FolderSource:
+    """Files as samples, in ascending UTF-8 order of their path below the folder.
+
+    Args:
+        kind: ``files``: a sample has ``data`` and ``path``; or ``image-folder``: it has ``image`` (the file's bytes),
+            ``label`` (the number of the top sub-folder among the schema's classes) and ``path``.
+        schema: the columns of every sample.
+        listing: where the files are.
+        kept: those that are samples.
+
+    Attributes:
+        kind: as given.
+        schema: as given.
+        objects: the files that are samples.
+        fingerprint: of kind, schema and files.
+        samples: how many files there are.
+        size_bytes: of all files.
+        notes: which files were left out.
+        follows_links: whether links out of a local folder are followed.
+    """
+
+    def __init__(self, kind: str, schema: Schema, listing: Listing, kept: Sequence[ObjectInfo]) -> None:
+        for item in kept:
+            if item.size_bytes > MAX_SUPER_SAMPLE_BYTES:
+                raise PackError(
+                    f"{listing.url}/{item.key} has {item.size_bytes} bytes; a sample has to fit a super-sample of at "
+                    f"most {MAX_SUPER_SAMPLE_BYTES}: split the file or move it away"
+                )
+        self.kind, self.schema, self.samples, self.objects = kind, schema, len(kept), tuple(kept)
+        self.fingerprint = fingerprint_of(kind, schema, kept)
+        self.size_bytes = sum(item.size_bytes for item in kept)
+        self.notes = _left_out(listing, kept)
+        self.follows_links = listing.follows_links
+        self._listing = listing
+        column = schema.get("label")
+        classes = column.classes if isinstance(column, Array) and column.classes else ()
+        self._labels = {name: number for number, name in enumerate(classes)}
+
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
+        return self._listing.store.url
+
+    async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
+        """Yield the files from number ``start`` on."""
+        store, rest = self._listing.store, self.objects[start:]
+        contents = in_order((item.size_bytes, lambda item=item: read(store, item)) for item in rest)  # type: ignore[misc]
+        try:
+            for item in rest:
+                yield item.key, self._sample(item.key, await anext(contents))
+        finally:
+            await contents.aclose()
+
+    def _sample(self, key: str, data: bytearray) -> dict[str, Any]:
+        if self.kind == "files":
+            return {"data": data, "path": key}
+        name = _class_of(key)
+        if name not in self._labels:
+            raise PackError(
+                f"{self._listing.url}/{key} is of class {name!r}, which is none of the data set's "
+                f"{counted(len(self._labels), 'class', 'classes')}; pack a data set with all classes, or move it away"
+            )
+        return {"image": data, "label": self._labels[name], "path": key}
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._listing.store.close()
+
+
+def open_files(listing: Listing) -> FolderSource:
+    """Return every file as a sample with ``data`` and ``path``."""
+    return FolderSource("files", files_schema(), listing, listing.objects)
+
+
+def files_schema() -> Schema:
+    """Return the columns of files."""
+    return Schema({"data": Bytes(), "path": Text()})
+
+
+def images_schema(classes: Iterable[str]) -> Schema:
+    """Return the columns of images of these classes."""
+    return Schema({"image": Bytes(), "label": Array("int64", classes=tuple(classes)), "path": Text()})
+
+
+def open_image_folder(listing: Listing, *, is_said: bool = False) -> FolderSource:
+    """Return every image below a sub-folder as a sample with ``image`` (its bytes), ``label`` and ``path``.
+
+    The label is the number of the top sub-folder among their sorted names, which stand in the schema.
+
+    Args:
+        listing: what the folder has.
+        is_said: whether the user has said that it is a folder of images; else its names tell.
+
+    Raises:
+        PackError: there is no image in a sub-folder.
+        ConfigError: the class folders seem to lie below other folders, such as ``train`` and ``val``.
+    """
+    kept = [item for item in listing.objects if belongs("image-folder", item.key)]
+    if not kept:
+        raise PackError(
+            f"{listing.url} has no image in a sub-folder; put the images of each class into a folder of its own, "
+            "or pack them as they are with --kind files"
+        )
+    _check_classes_on_top(listing, [item.key for item in kept], is_said=is_said)
+    return FolderSource("image-folder", images_schema(sorted({_class_of(item.key) for item in kept})), listing, kept)
+
+
+def _check_classes_on_top(listing: Listing, keys: Sequence[str], *, is_said: bool) -> None:
+    """Raise ConfigError if top sub-folders are splits with class folders below them, or none has an image itself."""
+    tops = {_class_of(key) for key in keys}
+    direct = {_class_of(key) for key in keys if key.count("/") == 1}
+    splits = {top: key for key in keys if (top := _class_of(key)).lower() in _SPLITS and top not in direct}
+    if len(splits) < len(tops) if is_said else direct and not splits:
+        return
+    above = splits or {key.rsplit("/", 2)[0]: key for key in keys}  # folders of folders with images
+    wrong = sorted(above)
+    shown = ", ".join(f"{listing.url.rstrip('/')}/{folder}" for folder in wrong[:_SHOWN_FOLDERS])
+    more = f" and {len(wrong) - _SHOWN_FOLDERS:,} more" if len(wrong) > _SHOWN_FOLDERS else ""
+    other = (
+        "" if len(splits) == len(tops) else f", or say --kind image-folder if {min(tops - splits.keys())} is a class"
+    )
+    raise ConfigError(
+        f"{listing.url}: its classes seem to be sub-folders of its sub-folders ({above[wrong[0]]}), so labels would be "
+        f"wrong; pack {shown}{more} one by one, each as a data set of its own{other}"
+    )
+
+
+def _class_of(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def _left_out(listing: Listing, kept: Sequence[ObjectInfo]) -> tuple[str, ...]:
+    count = len(listing.objects) - len(kept)
+    if not count:
+        return ()
+    keys = {item.key for item in kept}
+    first = next(item.key for item in listing.objects if item.key not in keys)
+    return (f"{count} of {len(listing.objects)} files were left out: no image in a sub-folder (first: {first})",)

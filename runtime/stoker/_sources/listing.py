@@ -1,0 +1,201 @@
+"""Which objects a source's URL stands for: everything below a folder, one object, or those of a brace pattern."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from stoker._base.retry import RetryingStore
+from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._format.schema import Schema
+from stoker._sources.containers import named_like, remedy_for
+from stoker._sources.links import check_links, without_links_out
+from stoker._stores import open_store
+from stoker._stores.location import Location, parse_url
+from stoker._stores.options import StoreOptions
+from stoker.errors import ConfigError, NotFoundError, PackError
+
+__all__ = ["ARCHIVES", "Listing", "fingerprint_of", "is_wanted", "list_source", "listed_between"]
+
+ARCHIVES = (".npy", ".npz", ".tar")
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
+_MAX_NAMES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The objects of a source; about 300 bytes of memory each.
+
+    Attributes:
+        url: as the user wrote it.
+        store: where the keys are relative to; it tries again. Whoever asked for the listing closes it.
+        objects: in ascending UTF-8 order of key; those of a brace pattern in the pattern's order.
+        is_folder: whether the URL stands for all that is below it.
+        follows_links: whether links out of a local folder are followed.
+    """
+
+    url: str
+    store: RetryingStore
+    objects: tuple[ObjectInfo, ...]
+    is_folder: bool
+    follows_links: bool = False
+
+
+def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
+    """Return the hash of a source: 64 hexadecimal digits."""
+    digest = hashlib.sha256(f"{kind}\n{schema.to_json()}\n".encode())
+    for item in objects:
+        digest.update(json.dumps([item.key, item.size_bytes, item.tag]).encode())
+    return digest.hexdigest()
+
+
+async def list_source(
+    url: str | os.PathLike[str],
+    options: StoreOptions | None,
+    *,
+    follow_links: bool = False,
+    wrap: Callable[[Store], Store] | None = None,
+) -> Listing:
+    """List what a URL stands for.
+
+    A URL that ends in ``.npy``, ``.npz`` or ``.tar`` is one object, or several with braces (``{000..009}``,
+    ``{a,b}``); any other, and a local folder of any name, stands for all below it. Hidden objects (a part of the key
+    starts with a dot) and the empty objects that stand for folders are left out.
+
+    Args:
+        url: of the source.
+        options: of its store.
+        follow_links: take in what links in a local folder lead to outside of it.
+        wrap: returns the store to read through, given the source's own.
+
+    Raises:
+        ConfigError: the URL is malformed; or a local folder has links to what is not below it.
+        NotFoundError: an object that it names does not exist.
+        PackError: there is nothing; or links lead to nothing.
+        StoreError: the store cannot be read.
+    """
+    location = parse_url(url)
+    if follow_links and location.scheme != "file":
+        raise ConfigError(f"--follow-links is for links in a local folder, which {location.url} is not; leave it out")
+    is_folder = _is_folder(location)
+    root, names = (_address(location), []) if is_folder else _root_and_names(location)
+    opened = open_store(root, options=options)
+    store = RetryingStore(opened if wrap is None else wrap(opened))
+    try:
+        if is_folder:
+            objects = await _below(store, location, follow_links=follow_links)
+        elif len(names) == 1:
+            objects = [await store.head(names[0])]
+        else:
+            objects = await _named(store, location.url, names)
+    except BaseException:
+        await store.close()
+        raise
+    return Listing(location.url, store, tuple(objects), is_folder, follow_links)
+
+
+async def listed_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
+    """Return the objects of a folder whose keys lie behind ``after``, up to ``until``; hidden ones left out."""
+    found = []
+    end = until.encode()
+    async for item in store.list(start_after=after):
+        if item.key.encode() > end:
+            break
+        if is_wanted(item):
+            found.append(item)
+    location = parse_url(store.url)
+    if location.scheme == "file":
+        return await asyncio.to_thread(without_links_out, Path(location.bucket), found)
+    return found
+
+
+def _is_folder(location: Location) -> bool:
+    """Return whether the URL stands for all that is below it."""
+    is_archive = location.url.lower().endswith(ARCHIVES)
+    if location.scheme != "file":
+        return not is_archive or not location.prefix
+    path = Path(location.bucket)
+    if path.is_file() and not is_archive:
+        if container := named_like(path.name):
+            raise ConfigError(f"{location.url} ({container}) cannot be packed as it is; {remedy_for(container)}")
+        raise ConfigError(f"{location.url} is a file of no known kind; give a folder, or one of {', '.join(ARCHIVES)}")
+    return not is_archive or path.is_dir()
+
+
+def _address(location: Location) -> str:
+    """Return the URL, for a local one the absolute path, in the form whose parts are names of objects."""
+    return location.bucket if location.scheme == "file" else f"{location.scheme}://{location.bucket}/{location.prefix}"
+
+
+def _root_and_names(location: Location) -> tuple[str, list[str]]:
+    """Return the folder that the named objects are in, and their keys below it."""
+    address = _address(location)
+    static = address if location.scheme == "file" and Path(address).exists() else address.partition("{")[0]
+    root = static.rpartition("/")[0]
+    pattern = address[len(root) + 1 :]
+    names = [pattern] if static == address else list(islice(_expanded(pattern), _MAX_NAMES + 1))
+    if len(names) > _MAX_NAMES:
+        raise ConfigError(f"{location.url} stands for more than {_MAX_NAMES} objects; use a folder instead")
+    return root or "/", names
+
+
+async def _below(store: RetryingStore, location: Location, *, follow_links: bool) -> list[ObjectInfo]:
+    if location.scheme == "file":
+        await asyncio.to_thread(check_links, Path(location.bucket), follow=follow_links)
+    found = [item async for item in store.list() if is_wanted(item)]
+    if location.scheme == "file" and not follow_links:  # a link may have come since
+        found = await asyncio.to_thread(without_links_out, Path(location.bucket), found)
+    if not found:
+        if container := named_like(location.prefix.rstrip("/")):
+            raise PackError(
+                f"there is no folder {location.url}, and a file ({container}) cannot be packed as it is; "
+                f"{remedy_for(container)}"
+            )
+        raise PackError(f"{location.url} holds no files to pack (hidden ones do not count); check the URL")
+    return found
+
+
+async def _named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
+    wanted = set(names)
+    found = {item.key: item async for item in store.list(_common_prefix(names)) if item.key in wanted}
+    if missing := [name for name in names if name not in found]:
+        raise NotFoundError(
+            f"{url}: {missing[0]} does not exist ({len(missing)} of {len(names)} are missing); check the range"
+        )
+    return [found[name] for name in names]
+
+
+def _common_prefix(names: list[str]) -> str:
+    first, last = min(names), max(names)
+    return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+
+
+def is_wanted(item: ObjectInfo) -> bool:
+    """Return whether an object is raw material: neither hidden nor an empty one that stands for a folder."""
+    return not item.key.endswith("/") and not any(part.startswith(".") for part in item.key.split("/"))
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """Yield the names of a brace pattern, the first braces varying slowest."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    numbers = _NUMBERS.fullmatch(match[1])
+    for choice in _numbers(numbers[1], numbers[2]) if numbers else match[1].split(","):
+        yield from (pattern[: match.start()] + choice + rest for rest in _expanded(pattern[match.end() :]))
+
+
+def _numbers(first: str, last: str) -> Iterator[str]:
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    step = 1 if int(first) <= int(last) else -1
+    return (f"{number:0{width}d}" for number in range(int(first), int(last) + step, step))

@@ -1,0 +1,197 @@
+"""WebDataset: tars in which the files with one base name, one behind the other, are a sample."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from stoker._base.bounded import for_each
+from stoker._base.sizes import counted
+from stoker._base.store_protocol import ObjectInfo
+from stoker._format.schema import Array, Bytes, Column, Schema, Text
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._pack.object_reading import MAX_READS, PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, read
+from stoker._sources.listing import Listing, fingerprint_of
+from stoker._sources.protocol import Sample
+from stoker._sources.tar import BLOCK_BYTES, Member, members
+from stoker.errors import PackError, SchemaError
+
+__all__ = ["WebDataset", "open_webdataset"]
+
+_NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]+)", re.DOTALL)
+_INTEGER = re.compile(rb"\s*([+-]?\d{1,20})\s*")
+_KINDS: dict[str, Column] = {"cls": Array("int64"), "txt": Text(), "json": Text()}
+
+
+class WebDataset:
+    """The samples of one or more tars, in the order of the tars and of their members.
+
+    A column is a file's extension (all behind the first dot of the name, in lower case, other dots as ``_``): ``.cls``
+    is an ``int64``, ``.txt`` and ``.json`` are text, any other is bytes; ``key`` is the name before the extension.
+    Hidden files and those without an extension belong to no sample.
+
+    Attributes:
+        kind: ``webdataset``.
+        schema: the columns of the first sample, which all others must have too.
+        objects: the tars.
+        fingerprint: of kind, schema and tars.
+        samples: None, since only reading the tars tells.
+        size_bytes: of all tars.
+    """
+
+    kind = "webdataset"
+    samples = None
+
+    def __init__(self, listing: Listing, tars: tuple[ObjectInfo, ...], schema: Schema, *, strict: bool) -> None:
+        self._listing, self.objects, self.schema, self._strict = listing, tars, schema, strict
+        self._without_end: set[str] = set()
+        self.fingerprint = fingerprint_of(self.kind, schema, tars)
+        self.size_bytes = sum(item.size_bytes for item in tars)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which files of the folder were left out, and which tars, as far as they were read, have no end marker."""
+        notes = []
+        if left_out := len(self._listing.objects) - len(self.objects):
+            notes.append(f"{left_out} of {len(self._listing.objects)} files were left out: not .tar")
+        if self._without_end:
+            where = (
+                f"{len(self._without_end):,} of {counted(len(self.objects), 'tar')} (first: {min(self._without_end)})"
+            )
+            notes.append(f"warning: no end marker in {where}: if they were cut off, samples are missing")
+        return tuple(notes)
+
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
+        return self._listing.store.url
+
+    async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
+        """Yield the samples from number ``start`` on; a tar has no index, so those before are read as well."""
+        number = 0
+        for tar in self.objects:
+            on_no_end = partial(self._note_no_end, tar.key)
+            async with aclosing(_samples(self._listing, tar, on_no_end=on_no_end)) as samples:
+                async for where, sample in samples:
+                    if sample.keys() != self.schema.keys():
+                        raise PackError(
+                            f"{where} has the columns {', '.join(sample)}, but the first sample has "
+                            f"{', '.join(self.schema)}; give every sample the same files"
+                        )
+                    if number >= start:
+                        yield where, sample
+                    number += 1
+
+    async def check_ends(self) -> None:
+        """Note which tars do not end with zeros, from their last bytes, without reading the tars.
+
+        Raises:
+            PackError: one does not, and the source is strict.
+        """
+
+        async def check(tar: ObjectInfo) -> None:
+            if any(await read(self._listing.store, tar, max(0, tar.size_bytes - BLOCK_BYTES))):
+                self._note_no_end(tar.key)
+
+        await for_each(self.objects, check, concurrency=MAX_READS)
+
+    def _note_no_end(self, key: str) -> None:
+        if self._strict:
+            raise PackError(
+                f"{self.root}/{key} has no end marker, so it may be cut off; make it again, or pack without --strict"
+            )
+        self._without_end.add(key)
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._listing.store.close()
+
+
+async def open_webdataset(listing: Listing, *, strict: bool = False) -> WebDataset:
+    """Return the samples of the tars that are listed, having read the first sample.
+
+    Args:
+        listing: has the tars.
+        strict: raise where a tar is found to have no end marker, instead of noting it.
+
+    Raises:
+        PackError: there is no tar or no sample, or the first tar is damaged.
+    """
+    tars = tuple(item for item in listing.objects if not listing.is_folder or item.key.lower().endswith(".tar"))
+    if not tars:
+        raise PackError(f"{listing.url} holds no .tar files; check the URL, or say another --kind")
+    for tar in tars:
+        async with aclosing(_samples(listing, tar, span_bytes=PEEK_SPAN_BYTES)) as samples:
+            async for where, sample in samples:
+                return WebDataset(listing, tars, _schema(where, sample), strict=strict)
+    raise PackError(f"{listing.url} holds no samples: no file in it has a name with an extension")
+
+
+def _schema(where: str, sample: dict[str, Any]) -> Schema:
+    kinds: dict[type, Column] = {int: _KINDS["cls"], str: Text()}
+    try:
+        return Schema({name: kinds.get(type(value), Bytes()) for name, value in sample.items()})
+    except SchemaError as error:
+        raise PackError(f"{where}: {error}; rename the files' extensions") from None
+
+
+async def _samples(
+    listing: Listing,
+    tar: ObjectInfo,
+    *,
+    span_bytes: int = STREAM_SPAN_BYTES,
+    on_no_end: Callable[[], object] = lambda: None,
+) -> AsyncGenerator[Sample, None]:
+    """Yield the samples of one tar."""
+    where, key = f"{listing.store.url}/{tar.key}", ""
+    sample: dict[str, Any] = {}
+    stream = ByteStream(listing.store, tar, span_bytes=span_bytes)
+    try:
+        async with aclosing(members(stream, where, on_no_end=on_no_end)) as found:
+            async for member in found:
+                match = _NAME.fullmatch(member.name)
+                if match is None:
+                    continue
+                if sample and match[1] != key:
+                    yield f"{where}: sample {key!r}", sample
+                    sample = {}
+                key = match[1]
+                name = key.encode("utf-8", "surrogateescape")
+                sample = sample or {"key": _text(name, f"{where}: the name {name!r}")}
+                await _add(sample, match[2].lower(), member, f"{where}: {member.name!r}")
+        if sample:
+            yield f"{where}: sample {key!r}", sample
+    finally:
+        await stream.close()
+
+
+async def _add(sample: dict[str, Any], extension: str, member: Member, where: str) -> None:
+    """Read a member into the sample."""
+    column = extension.replace(".", "_")
+    if column in sample:
+        raise PackError(f"{where}: its sample has the column {column!r} already; give each file its own extension")
+    held_bytes = sum(len(value) for value in sample.values() if not isinstance(value, int))
+    if member.size_bytes + held_bytes > MAX_SUPER_SAMPLE_BYTES:
+        raise PackError(
+            f"{where} makes a sample of {member.size_bytes + held_bytes} bytes; it has to fit a super-sample of at "
+            f"most {MAX_SUPER_SAMPLE_BYTES}: split it"
+        )
+    kind, data = _KINDS.get(extension.rpartition(".")[2]), await member.read()
+    sample[column] = data if kind is None else _text(data, where) if isinstance(kind, Text) else _integer(data, where)
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise PackError(f"{where} is not UTF-8 text ({error}); convert it") from None
+
+
+def _integer(data: bytes, where: str) -> int:
+    match = _INTEGER.fullmatch(data[:80])
+    if match is None:
+        raise PackError(f"{where} holds {data[:40]!r}, which is not an integer; a .cls file is a class index")
+    return int(match[1])

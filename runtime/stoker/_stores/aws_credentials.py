@@ -1,0 +1,224 @@
+"""AWS credentials in one event loop: where botocore's chain finds them, kept fresh; and signatures made with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import TypeAlias
+
+from aiobotocore.credentials import AioCredentials
+from aiobotocore.session import AioSession
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    MetadataRetrievalError,
+    ProfileNotFound,
+)
+from botocore.exceptions import ConnectionError as BotoCoreConnectionError
+from botocore.loaders import Loader, create_loader
+
+from stoker._stores.failures import Failure, error_of
+from stoker._stores.network import machine_vendor
+from stoker._stores.renewal import RenewedCredentials
+from stoker._stores.standing import Identity
+from stoker.errors import (
+    ConfigError,
+    ConnectionLostError,
+    CredentialsError,
+    ServerError,
+    StoreError,
+    TransientError,
+)
+
+__all__ = ["AwsCredentials", "Keys", "botocore_session", "configured_region", "signed"]
+
+Keys: TypeAlias = tuple[str, str, str | None]
+
+_KINDS = {"env": "environment variables", "explicit": "given keys"}
+"""What botocore calls its sources, where that says too little."""
+_MARGIN_SECONDS = 15 * 60  # when botocore begins to refresh what it has
+_METADATA_ADDRESS, _METADATA_SECONDS = ("169.254.169.254", 80), 1.0
+_NONE_FOUND = (
+    "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, "
+    "run where a role is attached"
+)
+
+
+class AwsCredentials:
+    """Credentials of the standard chain, or ready keys.
+
+    Args:
+        profile: a section of the AWS configuration files.
+        keys: an access key, its secret, and a session token or None; nothing else is asked then.
+        otherwise: what else a user without credentials can do; the message ends with it.
+
+    Attributes:
+        session: botocore's, which is another one after credentials were looked for afresh.
+    """
+
+    def __init__(self, *, profile: str | None, keys: Keys | None = None, otherwise: str) -> None:
+        self._profile, self._keys, self._otherwise = profile, keys, otherwise
+        self._found = RenewedCredentials(self._look, margin_seconds=_MARGIN_SECONDS)
+        self.session = botocore_session(profile, keys)
+
+    async def current(self) -> ReadOnlyCredentials:
+        """Return credentials, refreshed if they are about to expire.
+
+        Raises:
+            CredentialsError: there are none, or they were refused.
+            TransientError: where they come from failed, and there are none that last.
+        """
+        return (await self._found.get()).keys
+
+    async def identity(self) -> Identity:
+        """Return whose these are; how long temporary keys last that somebody gave us, nobody knows.
+
+        Raises:
+            CredentialsError: there are none.
+        """
+        found = await self._found.get()
+        kind = _KINDS.get(found.method, found.method)
+        kind += ", temporary" if found.expires is None and found.keys.token else ""
+        return Identity(kind=kind, expires=found.expires, is_renewed=found.expires is not None)
+
+    async def renew(self, used: ReadOnlyCredentials) -> ReadOnlyCredentials:
+        """Look for credentials afresh, unless another call has done so since ``used`` were taken."""
+        found = await self._found.get()
+        if found.keys == used:
+            self.session = botocore_session(self._profile, self._keys)
+            self._found.drop(found)
+        return await self.current()
+
+    def client_session(self) -> AioSession:
+        """Return a session of botocore's whose clients sign with these credentials."""
+        session = botocore_session(self._profile, None)
+        session.register_component("credential_provider", _Provider(self))
+        return session
+
+    async def _look(self) -> tuple[_Found, float]:
+        """Return what botocore finds, which may be what it had, and for how many seconds it is good."""
+        try:
+            found = await self.session.get_credentials()
+            keys = None if found is None else await found.get_frozen_credentials()
+        except (BotoCoreError, ClientError) as error:
+            # Not chained, here and below: botocore's errors quote what a stranger answered.
+            raise _error_of(error) from None
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError) else type(error).__name__
+            raise ServerError(f"AWS credentials could not be had: the answer makes no sense ({what})") from None
+        if found is None or keys is None:
+            if await _is_metadata_service_out():
+                raise ConnectionLostError("AWS credentials could not be had: this machine's metadata service is silent")
+            raise CredentialsError(f"{_NONE_FOUND}{self._otherwise}")
+        expires: datetime | None = getattr(found, "_expiry_time", None)  # botocore has no public name for it
+        life_seconds = float("inf") if expires is None else (expires - datetime.now(UTC)).total_seconds()
+        return _Found(keys=keys, method=found.method, expires=expires), life_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Credentials, where they come from, and when they end: None if they do not, or nobody knows."""
+
+    keys: ReadOnlyCredentials
+    method: str
+    expires: datetime | None
+
+
+class _Current(AioCredentials):
+    """Credentials as botocore's signers take them, which are always the current ones."""
+
+    def __init__(self, source: AwsCredentials) -> None:
+        super().__init__("", "")
+        self._source = source
+
+    async def get_frozen_credentials(  # type: ignore[override]  # the stub of the base class says that it is sync
+        self,
+    ) -> ReadOnlyCredentials:
+        return await self._source.current()
+
+
+@dataclass(frozen=True, slots=True)
+class _Provider:
+    """What botocore asks for credentials."""
+
+    source: AwsCredentials
+
+    async def load_credentials(self) -> AioCredentials:
+        return _Current(self.source)
+
+
+def _error_of(error: BotoCoreError | ClientError) -> StoreError:
+    """Return our error for what botocore ends with when it looks for credentials; what may pass is transient."""
+    message = f"AWS credentials could not be had: {error}"
+    if isinstance(error, ClientError):
+        code, meta = error.response.get("Error", {}).get("Code", ""), error.response.get("ResponseMetadata", {})
+        status = 429 if "Throttl" in code else meta.get("HTTPStatusCode", 0)
+    elif isinstance(error, CredentialRetrievalError | MetadataRetrievalError):
+        if error.kwargs.get("provider") == "custom-process":
+            return CredentialsError(message)
+        match = re.search(r"response ([0-9]{3}) ", str(error))  # of a container's endpoint
+        status = int(match[1]) if match else 500
+    else:
+        status = 500 if isinstance(error, HTTPClientError | BotoCoreConnectionError) else 0
+    passing = error_of(Failure(address=message, status=status), {}) if status else None
+    return passing if isinstance(passing, TransientError) else CredentialsError(message)
+
+
+async def _is_metadata_service_out() -> bool:
+    """Return whether this is a machine of Amazon's whose metadata service does not answer, though it may be asked."""
+    if machine_vendor() != "Amazon EC2" or os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    try:
+        async with asyncio.timeout(_METADATA_SECONDS):
+            _, writer = await asyncio.open_connection(*_METADATA_ADDRESS)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+def botocore_session(profile: str | None, keys: Keys | None) -> AioSession:
+    """Return a session of botocore's that has looked for nothing yet."""
+    session = AioSession(profile=profile)
+    session.register_component("data_loader", _data_loader())
+    if keys is not None:
+        session.set_credentials(*keys)
+    return session
+
+
+def configured_region(session: AioSession) -> str | None:
+    """Return the region of ``AWS_DEFAULT_REGION`` or the profile, None if neither says one.
+
+    Raises:
+        ConfigError: there is no such profile.
+    """
+    try:
+        region: str | None = session.get_config_variable("region")
+    except ProfileNotFound as error:
+        raise ConfigError(f"{error}; check AWS_PROFILE and the AWS configuration files") from error
+    return region
+
+
+def signed(
+    url: str, headers: Mapping[str, str], signer: ReadOnlyCredentials, *, service: str, region: str
+) -> dict[str, str]:
+    """Return the headers of a GET with a signature over them and the URL: AWS's version 4, by botocore."""
+    request = AWSRequest(method="GET", url=url, headers=dict(headers))
+    SigV4Auth(signer, service, region).add_auth(request)
+    return dict(request.headers.items())
+
+
+@cache
+def _data_loader() -> Loader:
+    """The reader of botocore's service descriptions; it remembers them, so that only the first client costs 0.1 s."""
+    return create_loader()

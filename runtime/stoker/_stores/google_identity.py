@@ -1,0 +1,161 @@
+"""Identity tokens: who calls a function of Google's, signed by Google for that function alone."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+import aiohttp
+import jwt
+from gcloud.aio.auth import AioSession, Token
+from gcloud.aio.auth.token import (
+    GCE_ENDPOINT_ID_TOKEN,
+    GCE_METADATA_HEADERS,
+    GCLOUD_ENDPOINT_GENERATE_ID_TOKEN,
+    Type,
+)
+
+from stoker._stores.google_tokens import is_google_machine, transient_failure
+from stoker._stores.network import proxy_of, trusted
+from stoker._stores.renewal import RenewedCredentials
+from stoker.errors import CredentialsError, StokerError, StoreError
+
+if TYPE_CHECKING:
+    from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
+
+__all__ = ["IdentityTokens"]
+
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_LIFE_SECONDS, _MARGIN_SECONDS = 3600, 300
+_LEAST_SECONDS = 60  # that a token is kept: a clock that is off must not make each request ask for another
+_TIMEOUT_SECONDS = 10
+_NO_CREDENTIALS = (
+    "no Google credentials were found: set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth application-default "
+    "login', or run where a service account is attached"
+)
+
+
+class IdentityTokens:
+    """Tokens by audience, each kept until shortly before its end; in one event loop.
+
+    A service account's key signs for itself, and a machine with an account is asked for it. People have no such tokens
+    of their own: they get one of a service account that they may act for.
+
+    Args:
+        service_account: the e-mail address of the account to act for.
+        otherwise: what else a user without credentials can do; the message ends with it.
+    """
+
+    def __init__(self, service_account: str | None, *, otherwise: str = "") -> None:
+        self._service_account, self._otherwise = service_account, otherwise
+        self._kept: dict[str, RenewedCredentials[str]] = {}
+
+    async def get(self, audience: str) -> str:
+        """Return a token for the function at the URL ``audience``.
+
+        Raises:
+            CredentialsError: there are no credentials that can have one, or they were refused.
+            TransientError: Google's token endpoint failed, and there is no token that lasts.
+        """
+        if audience not in self._kept:
+            self._kept[audience] = RenewedCredentials(partial(self._fetch, audience), margin_seconds=_MARGIN_SECONDS)
+        return await self._kept[audience].get()
+
+    def forget(self, audience: str, token: str) -> None:
+        """Drop a token that was refused, unless there is another one by now."""
+        if audience in self._kept:
+            self._kept[audience].drop(token)
+
+    async def _fetch(self, audience: str) -> tuple[str, float]:
+        token = (await self._fresh(audience)).strip()
+        if not (token.isascii() and token.isprintable() and token and " " not in token):
+            raise CredentialsError(f"what Google answered is no identity token for {audience}")
+        return token, _good_seconds(token) + _MARGIN_SECONDS
+
+    async def _fresh(self, audience: str) -> str:
+        is_machine = False
+        try:
+            source = Token(None, None, [_SCOPE])
+            is_machine = source.token_type is Type.GCE_METADATA
+            proxy = None if is_machine else proxy_of(source.token_uri)
+            connector = aiohttp.TCPConnector(ssl=trusted())
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
+            async with aiohttp.ClientSession(connector=connector, proxy=proxy, timeout=timeout) as session:
+                if self._service_account is not None:
+                    return await _impersonated(source, session, self._service_account, audience)
+                if is_machine:
+                    return await _of_this_machine(session, audience)
+                if source.token_type is Type.SERVICE_ACCOUNT:
+                    return await _self_signed(source, session, audience)
+        except StokerError:
+            raise
+        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
+            # Not chained: the client's error holds the request, or a proxy's password.
+            raise self._token_error(error, audience, is_machine=is_machine) from None
+        raise CredentialsError(
+            f"credentials of kind {source.token_type.value} identify no caller; name a service account that you may "
+            "act for (--function-account, ServedOptions(service_account=...)), or use a service account's key"
+        )
+
+    def _token_error(self, error: Exception, audience: str, *, is_machine: bool) -> StoreError:
+        is_unreached = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
+        if is_unreached and is_machine and not (self._kept[audience].were_fetched or is_google_machine()):
+            return CredentialsError(f"{_NO_CREDENTIALS}{self._otherwise}")
+        if (transient := transient_failure(error)) is not None:
+            return transient
+        if isinstance(error, aiohttp.ClientResponseError):
+            return CredentialsError(
+                f"Google refused to identify the caller of {audience} ({error.status}); log in again, or ask for the "
+                "role roles/iam.serviceAccountOpenIdTokenCreator"
+            )
+        return CredentialsError(
+            f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
+            "check GOOGLE_APPLICATION_CREDENTIALS"
+        )
+
+
+def _good_seconds(token: str) -> float:
+    """Return how long a token is kept. A machine's may be an older one, so it is asked for its end.
+
+    It is read, not verified: that is the business of who gets it.
+    """
+    try:
+        ends = jwt.decode(token, options={"verify_signature": False}).get("exp")
+        left_seconds = float(ends) - time.time() if isinstance(ends, int) else _LIFE_SECONDS
+    except (jwt.PyJWTError, OverflowError):
+        left_seconds = _LIFE_SECONDS
+    return min(max(left_seconds - _MARGIN_SECONDS, _LEAST_SECONDS), _LIFE_SECONDS - _MARGIN_SECONDS)
+
+
+async def _of_this_machine(session: aiohttp.ClientSession, audience: str) -> str:
+    url = GCE_ENDPOINT_ID_TOKEN.format(audience=quote(audience, safe=""))
+    async with session.get(url, headers=GCE_METADATA_HEADERS, raise_for_status=True) as response:
+        return await response.text()
+
+
+async def _self_signed(source: Token, session: aiohttp.ClientSession, audience: str) -> str:
+    account, now = source.service_data, int(time.time())
+    claims = {
+        "iss": account["client_email"],
+        "sub": account["client_email"],
+        "aud": source.token_uri,
+        "iat": now,
+        "exp": now + _LIFE_SECONDS,
+        "target_audience": audience,
+    }
+    form = {"grant_type": _GRANT, "assertion": jwt.encode(claims, account["private_key"], algorithm="RS256")}
+    async with session.post(source.token_uri, data=form, raise_for_status=True) as response:
+        return str((await response.json())["id_token"])
+
+
+async def _impersonated(source: Token, session: aiohttp.ClientSession, service_account: str, audience: str) -> str:
+    source.session = AioSession(cast("Session", session))
+    access = await source.refresh(timeout=_TIMEOUT_SECONDS)
+    url = GCLOUD_ENDPOINT_GENERATE_ID_TOKEN.format(service_account=quote(service_account, safe="@"))
+    asked: dict[str, Any] = {"audience": audience, "includeEmail": True}
+    headers = {"Authorization": f"Bearer {access.value}"}
+    async with session.post(url, json=asked, headers=headers, raise_for_status=True) as response:
+        return str((await response.json())["token"])

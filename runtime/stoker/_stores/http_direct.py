@@ -1,0 +1,231 @@
+"""HTTP whose bodies are received straight into the caller's memory: one copy, from the socket.
+
+A range costs about 0.1 CPU seconds per GB. What arrives is taken in pieces as large as the kernel has them, so that the
+interpreter lock changes hands seldom: a training loop in another thread loses little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from functools import partial
+from typing import cast
+
+from stoker._stores.dialer import Dialer, Dialled
+from stoker._stores.http import Call, Destination, Reply
+from stoker._stores.http_answer import Answer
+from stoker._stores.network import trusted
+from stoker._stores.options import HttpOptions
+from stoker.errors import ConnectionLostError, DeadlineError, StokerError, TruncatedError
+
+__all__ = ["DirectReader"]
+
+# More than asyncio decrypts at a time (256 KiB, and what was left of a record): what does not fit here is lost if the
+# server closes right behind its answer.
+_SCRATCH_BYTES = 320 << 10
+_IDLE_SECONDS = 15.0  # shorter than what S3 and its like keep a silent connection for
+
+
+class DirectReader:
+    """An :class:`~stoker._stores.http.HttpReader` with connections of its own, to one endpoint, in one event loop.
+
+    A connection is used again for ``_IDLE_SECONDS``, the one used last first. No proxy.
+
+    Raises:
+        ConfigError: the environment names certificates that cannot be used.
+    """
+
+    def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> None:
+        context = trusted(ca_bundle) if url.startswith("https://") else None
+        self._dialer = Dialer(url, context, options.connect_timeout_seconds)
+        self._patience_seconds = options.read_timeout_seconds
+        self._permits = asyncio.Semaphore(options.max_connections)
+        self._idle: list[_Connection] = []
+        self._busy: set[_Connection] = set()
+        self._is_closed = False
+        # One for all: what is received there is taken out before the loop turns to another connection.
+        self._made = partial(_Connection, memoryview(bytearray(_SCRATCH_BYTES)))
+
+    async def ask(self, call: Call) -> Reply:
+        """Return the whole answer."""
+        return await self._perform(call, None)
+
+    async def read_into(self, call: Call, destination: Destination) -> Reply:
+        """Receive a range where it is to go."""
+        return await self._perform(call, destination)
+
+    async def close(self) -> None:
+        """Close the connections for good; calls in progress break, one that is connecting when it has connected."""
+        self._is_closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.abort()
+        self._idle.clear()
+        await asyncio.sleep(0)  # sockets are closed in the loop's next turn
+
+    async def _perform(self, call: Call, destination: Destination | None) -> Reply:
+        async with self._permits:
+            connection = self._kept()
+            if connection is not None:
+                answer = Answer(call, destination)
+                try:
+                    return await self._exchanged(connection, call, answer)
+                except ConnectionLostError:
+                    if answer.begun:
+                        raise
+                    # The server had hung up before it saw the request: reads may be sent again.
+            if self._is_closed:
+                raise ConnectionLostError(f"{call.address}: the store was closed")
+            connection = await self._dialer.connect(self._made, call.address)
+            return await self._exchanged(connection, call, Answer(call, destination))
+
+    def _kept(self) -> _Connection | None:
+        """Return an idle connection that is still good; those that are not are closed."""
+        now_seconds = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if now_seconds - connection.heard_seconds < _IDLE_SECONDS and connection.is_quiet:
+                return connection
+            connection.abort()
+        return None
+
+    async def _exchanged(self, connection: _Connection, call: Call, answer: Answer) -> Reply:
+        self._busy.add(connection)
+        try:
+            if self._is_closed:  # while it connected
+                connection.abort()
+            await connection.exchange(answer, call.address, self._patience_seconds)
+        finally:
+            self._busy.discard(connection)
+        if answer.is_last:
+            connection.abort()
+        else:
+            self._idle.append(connection)
+        assert answer.reply is not None  # noqa: S101 - an exchange that returns is whole
+        return answer.reply
+
+
+class _Connection(Dialled, asyncio.BufferedProtocol):
+    """A connection, which carries one exchange at a time.
+
+    Attributes:
+        heard_seconds: when something was last heard, in loop time.
+    """
+
+    def __init__(self, scratch: memoryview) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._scratch = scratch
+        self._transport: asyncio.Transport | None = None
+        self._poll = select.poll()
+        self._answer: Answer | None = None
+        self._address = ""
+        self._over: asyncio.Future[None] | None = None
+        self._error: StokerError | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self.heard_seconds = self._loop.time()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether another exchange can be tried: it is open, and the server has neither spoken unasked nor hung up."""
+        return self._is_open and not self._poll.poll(0)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(self, answer: Answer, address: str, patience_seconds: float) -> None:
+        """Send a request and receive its answer; if that does not succeed, the connection is closed.
+
+        Raises:
+            ConnectionLostError: the connection broke before the answer's body began.
+            TruncatedError: it broke later.
+            DeadlineError: nothing was heard for ``patience_seconds``.
+            StokerError: the answer is not one, or not of what was asked.
+        """
+        if self._transport is None or not self._is_open:
+            raise ConnectionLostError(f"{address}: the connection was closed")
+        self._answer, self._address, self._error = answer, address, None
+        self._over = self._loop.create_future()
+        self.heard_seconds = self._loop.time()
+        self._look_again(patience_seconds)
+        try:
+            self._transport.write(answer.request)
+            await self._over
+            if self._error is not None:
+                raise self._error
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._end(None)
+
+    def abort(self) -> None:
+        """Close at once: when this returns, nothing writes to the caller's memory any more."""
+        if self._answer is not None:
+            self._end(ConnectionLostError(f"{self._address}: the connection was closed"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self, error: StokerError | None) -> None:
+        """Receive nothing more for the exchange under way, and wake whoever waits for it."""
+        self._answer = None
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._over is not None and not self._over.done():
+            self._error = error
+            self._over.set_result(None)
+
+    def _look_again(self, patience_seconds: float) -> None:
+        """End the exchange if nothing was heard for so long, else look when that might be so."""
+        left_seconds = self.heard_seconds + patience_seconds - self._loop.time()
+        if left_seconds > 0:
+            self._watch = self._loop.call_later(left_seconds, self._look_again, patience_seconds)
+        else:
+            self._fail(DeadlineError(f"{self._address}: the store was silent for {patience_seconds:g} s"))
+
+    def _fail(self, error: StokerError) -> None:
+        self._end(error)
+        self.abort()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._poll.register(transport.get_extra_info("socket"), select.POLLIN)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._scratch if self._answer is None else self._answer.buffer(self._scratch)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        answer = self._answer
+        if answer is None:  # it speaks without being asked
+            self.abort()
+            return
+        self.heard_seconds = self._loop.time()
+        try:
+            is_whole = answer.received(nbytes, self._scratch)
+        except StokerError as error:
+            self._fail(error)
+            return
+        if is_whole:
+            self._end(None)
+
+    def eof_received(self) -> bool:
+        answer = self._answer
+        if answer is not None:
+            try:
+                if answer.ended():
+                    self._end(None)
+            except StokerError as error:
+                self._fail(error)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        answer = self._answer
+        if answer is None:
+            return
+        why = "" if exc is None else f" ({type(exc).__name__}: {exc})"
+        if answer.is_in_body:
+            self._fail(TruncatedError(f"{self._address}: the connection ended before the object did{why}"))
+        else:
+            self._fail(ConnectionLostError(f"{self._address}: the connection broke before an answer came{why}"))

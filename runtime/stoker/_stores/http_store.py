@@ -1,0 +1,200 @@
+"""A data set that a function serves over HTTPS, as a store to read from, for machines without bucket credentials.
+
+What the store holds is what a manifest speaks of: the newest one, its versions, and their super-samples. Keys become
+paths of the function's by the manifest (``super-samples/{row}?version=``); nothing can be written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from stoker._base.store_protocol import Buffer, ObjectInfo
+from stoker._format.manifest import POINTER_KEY, Manifest, version_key
+from stoker._stores.failures import Failure, Rule, error_of
+from stoker._stores.http import Destination, Reply
+from stoker._stores.http_store_access import ServedAccess, said_of
+from stoker._stores.http_store_auth import callers_of
+from stoker._stores.http_store_rows import RowIndex, super_samples, version_of
+from stoker._stores.location import Location, check_conditions, check_empty_range, check_key, check_range, check_text
+from stoker._stores.options import ServedOptions
+from stoker._stores.per_loop import PerLoop
+from stoker._stores.standing import Endpoint, Identity
+from stoker.errors import (
+    BucketNotFoundError,
+    ChecksumError,
+    CredentialsError,
+    FormatError,
+    NotFoundError,
+    ObjectChangedError,
+    PermissionDeniedError,
+    StoreError,
+    UnexpectedAnswerError,
+)
+
+__all__ = ["HttpStore"]
+
+_BY_CODE: dict[str, Rule] = {
+    "failed": (StoreError, "the function cannot answer this, and its log says why; ask whoever deployed it"),
+    "forbidden": (PermissionDeniedError, "the token is for other data sets; ask for one that names this"),
+    "no-such-dataset": (
+        BucketNotFoundError,
+        "the function serves no data set of that name; check the address, which ends with /v1/NAME",
+    ),
+    "too-large": (StoreError, "the function cannot send so much at once; whoever deployed it can let it sign URLs"),
+    "unauthorized": (CredentialsError, "a valid token is wanted; set STOKER_TOKEN or ServedOptions(token=...)"),
+}
+
+
+class HttpStore:
+    """``stoker+https://host/v1/name``. Connections are made on first use, per event loop; no fork shares them."""
+
+    def __init__(self, location: Location, options: ServedOptions) -> None:
+        self._at = location
+        url = f"{location.scheme.removeprefix('stoker+')}://{location.bucket}/{location.prefix}"
+        caller = callers_of(url, options, os.environ)
+        self._access = PerLoop(lambda: (ServedAccess(url, caller(), options.http), asyncio.Lock()))
+        self._index = RowIndex()
+        self._pinned: set[int] = set()  # versions that were asked for, and may hold what the newest no longer does
+
+    @property
+    def url(self) -> str:
+        """The root as the user wrote it."""
+        return self._at.url
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        reply = await self._read(key, {})
+        if key == POINTER_KEY or version_of(key):
+            with suppress(FormatError, ChecksumError):  # whoever asked for it will see for himself
+                self._index.learn(Manifest.from_bytes(reply.body))
+        return reply.body, self._info(key, reply)
+
+    async def get_range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``; cancellation closes the connection."""
+        check_range(start, end, into)
+        if start == end:
+            return check_empty_range(self._at, await self.head(key), start, tag)
+        headers = {"Range": f"bytes={start}-{end - 1}"} | ({"If-Match": f'"{tag}"'} if tag is not None else {})
+        info = self._info(key, await self._read(key, headers, Destination(into, start, end, begun)))
+        if tag not in (None, info.tag):  # the bucket may have answered, which was not told the condition
+            raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
+        return info
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and tag, with a byte: function platforms answer a HEAD with the length of what they saw, 0."""
+        return self._info(key, await self._read(key, {"Range": "bytes=0-0"}))
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield what the newest manifest speaks of, and that manifest under both its keys."""
+        for text in (prefix, start_after):
+            check_text("object key or prefix", text)
+        manifest = await self._learn(POINTER_KEY)
+        for info in super_samples(manifest, prefix, start_after):
+            yield info
+        for key in (POINTER_KEY, version_key(manifest.version)):
+            if key.startswith(prefix) and key > start_after:
+                yield await self.head(key)
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Refuse to write."""
+        check_conditions(if_absent=if_absent, if_tag=if_tag)
+        raise self._read_only(key)
+
+    async def delete(self, key: str) -> None:
+        """Refuse to delete."""
+        raise self._read_only(key)
+
+    async def identity(self) -> Identity:
+        """Return who calls the function, by what."""
+        return await self._access.get()[0].identity()
+
+    async def endpoint(self) -> Endpoint:
+        """Return what the function's address answers to whoever asks."""
+        return await self._access.get()[0].endpoint()
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        if (access := self._access.take()) is not None:
+            await access[0].close()
+
+    async def _read(self, key: str, headers: dict[str, str], destination: Destination | None = None) -> Reply:
+        path, (access, _) = await self._path(key), self._access.get()
+        address = self._at.object_url(key)
+        reply = await access.read(path, headers, address, destination)
+        if reply.refused:
+            raise error_of(self._failure(address, reply), _BY_CODE)
+        if version := version_of(key):
+            self._pinned.add(version)
+        return reply
+
+    async def _path(self, key: str) -> str:
+        """Return where an object is served, below the data set's URL.
+
+        Raises:
+            NotFoundError: no version that could be asked for has it.
+        """
+        check_key(key)
+        if key == POINTER_KEY:
+            return "manifest"
+        if version := version_of(key):
+            return f"manifest?version={version}"
+        if not key.startswith("data/"):
+            raise NotFoundError(f"{self._at.object_url(key)}: a served data set has super-samples and manifests only")
+        if path := self._index.path_of(key) or await self._looked_up(key):
+            return path
+        raise NotFoundError(f"{self._at.object_url(key)}: no known version of the data set has it")
+
+    async def _looked_up(self, key: str) -> str | None:
+        """Read the manifests that may speak of a super-sample; of many that ask for one, one does."""
+        async with self._access.get()[1]:
+            for version in sorted(self._pinned, reverse=True):
+                if version not in self._index:
+                    with suppress(NotFoundError):  # it was there, and is no more
+                        await self._learn(version_key(version))
+            if (path := self._index.path_of(key)) is None:
+                await self._learn(POINTER_KEY)
+                path = self._index.path_of(key)
+            return path
+
+    async def _learn(self, key: str) -> Manifest:
+        data, _ = await self.get(key)
+        try:
+            return Manifest.from_bytes(data)
+        except (FormatError, ChecksumError) as error:
+            raise UnexpectedAnswerError(
+                f"{self._at.object_url(key)} is no manifest: {error}; is this a stoker function?"
+            ) from None
+
+    def _info(self, key: str, reply: Reply) -> ObjectInfo:
+        # Where Google's bucket answers itself, its ETag is another one and the generation has a header of its own.
+        tag = reply.headers.get("x-goog-generation") or reply.headers.get("ETag", "").strip('"')
+        if not tag:
+            raise UnexpectedAnswerError(
+                f"{self._at.object_url(key)}: the answer has no ETag; is this a stoker function?"
+            )
+        return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=tag)
+
+    def _read_only(self, key: str) -> PermissionDeniedError:
+        check_key(key)
+        return PermissionDeniedError(
+            f"{self._at.object_url(key)}: what a function serves is read-only; write to the bucket behind it"
+        )
+
+    def _failure(self, address: str, reply: Reply) -> Failure:
+        """Read an error of the function's; a bucket's or a platform's says enough by its status."""
+        code, text = said_of(reply)
+        if code == "no-such-dataset":  # whatever of it was asked for
+            address = self.url
+        return Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)

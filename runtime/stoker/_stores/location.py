@@ -1,0 +1,227 @@
+"""Where a store is, and what its callers may ask: URLs, keys, ranges and conditions, checked once for every adapter."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from stoker._base.store_protocol import ObjectInfo
+from stoker._stores.network import check_endpoint, is_this_machine
+from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
+
+__all__ = [
+    "Location",
+    "check_conditions",
+    "check_empty_range",
+    "check_key",
+    "check_range",
+    "check_text",
+    "is_url_like",
+    "parse_url",
+    "printable",
+]
+
+_BUCKET_SCHEMES = ("s3", "gs", "memory")
+_SERVED_SCHEMES = ("stoker+https", "stoker+http")
+_SERVED_PATH = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._~-]*/)*[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+_BUCKET_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+_URL_LIKE = re.compile(r"[\w+.-]+:/")
+_WITHOUT_SLASHES = re.compile(r"(?:s3|gs|memory|file|https?|stoker\+https?):", re.ASCII | re.IGNORECASE)
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # of UTF-16 surrogates, which alone are no character
+_MAX_KEY_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A parsed store URL.
+
+    Attributes:
+        url: as the user wrote it, without trailing slashes; for messages.
+        scheme: ``file``, ``s3``, ``gs``, ``memory``, ``stoker+https`` or ``stoker+http``.
+        bucket: the bucket's name; for ``file``, the absolute path of the folder; for what is served, host and port.
+        prefix: what stands before every key, without slashes at either end; always empty for ``file``.
+    """
+
+    url: str
+    scheme: str
+    bucket: str
+    prefix: str = ""
+
+    @property
+    def place(self) -> str:
+        """What places are compared by: a text that ends with a slash and that all places below it begin with.
+
+        Of a folder, links are followed.
+        """
+        if self.scheme == "file":
+            return f"{Path(self.bucket).resolve()}/".replace("//", "/")
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/") + "/"
+
+    def object_url(self, key: str) -> str:
+        """Return the address of an object, for messages."""
+        return printable(f"{self.url}/{key}")
+
+    def full_key(self, key: str) -> str:
+        """Return the key within the bucket of a valid key within the store."""
+        check_key(key)
+        return self.within_bucket(key)
+
+    def within_bucket(self, key_or_prefix: str) -> str:
+        """Return a key, or the beginning of one, within the bucket.
+
+        Raises:
+            ConfigError: it is not valid Unicode text.
+        """
+        check_text("object key or prefix", key_or_prefix)
+        return f"{self.prefix}/{key_or_prefix}" if self.prefix else key_or_prefix
+
+    def relative(self, full_key: str) -> str:
+        """Return the key within the store of a key within the bucket that :meth:`within_bucket` begins.
+
+        Raises:
+            StoreError: it does not begin so, or is not text; the bucket listed what it was not asked for.
+        """
+        before = f"{self.prefix}/" if self.prefix else ""
+        if not full_key.startswith(before) or _HALF_A_PAIR.search(full_key):
+            raise StoreError(f"{self.url}: the bucket lists {full_key[:64]!r}, which is no key below this URL")
+        return full_key[len(before) :]
+
+
+def parse_url(url: str | os.PathLike[str]) -> Location:
+    """Parse ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``memory://name/prefix``, ``file:///folder`` or a path.
+
+    Bucket prefixes are taken literally (``%20`` is three characters), ``file`` URLs are percent-decoded. A data set
+    that a function serves is ``stoker+https://host/v1/name``.
+
+    Raises:
+        ConfigError: the URL is not one of these.
+    """
+    text = os.fspath(url)
+    if not text or "\0" in text:
+        raise ConfigError("a store URL is empty or holds a NUL character; give a path or s3://bucket/prefix")
+    if "://" not in text:
+        _check_no_slash_is_missing(text)
+        return Location(url=text.rstrip("/") or "/", scheme="file", bucket=str(Path(text).absolute()))
+    scheme, rest = text.split("://", 1)
+    if scheme == "file":
+        return _parse_file_url(text)
+    if scheme in _SERVED_SCHEMES:
+        return _parse_served_url(text)
+    if scheme not in _BUCKET_SCHEMES:
+        raise ConfigError(
+            f"stoker has no store for {scheme}:// URLs; use s3://, gs://, file://, memory:// or a path, and "
+            "stoker+https:// for what a function serves"
+        )
+    bucket, _, prefix = rest.partition("/")
+    if bucket.startswith("arn:"):
+        raise ConfigError(
+            "stoker does not take access points by their ARN; give the access point's alias (it ends in -s3alias) or "
+            "the bucket's name, as in s3://bucket/prefix"
+        )
+    if "@" in bucket or ":" in bucket:
+        # What stands before the @ may be a secret, so the URL is not repeated.
+        raise ConfigError(
+            f"a {scheme}:// URL holds a user, password or port; give credentials and endpoints as options"
+        )
+    if not _BUCKET_NAME.fullmatch(bucket):
+        raise ConfigError(f"{text!r} names no bucket; write {scheme}://bucket/prefix")
+    check_text("the prefix in a store URL", prefix)
+    return Location(url=text.rstrip("/"), scheme=scheme, bucket=bucket, prefix=prefix.strip("/"))
+
+
+def is_url_like(text: str) -> bool:
+    """Return whether a text begins as URLs do, with a scheme, a colon and a slash, and not as a path does."""
+    return _URL_LIKE.match(text) is not None
+
+
+def _check_no_slash_is_missing(path: str) -> None:
+    """Refuse ``s3:/bucket/prefix`` and ``s3:bucket/prefix``: nobody means folders of those names.
+
+    What follows the scheme may hold a secret, and is not repeated.
+    """
+    if is_url_like(path) or _WITHOUT_SLASHES.match(path):
+        scheme, _, rest = path.partition(":")
+        slashes = "/" * (len(rest) - len(rest.lstrip("/")))
+        meant = "file:///folder" if scheme == "file" else f"{scheme}://bucket/prefix"
+        raise ConfigError(
+            f"a URL that begins with {f'{scheme}:{slashes}'!r:.80} lacks a slash; write {meant:.80} as text, "
+            "since pathlib.Path removes a slash. A local folder of that name is written with ./ before it"
+        )
+
+
+def _parse_file_url(url: str) -> Location:
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ConfigError("a file:// URL holds a user or password; write file:///folder, or the plain path")
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{url!r} is not a local folder; write file:///folder ('?' and '#' percent-encoded), or the plain path"
+        )
+    return Location(url=url.rstrip("/"), scheme="file", bucket=str(Path(unquote(parts.path)).absolute()))
+
+
+def _parse_served_url(url: str) -> Location:
+    """Parse the URL of a data set that a function serves; it may hold a secret, and is not repeated before the end."""
+    scheme, _, rest = url.partition("://")
+    authority, _, path = rest.rstrip("/").partition("/")
+    check_endpoint(f"{scheme.removeprefix('stoker+')}://{authority}", f"the host in a {scheme}:// URL")
+    if not _SERVED_PATH.fullmatch(path):
+        raise ConfigError(f"a {scheme}:// URL names no data set; write {scheme}://host/v1/name, with nothing behind it")
+    if scheme == "stoker+http" and not is_this_machine(urlsplit(f"http://{authority}").hostname or ""):
+        raise ConfigError("stoker+http:// is for this machine only, since it sends the token unencrypted; use https")
+    return Location(url=url.rstrip("/"), scheme=scheme, bucket=authority, prefix=path)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` on one line and without control characters: a bucket must not write to a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def check_text(what: str, text: str) -> None:
+    """Raise ConfigError if ``text`` holds half of a surrogate pair, which no request can carry."""
+    if _HALF_A_PAIR.search(text):
+        raise ConfigError(f"{what} {text!r} is not valid Unicode text")
+
+
+def check_key(key: str) -> None:
+    """Raise ConfigError unless ``key`` can name an object in a bucket."""
+    check_text("object key", key)
+    size_bytes = len(key.encode())
+    if not key or key.startswith("/") or "\0" in key:
+        raise ConfigError(f"object key {key!r} is empty, starts with '/' or holds a NUL character")
+    if size_bytes > _MAX_KEY_BYTES:
+        raise ConfigError(f"object key {key[:64]!r}… has {size_bytes} bytes, more than a bucket's {_MAX_KEY_BYTES}")
+
+
+def check_range(start: int, end: int, into: memoryview) -> None:
+    """Raise ConfigError unless ``[start, end)`` is a range and ``into`` can take exactly its bytes."""
+    if not 0 <= start <= end:
+        raise ConfigError(f"byte range [{start}, {end}) is negative or reversed")
+    if into.readonly or into.itemsize != 1 or into.ndim != 1 or not into.contiguous:
+        raise ConfigError("'into' must be a writable, contiguous, one-dimensional memoryview of bytes")
+    if into.nbytes != end - start:
+        raise ConfigError(f"'into' has {into.nbytes} bytes for the {end - start} of range [{start}, {end})")
+
+
+def check_empty_range(location: Location, info: ObjectInfo, start: int, tag: str | None) -> ObjectInfo:
+    """Return ``info`` if ``[start, start)`` can be read from that object; HTTP cannot ask for an empty range.
+
+    Raises:
+        ObjectChangedError: the object has not the ``tag``.
+        RangeBeyondEndError: ``start`` is beyond its end.
+    """
+    address = location.object_url(info.key)
+    if tag not in (None, info.tag):
+        raise ObjectChangedError(f"{address} was overwritten: its tag is no longer {tag}")
+    if start > info.size_bytes:
+        raise RangeBeyondEndError(f"{address} has {info.size_bytes} bytes, fewer than {start}")
+    return info
+
+
+def check_conditions(*, if_absent: bool, if_tag: str | None) -> None:
+    """Raise ConfigError if a write is asked to find both no object and a certain one."""
+    if if_absent and if_tag is not None:
+        raise ConfigError("if_absent and if_tag exclude each other; give one of them")

@@ -1,0 +1,131 @@
+"""A store in this process's memory, for tests and demonstrations: named, shared by all who open the same name."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from stoker._base.store_protocol import Buffer, ObjectInfo
+from stoker._stores.location import Location, check_conditions, check_range
+from stoker.errors import (
+    BucketNotFoundError,
+    NotFoundError,
+    ObjectChangedError,
+    PreconditionFailedError,
+    RangeBeyondEndError,
+)
+
+__all__ = ["MemoryStore"]
+
+_PAGE_KEYS = 1000
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Objects by key within the bucket. A tag is the number of the write, so no two contents ever share one."""
+
+    objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)
+    writes: int = 0
+
+
+_buckets: dict[str, _Bucket] = {}
+_lock = threading.Lock()  # held for a few dictionary operations; loops in several threads may share a bucket
+
+
+class MemoryStore:
+    """``memory://name/prefix``. As with a local folder, the bucket comes into being with its first object."""
+
+    def __init__(self, location: Location, _options: None = None) -> None:
+        self._at = location
+
+    @property
+    def url(self) -> str:
+        """The root as the user wrote it."""
+        return self._at.url
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        data, info = await self._read(key)
+        return data, info
+
+    async def get_range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``, at once: nobody is told that it begins."""
+        check_range(start, end, into)
+        data, info = await self._read(key)
+        if tag not in (None, info.tag):
+            raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
+        if end > len(data):
+            raise RangeBeyondEndError(
+                f"{self._at.object_url(key)} has {len(data)} bytes; range [{start}, {end}) goes beyond its end"
+            )
+        into[:] = memoryview(data)[start:end]
+        return info
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and tag."""
+        return (await self._read(key))[1]
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the objects under ``prefix`` as they were when the listing began."""
+        first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after).encode()
+        with self._bucket() as bucket:
+            found = [(key.encode(), entry) for key, entry in bucket.objects.items() if key.startswith(first)]
+        found = sorted(item for item in found if not start_after or item[0] > after)
+        for number, (key, (data, tag)) in enumerate(found):
+            if number % _PAGE_KEYS == 0:
+                await asyncio.sleep(0)
+            yield ObjectInfo(key=self._at.relative(key.decode()), size_bytes=len(data), tag=tag)
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Write an object."""
+        check_conditions(if_absent=if_absent, if_tag=if_tag)
+        full_key, content = self._at.full_key(key), bytes(data)
+        await asyncio.sleep(0)
+        with _lock:
+            bucket = _buckets.setdefault(self._at.bucket, _Bucket())
+            _, found = bucket.objects.get(full_key, (b"", None))
+            if (if_absent and found is not None) or (if_tag is not None and found != if_tag):
+                raise PreconditionFailedError(
+                    f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
+                )
+            bucket.writes += 1
+            bucket.objects[full_key] = (content, f"{bucket.writes:x}")
+            return ObjectInfo(key=key, size_bytes=len(content), tag=f"{bucket.writes:x}")
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        full_key = self._at.full_key(key)
+        await asyncio.sleep(0)
+        with self._bucket() as bucket:
+            bucket.objects.pop(full_key, None)
+
+    async def close(self) -> None:
+        """Do nothing: the objects stay as long as the process."""
+
+    async def _read(self, key: str) -> tuple[bytes, ObjectInfo]:
+        full_key = self._at.full_key(key)
+        await asyncio.sleep(0)
+        with self._bucket() as bucket:
+            if full_key not in bucket.objects:
+                raise NotFoundError(f"{self._at.object_url(key)} does not exist")
+            data, tag = bucket.objects[full_key]
+        return data, ObjectInfo(key=key, size_bytes=len(data), tag=tag)
+
+    @contextmanager
+    def _bucket(self) -> Iterator[_Bucket]:
+        with _lock:
+            if self._at.bucket not in _buckets:
+                raise BucketNotFoundError(f"{self.url}: nothing was ever written to memory://{self._at.bucket}")
+            yield _buckets[self._at.bucket]

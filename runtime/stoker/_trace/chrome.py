@@ -1,0 +1,239 @@
+"""Writes a trace as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+The format is the JSON Array Format of the Trace Event Format (Chromium project), an open one: a list of events, whose
+closing bracket may be missing. So what a killed run has written is a trace. Times are microseconds.
+
+Rows: the training loop with every wait and what it was for; the slots of the ring with what they are filled with and
+how long it is held; the requests, as many rows as were under way at once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as quoted
+from pathlib import Path
+
+from stoker._base.fetch_record import Fetch, Request
+from stoker._base.recorder import Sink, Wait
+from stoker._trace.event_file import EventFile
+
+__all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "ProcessTrace", "RanksTrace"]
+
+LOOP_ROW, SLOT_ROWS, REQUEST_ROWS = 1, 1_000, 1_000_000
+"""The row of the training loop, and the first of slots and requests."""
+MOST_RANKS = 16
+"""Of a simulation that are traced: more than a person looks at, and a file would be full of their first seconds."""
+
+
+class ProcessTrace:
+    """A :class:`~stoker._base.recorder.Sink` that writes the rows of one process into a file, which it leaves open.
+
+    Thread-safe, and silent in a forked child.
+
+    Args:
+        file: where events go.
+        process: its number in the timeline.
+        name: of the process in the timeline.
+        origin_seconds: the moment from which times are told, on the clock of waits.
+        label: what else is to be said of the process.
+    """
+
+    def __init__(self, file: EventFile, process: int, name: str, origin_seconds: float, label: str = "") -> None:
+        self._file, self._process, self._origin = file, process, origin_seconds
+        self._rows: set[int] = set()
+        self._lanes: list[float] = []
+        self._ready = 0
+        with file.lock:
+            file.add(self._described(0, "process_name", "name", quoted(name)))
+            if label:
+                file.add(self._described(0, "process_labels", "labels", quoted(label)))
+
+    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
+        """Write an item's fetch, and the requests for it."""
+        if not self._file.is_ours:
+            return
+        with self._file.lock:
+            shift, issued, path = offset_seconds - self._origin, fetch.issued_seconds, fetch.path()
+            spans = ",".join(
+                [f'["{phase}",{(begin - issued) * 1e3:.4f},{(end - begin) * 1e3:.4f}]' for phase, begin, end, _ in path]
+            )
+            args = f'"item":{fetch.item},"step":{fetch.step},"idle_ms":{fetch.idle_seconds * 1e3:.4f},"spans":[{spans}]'
+            if fetch.tiers:
+                args += f',"tiers":[{",".join(f"[{quoted(name)},{quoted(outcome)}]" for name, outcome in fetch.tiers)}]'
+            events: list[str] = []
+            row, begin, end = self._slot_row(fetch, events), issued + shift, fetch.ready_seconds + shift
+            events.append(self._lasting(row, "fetch", quoted(fetch.object), begin, end, args))
+            for request in fetch.requests:
+                self._request(request, shift, events)
+            self._ready += 1
+            events.append(self._counted(end))
+            self._file.add(",\n".join(events))
+
+    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
+        """Write how long an item was held."""
+        if not self._file.is_ours:
+            return
+        with self._file.lock:
+            shift, events = offset_seconds - self._origin, list[str]()
+            row, begin, end = self._slot_row(fetch, events), fetch.ready_seconds + shift, now_seconds + shift
+            events.append(self._lasting(row, "held", '"held"', begin, end, f'"item":{fetch.item}'))
+            self._ready = max(0, self._ready - 1)
+            events.append(self._counted(end))
+            self._file.add(",\n".join(events))
+
+    def waited(self, wait: Wait) -> None:
+        """Write what was waited for a batch."""
+        if not self._file.is_ours:
+            return
+        with self._file.lock:
+            origin, events = self._origin, list[str]()
+            row = self._row(LOOP_ROW, "training loop", events)
+            begin, end = wait.spans[0].begin_seconds - origin, wait.spans[-1].end_seconds - origin
+            batch = f'"batch":{wait.batch}'
+            events.append(
+                self._lasting(row, "batch", f'"batch {wait.batch}"', begin, end, f'{batch},"epoch":{wait.epoch}')
+            )
+            for phase, begin, end, key in wait.spans:
+                args = f'{batch},"phase":"{phase}","object":{quoted(key)}'
+                events.append(self._lasting(row, "wait", f'"waits for {phase}"', begin - origin, end - origin, args))
+            self._file.add(",\n".join(events))
+
+    def flush(self) -> None:
+        """Write what is in memory."""
+        self._file.flush()
+
+    # Events. They are formatted by hand, which takes a fifth of the time that a dictionary and its encoder do, and
+    # written together.
+
+    def _request(self, request: Request, shift: float, events: list[str]) -> None:
+        sent, ended = request.sent_seconds + shift, request.ended_seconds + shift
+        for place, free in enumerate(self._lanes):
+            if free <= sent:
+                self._lanes[place] = ended
+                break
+        else:
+            place = len(self._lanes)
+            self._lanes.append(ended)
+        row = self._row(REQUEST_ROWS + place, f"request {place + 1}", events)
+        whole = "true" if request.is_whole else "false"
+        args = f'"object":{quoted(request.object)},"bytes":{request.size_bytes},"whole":{whole}'
+        if request.begun_seconds is None:
+            name = '"transfer"' if request.is_whole else '"no_answer"'
+            events.append(self._lasting(row, "request", name, sent, ended, args))
+        else:
+            begun = request.begun_seconds + shift
+            events.append(self._lasting(row, "request", '"first_byte"', sent, begun, args))
+            events.append(self._lasting(row, "request", '"transfer"', begun, ended, args))
+
+    def _slot_row(self, fetch: Fetch, events: list[str]) -> int:
+        assert fetch.slot is not None  # noqa: S101 - sinks are told of what is in the ring
+        return self._row(SLOT_ROWS + fetch.slot, f"slot {fetch.slot}", events)
+
+    def _row(self, row: int, name: str, events: list[str]) -> int:
+        """Name a row of the timeline, the first time."""
+        if row not in self._rows:
+            self._rows.add(row)
+            events.append(self._described(row, "thread_name", "name", quoted(name)))
+            events.append(self._described(row, "thread_sort_index", "sort_index", str(row)))
+        return row
+
+    def _described(self, row: int, what: str, key: str, value: str) -> str:
+        return f'{{"name":"{what}","ph":"M","pid":{self._process},"tid":{row},"args":{{"{key}":{value}}}}}'
+
+    def _counted(self, at_seconds: float) -> str:
+        """Return how many items are ready."""
+        return (
+            f'{{"name":"ready","cat":"ring","ph":"C","pid":{self._process},"tid":0,"ts":{at_seconds * 1e6:.3f},'
+            f'"args":{{"items":{self._ready}}}}}'
+        )
+
+    def _lasting(self, row: int, category: str, name: str, begin: float, end: float, args: str) -> str:
+        """Return something that took time; ``name`` and what is between the braces of ``args`` are JSON."""
+        # Moments are rounded, not durations: so what ends with what it lies in ends with it here, too.
+        begin_ns, end_ns = round(begin * 1e9), round(end * 1e9)
+        return (
+            f'{{"name":{name},"cat":"{category}","ph":"X","pid":{self._process},"tid":{row},'
+            f'"ts":{begin_ns / 1e3:.3f},"dur":{max(0, end_ns - begin_ns) / 1e3:.3f},"args":{{{args}}}}}'
+        )
+
+
+class ChromeTrace(ProcessTrace):
+    """The trace of this process: a file and the rows in it.
+
+    At most a second's events are in memory. A file that cannot be written to any more ends the trace, with a warning,
+    and nothing else.
+
+    Args:
+        path: of the file, which is written anew; another trace that is being written under this name loses the name,
+            and goes on in the file that it has.
+        limit: the most that is written, bytes or ``"64MB"``; what comes behind is left out, and the trace says so.
+        name: of the process in the timeline.
+        clock: seconds, the one that waits are measured with.
+
+    Raises:
+        ConfigError: the file cannot be written to, or the limit is too small.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        limit: int | str = "64MB",
+        name: str = "stoker",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        file = EventFile(path, limit=limit, clock=clock)
+        self._finalizer = weakref.finalize(self, file.close)
+        begun = f"begun {datetime.now(UTC).isoformat(timespec='milliseconds')}"
+        super().__init__(file, os.getpid(), name, clock(), begun)
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self._file.path
+
+    def close(self) -> None:
+        """Write what is in memory, and end the list. Idempotent; what is told later goes on behind it."""
+        self._file.close()
+
+    def __enter__(self) -> ChromeTrace:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class RanksTrace:
+    """The trace of ranks that are simulated: in one file, of the first :data:`MOST_RANKS`, each as a process.
+
+    Times are virtual, from the run's begin.
+
+    Args:
+        path: of the file, which is written anew.
+        limit: the most that is written, bytes or ``"64MB"``; what comes behind is left out, and the trace says so.
+
+    Raises:
+        ConfigError: the file cannot be written to, or the limit is too small.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, limit: int | str = "64MB") -> None:
+        self._file = EventFile(path, limit=limit)
+        self._finalizer = weakref.finalize(self, self._file.close)
+
+    def sinks(self, rank: int) -> Sequence[Sink]:
+        """Return what is to be told of a rank: nothing of those that have no place."""
+        return [ProcessTrace(self._file, rank + 1, f"rank {rank}", 0.0)] if rank < MOST_RANKS else []
+
+    def close(self) -> None:
+        """Write what is in memory, and end the list. Idempotent."""
+        self._file.close()
+
+    def __enter__(self) -> RanksTrace:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

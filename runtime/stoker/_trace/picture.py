@@ -1,0 +1,354 @@
+"""Draws a trace over time: the training loop's waits, the fill of the ring, and what every slot was filled with."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.phases import Phase, Span
+from stoker._base.recorder import Wait
+from stoker._trace.html_page import page
+from stoker._trace.recording import Filled, Held, Recording, Told
+from stoker._trace.summary import Summary
+from stoker.errors import ConfigError, MissingExtraError
+
+__all__ = ["Section", "draw", "html_figure", "ring_fill"]
+
+COLOURS = {
+    Phase.FIRST_BYTE: "#e9a23b",
+    Phase.TRANSFER: "#2a7f9e",
+    Phase.HEDGE: "#d1495b",
+    Phase.RETRY: "#8c1c2c",
+    Phase.QUEUE: "#8a6bbe",
+    Phase.TIER: "#4f772d",
+    Phase.VERIFY: "#2a9d8f",
+    Phase.DECODE: "#c2569b",
+    Phase.GATHER: "#555555",
+    Phase.START: "#b08968",
+    Phase.OTHER: "#b9b9b9",
+}
+"""Of the phases, so that those that are often neighbours differ most."""
+_READY, _FILLING, _TRAINING = "#cfe3d4", "#9db4c0", "#ececec"
+_READY_NAME, _FILLING_NAME, _TRAINING_NAME = "ready, or in use", "filling", "training"
+_LOOP_TITLE = "training loop: what it waits for"
+_FILL_TITLE = "fill of the ring"
+_SLOTS_TITLE = "fetches: how a slot is filled, and how long it is held"
+_TIME_TITLE = "seconds since the trace began"
+_BOX_HEIGHT = 0.8
+_FILL_HEADROOM = 1.25
+_MOST_FETCHES, _MOST_BATCHES = 500, 5_000
+"""Shown, unless more is asked for: beyond it, they are narrower than what can be told apart."""
+_MOST_DRAWN = 20_000
+"""Waits, fetches and slots in use that are ever drawn; they are in memory then."""
+_ROUNDED_SECONDS = 1e-6
+_LABELLED = 3
+_EXTRA = "drawing needs the extra 'plan': pip install 'stoker[plan]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The stretch of a trace that is drawn, in seconds since it began."""
+
+    begin_seconds: float
+    end_seconds: float
+
+    @classmethod
+    def of(cls, summary: Summary, begin_seconds: float | None, seconds: float | None) -> Section:
+        """Return the stretch that is asked for, by default all, or of a long trace what is around its worst wait.
+
+        Raises:
+            ConfigError: there is nothing in it.
+        """
+        if not summary.batches and not summary.fetches:
+            raise ConfigError("there is nothing in the trace to draw")
+        first, last = summary.begin_seconds, summary.end_seconds
+        if seconds is None:
+            fetches, batches = max(1, summary.fetches), max(1, summary.batches)
+            share = min(1.0, _MOST_FETCHES / fetches, _MOST_BATCHES / batches)
+            seconds = (last - first) * share
+            if begin_seconds is None and share < 1.0 and (worst := summary.worst()):
+                begin_seconds = max(first, worst[0][1].spans[0].begin_seconds - seconds / 4)
+        begin_seconds = first if begin_seconds is None else begin_seconds
+        if not seconds > 0 or not begin_seconds < last:
+            raise ConfigError(f"the trace is from second {first:.3f} to {last:.3f}: name a stretch of it")
+        return cls(begin_seconds, min(last, begin_seconds + seconds))
+
+    def has(self, begin_seconds: float, end_seconds: float) -> bool:
+        """Return whether something that lasted from one moment to another can be seen."""
+        return end_seconds > self.begin_seconds and begin_seconds < self.end_seconds
+
+    def cut(self, told: Iterable[Told]) -> Recording:
+        """Keep what can be seen of one process. What never was released, as at the end of a killed run, is held on.
+
+        Raises:
+            ConfigError: it is too much to draw.
+        """
+        recording = Recording.of(islice((each for each in told if self._has(each.what)), _MOST_DRAWN + 1))
+        if len(recording.waits) + len(recording.fetches) + len(recording.held) > _MOST_DRAWN:
+            raise ConfigError(
+                f"seconds {self.begin_seconds:.3f} to {self.end_seconds:.3f} have more than the {_MOST_DRAWN:,} waits "
+                "and fetches that a picture can show: name fewer with --seconds"
+            )
+        recording.held += _unreleased(recording, self.end_seconds)
+        return recording
+
+    def _has(self, what: object) -> bool:
+        match what:
+            case Wait():
+                return self.has(what.spans[0].begin_seconds, what.spans[-1].end_seconds)
+            case Filled() | Held():
+                return self.has(what.begin_seconds, what.end_seconds)
+        return False
+
+
+def _unreleased(recording: Recording, end_seconds: float) -> list[Held]:
+    """Return for how long what was fetched, and not told to be released, was held: until its slot was used again."""
+    released = {(each.slot, round(each.begin_seconds / _ROUNDED_SECONDS)) for each in recording.held}
+    until: dict[int, float] = {}
+    held: list[Held] = []
+    for each in sorted(recording.fetches, key=lambda each: -each.begin_seconds):
+        moment = round(each.end_seconds / _ROUNDED_SECONDS)
+        if not any((each.slot, moment + off) in released for off in (-1, 0, 1)):
+            held.append(Held(each.slot, each.end_seconds, until.get(each.slot, end_seconds)))
+        until[each.slot] = each.begin_seconds
+    return [each for each in held if each.end_seconds > each.begin_seconds]
+
+
+def ring_fill(recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the moments at which the ring's fill changed, and from each on how many slots were filling and ready."""
+    changes: list[tuple[float, int, int]] = []
+    for filled in recording.fetches:
+        changes += (filled.begin_seconds, 1, 0), (filled.end_seconds, -1, 0)
+    for held in recording.held:
+        changes += (held.begin_seconds, 0, 1), (held.end_seconds, 0, -1)
+    changes.sort()
+    moments = np.array([change[0] for change in changes], np.float64)
+    counts = np.cumsum(np.array([change[1:] for change in changes], np.int64).reshape(-1, 2), axis=0)
+    return moments, counts[:, 0], counts[:, 1]
+
+
+def draw(recording: Recording, path: Path, section: Section, title: str) -> None:
+    """Draw a stretch of a trace into a ``.png`` (matplotlib) or an ``.html`` page that needs no network (plotly).
+
+    Raises:
+        ConfigError: the name ends otherwise, or the file cannot be written to.
+        MissingExtraError: what draws is not installed.
+    """
+    drawers = {".png": _draw_png, ".html": _draw_html}
+    drawer = drawers.get(path.suffix.lower())
+    if drawer is None:
+        raise ConfigError(f"a picture is a .png or an .html file, not {path}")
+    try:
+        drawer(recording, path, section, title)
+    except ImportError:
+        raise MissingExtraError(_EXTRA) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written to: {error.strerror}; name another file") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Stretches of time of one colour, each on a row.
+
+    Attributes:
+        name: in the legend.
+        colour: of all boxes.
+        boxes: begin and end in seconds, row, and the object's name, empty where there is none.
+    """
+
+    name: str
+    colour: str
+    boxes: Sequence[tuple[float, float, int, str]]
+
+
+def _loop_layers(recording: Recording, section: Section) -> list[_Layer]:
+    """Return what the training loop did, lowest first: training wherever it did not wait."""
+    spans = [(0, span) for wait in recording.waits for span in wait.spans]
+    return [_Layer(_TRAINING_NAME, _TRAINING, [(section.begin_seconds, section.end_seconds, 0, "")]), *_by_phase(spans)]
+
+
+def _slot_layers(recording: Recording, slots: Sequence[int]) -> list[_Layer]:
+    """Return what each slot held and how it was filled, lowest first; a slot's row is its place among the slots."""
+    row_of = {slot: row for row, slot in enumerate(slots)}
+    held = [(each.begin_seconds, each.end_seconds, row_of[each.slot], "") for each in recording.held]
+    spans = [(row_of[each.slot], span) for each in recording.fetches for span in each.spans]
+    return [_Layer(_READY_NAME, _READY, held), *_by_phase(spans)]
+
+
+def _by_phase(spans: Sequence[tuple[int, Span]]) -> Iterator[_Layer]:
+    for phase, colour in COLOURS.items():
+        boxes = [
+            (span.begin_seconds, span.end_seconds, row, span.object or "")
+            for row, span in spans
+            if span.phase is phase and span.seconds
+        ]
+        if boxes:
+            yield _Layer(str(phase), colour, boxes)
+
+
+def _slots(recording: Recording) -> list[int]:
+    return sorted({each.slot for each in recording.fetches} | {each.slot for each in recording.held})
+
+
+def _labels(recording: Recording, section: Section) -> Iterator[tuple[float, str]]:
+    """Yield what names the longest waits, and the second it is centred on; labels keep their distance."""
+    width, labelled = section.end_seconds - section.begin_seconds, list[float]()
+    for wait in heapq.nlargest(_LABELLED, recording.waits, key=lambda wait: wait.seconds):
+        middle = (max(section.begin_seconds, wait.spans[0].begin_seconds) + wait.spans[-1].end_seconds) / 2
+        at = min(max(middle, section.begin_seconds + 0.06 * width), section.end_seconds - 0.06 * width)
+        if wait.seconds and all(abs(at - other) > 0.12 * width for other in labelled):
+            labelled.append(at)
+            (phase, _), _ = next(iter(wait.by_cause().items()))
+            yield at, f"batch {wait.batch}: {wait.seconds:.3f} s {phase}"
+
+
+def _draw_png(recording: Recording, path: Path, section: Section, title: str) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    slots = _slots(recording)
+    ring_height = 1.2 + min(len(slots), 48) * 0.14
+    figure = Figure(figsize=(13, 3.7 + ring_height), layout="constrained")
+    FigureCanvasAgg(figure)
+    loop, fill, ring = figure.subplots(3, 1, sharex=True, height_ratios=[1.0, 1.5, ring_height])
+    loop_layers, slot_layers = _loop_layers(recording, section), _slot_layers(recording, slots)
+    _draw_boxes(loop, loop_layers)
+    for at, text in _labels(recording, section):
+        loop.text(at, 0.46, text, fontsize=7.5, ha="center", va="bottom")
+    loop.set(yticks=[], ylim=(-0.5, 0.8), title=_LOOP_TITLE)
+    _draw_fill(fill, recording)
+    _draw_boxes(ring, slot_layers)
+    ring.set(ylim=(len(slots) - 0.4, -0.6), ylabel="slot", xlabel=_TIME_TITLE, title=_SLOTS_TITLE)
+    every = 1 + len(slots) // 16
+    ring.set_yticks(range(0, len(slots), every), [str(slot) for slot in slots[::every]])
+    ring.set_xlim(section.begin_seconds, section.end_seconds)
+    for axes in (loop, fill, ring):
+        axes.title.set(fontsize=9, ha="left", position=(0.0, 1.0))
+        axes.spines[["top", "right"]].set_visible(False)
+    patches = [Patch(color=colour, label=name) for name, colour in _legend(*loop_layers, *slot_layers).items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), fontsize=8, frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, parse_math=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _legend(*layers: _Layer) -> dict[str, str]:
+    """Return the colour of each name, in the order of the legend: phases, then what is no wait."""
+    colours = {layer.name: layer.colour for layer in layers}
+    last = [name for name in (_READY_NAME, _TRAINING_NAME) if name in colours]
+    phases = [str(phase) for phase in COLOURS if str(phase) in colours]
+    return {name: colours[name] for name in (*phases, *last)}
+
+
+def _draw_fill(axes: Any, recording: Recording) -> None:
+    moments, filling, ready = ring_fill(recording)
+    axes.stackplot(moments, ready, filling, step="post", colors=[_READY, _FILLING])
+    axes.legend([_READY_NAME, _FILLING_NAME], loc="upper right", fontsize=8, ncols=2, frameon=False)
+    axes.set(ylabel="slots", ylim=(0, _largest_fill(filling + ready) * _FILL_HEADROOM), title=_FILL_TITLE)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _largest_fill(counts: NDArray[np.int64]) -> int:
+    return max(1, int(counts.max(initial=1)))
+
+
+def _draw_boxes(axes: Any, layers: Sequence[_Layer]) -> None:
+    """Draw layers, each in one go."""
+    from matplotlib.collections import PolyCollection
+
+    half = _BOX_HEIGHT / 2
+    for layer in layers:
+        times = np.array([box[:2] for box in layer.boxes], np.float64).reshape(-1, 2)[:, [0, 0, 1, 1]]
+        rows = np.array([box[2] for box in layer.boxes], np.float64)[:, None] + [-half, half, half, -half]
+        corners = np.stack([times, rows], axis=-1)
+        axes.add_collection(PolyCollection(list(corners), facecolors=layer.colour, edgecolors="none"))
+
+
+def _draw_html(recording: Recording, path: Path, section: Section, title: str) -> None:
+    path.write_text(page(html_figure(recording, section, title), title), "utf-8")
+
+
+def html_figure(recording: Recording, section: Section, title: str) -> Any:
+    """Return the plotly figure of a page; it has the layout, the names and the colours of the picture."""
+    from plotly.subplots import make_subplots
+
+    slots = _slots(recording)
+    titles, heights = [_LOOP_TITLE, _FILL_TITLE, _SLOTS_TITLE], [0.13, 0.27, 0.6]
+    figure = make_subplots(
+        rows=3, cols=1, shared_xaxes=True, row_heights=heights, subplot_titles=titles, vertical_spacing=0.06
+    )
+    loop_layers, slot_layers = _loop_layers(recording, section), _slot_layers(recording, slots)
+    in_legend = _legend(*loop_layers, *slot_layers)
+    for row, layers in ((1, loop_layers), (3, slot_layers)):
+        for layer in layers:
+            rank = list(in_legend).index(layer.name)
+            is_first = row == 1 or layer.name not in {other.name for other in loop_layers}
+            figure.add_trace(_bars(layer, legendrank=rank, showlegend=is_first), row=row, col=1)
+    largest = _add_fill(figure, recording)
+    for at, text in _labels(recording, section):
+        figure.add_annotation(
+            x=at, y=0.42, text=text, yanchor="bottom", showarrow=False, font={"size": 11}, row=1, col=1
+        )
+    figure.update_yaxes(range=[-0.5, 1.2], showticklabels=False, fixedrange=True, row=1, col=1)
+    figure.update_yaxes(title_text="slots", range=[0, largest * _FILL_HEADROOM], fixedrange=True, row=2, col=1)
+    ticks = {"tickvals": list(range(len(slots))), "ticktext": [str(slot) for slot in slots]} if len(slots) <= 48 else {}
+    figure.update_yaxes(title_text="slot", range=[len(slots) - 0.4, -0.6], row=3, col=1, **ticks)
+    figure.update_xaxes(range=[section.begin_seconds, section.end_seconds])
+    figure.update_xaxes(title_text=_TIME_TITLE, row=3, col=1)
+    figure.update_annotations(xanchor="left", x=0, selector=lambda each: each.text in titles)
+    figure.update_layout(title=title, template="plotly_white", barmode="overlay", bargap=0.2, height=900)
+    return figure
+
+
+def _add_fill(figure: Any, recording: Recording) -> int:
+    """Add the ring's fill, and return the largest one."""
+    from plotly import graph_objects
+
+    moments, filling, ready = ring_fill(recording)
+    for name, counts, colour in ((_READY_NAME, ready, _READY), (_FILLING_NAME, filling, _FILLING)):
+        area = graph_objects.Scatter(
+            x=moments,
+            y=counts,
+            name=name,
+            stackgroup="ring",
+            line={"shape": "hv", "color": colour, "width": 0},
+            fillcolor=colour,
+            legendrank=len(COLOURS) + 3,
+            showlegend=name == _FILLING_NAME,
+        )
+        figure.add_trace(area, row=2, col=1)
+    return _largest_fill(filling + ready)
+
+
+def _bars(layer: _Layer, *, legendrank: int, showlegend: bool) -> Any:
+    """Return a layer's boxes.
+
+    Their colour is a hair less than opaque: plotly widens opaque bars to a whole pixel each, and thousands of short
+    waits would look like one long one.
+    """
+    from plotly import graph_objects
+
+    begin, end, rows, names = zip(*layer.boxes, strict=True) if layer.boxes else ((), (), (), ())
+    seconds = np.array(end) - np.array(begin)
+    red, green, blue = (int(layer.colour[at : at + 2], 16) for at in (1, 3, 5))
+    return graph_objects.Bar(
+        base=begin,
+        x=seconds,
+        y=rows,
+        width=_BOX_HEIGHT,
+        orientation="h",
+        name=layer.name,
+        legendgroup=layer.name,
+        legendrank=legendrank,
+        showlegend=showlegend,
+        marker={"color": f"rgba({red},{green},{blue},0.999)", "line": {"width": 0}},
+        customdata=list(zip(seconds.tolist(), names, strict=True)),
+        hovertemplate="%{customdata[0]:.4f} s %{customdata[1]}<extra>" + layer.name + "</extra>",
+    )

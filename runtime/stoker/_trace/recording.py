@@ -1,0 +1,280 @@
+"""Reads a trace back: what the training loop waited for, what was fetched when, and how requests were answered.
+
+A trace is read as a stream (:func:`read_trace`); whoever wants all of it, or a stretch, puts it into a
+:class:`Recording`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stoker._base.phases import Phase, Span
+from stoker._base.recorder import Wait
+from stoker._trace.chrome import SLOT_ROWS
+from stoker._trace.json_values import read_values
+from stoker.errors import ConfigError
+
+__all__ = ["Answer", "Filled", "Full", "Held", "Named", "Recording", "Told", "read_trace"]
+
+_MOST_PROCESSES, _MOST_ROWS, _MOST_SPANS = 1_000, 10_000, 100_000
+"""Of a file, of a process, and of a batch: more has none that stoker wrote, and they are held while it is read."""
+_NAME_CHARACTERS = 100
+_LONGEST = 1e15
+"""Of times, in microseconds: thirty years."""
+
+
+class Filled(NamedTuple):
+    """A time in which a slot of the ring was being filled.
+
+    Attributes:
+        slot: of the ring.
+        object: the key that it was filled with.
+        begin_seconds: since the trace began.
+        end_seconds: since the trace began.
+        spans: what was done.
+    """
+
+    slot: int
+    object: str
+    begin_seconds: float
+    end_seconds: float
+    spans: tuple[Span, ...]
+
+
+class Held(NamedTuple):
+    """A time in which a slot of the ring was ready, or in use.
+
+    Attributes:
+        slot: of the ring.
+        begin_seconds: since the trace began.
+        end_seconds: since the trace began.
+    """
+
+    slot: int
+    begin_seconds: float
+    end_seconds: float
+
+
+class Answer(NamedTuple):
+    """How a request was answered.
+
+    Attributes:
+        sent_seconds: when it was sent, since the trace began.
+        first_byte_seconds: until the answer began; where it never did, until the request was given up.
+        transfer_seconds: from there to its end; 0 if it never began.
+        size_bytes: that were asked for.
+        is_begun: whether the answer began.
+        is_whole: whether all of it came.
+    """
+
+    sent_seconds: float
+    first_byte_seconds: float
+    transfer_seconds: float
+    size_bytes: int
+    is_begun: bool
+    is_whole: bool
+
+
+class Named(NamedTuple):
+    """What a process is called, before anything else is told of it."""
+
+    name: str
+
+
+class Full(NamedTuple):
+    """The trace reached its limit before the run ended."""
+
+
+class Told(NamedTuple):
+    """Something that a trace tells.
+
+    Attributes:
+        process: that did it: a loader's file has one, that of a simulation one a rank.
+        what: it is. A wait comes when its batch is complete; that of a file that is cut off may lack some of its spans.
+    """
+
+    process: int
+    what: Wait | Filled | Held | Answer | Named | Full
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a trace tells, or a part of it, in the order of the file.
+
+    Attributes:
+        waits: one a batch.
+        fetches: slots being filled.
+        held: slots that were ready.
+        answers: to requests.
+        is_full: whether the trace reached its limit.
+    """
+
+    waits: list[Wait] = field(default_factory=list)
+    fetches: list[Filled] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    is_full: bool = False
+
+    @classmethod
+    def of(cls, told: Iterable[Told]) -> Recording:
+        """Keep all that is told. That takes several times the memory of the file."""
+        recording = cls()
+        for each in told:
+            match each.what:
+                case Wait():
+                    recording.waits.append(each.what)
+                case Filled():
+                    recording.fetches.append(each.what)
+                case Held():
+                    recording.held.append(each.what)
+                case Answer():
+                    recording.answers.append(each.what)
+                case Full():
+                    recording.is_full = True
+        return recording
+
+
+def read_trace(path: Path) -> Iterator[Told]:
+    """Yield what a :class:`~stoker._trace.chrome.ChromeTrace` has written, to the end or not, in the file's order.
+
+    Memory does not grow with the file. See :func:`~stoker._trace.json_values.read_values` for what a file may be.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not such a trace.
+    """
+    processes: dict[int, _Process] = {}
+    try:
+        for event in read_values(path):
+            number = _whole(event["pid"])
+            process = processes.setdefault(number, _Process())
+            _bounded(processes, _MOST_PROCESSES, "processes")
+            for what in process.told(event):
+                yield Told(number, what)
+    except ConfigError:
+        raise
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is not a trace that stoker wrote: {type(error).__name__}: {error}") from None
+    if not processes:
+        raise ConfigError(f"{path} is not a trace: there is nothing in it")
+    for number, process in processes.items():
+        for what in process.ended():
+            yield Told(number, what)
+
+
+class _Process:
+    """Puts the events of one process together: a wait has several, and so has a request."""
+
+    __slots__ = ("_batch", "_begun", "_epoch", "_spans")
+
+    def __init__(self) -> None:
+        self._batch = self._epoch = -1
+        self._spans: list[Span] = []
+        self._begun: dict[int, tuple[float, float]] = {}
+
+    def told(self, event: Mapping[str, Any]) -> Iterator[Wait | Filled | Held | Answer | Named | Full]:
+        """Yield what is complete with an event."""
+        kind = event["ph"]
+        if kind == "X":
+            yield from _KINDS.get(event["cat"], _nothing)(self, event)
+        elif kind == "i":
+            yield Full()
+        elif kind == "M" and event["name"] == "process_name":
+            yield Named(_text(event["args"]["name"])[:_NAME_CHARACTERS])
+
+    def ended(self) -> Iterator[Wait]:
+        """Yield the wait that is complete, since no more of it comes."""
+        if self._spans:
+            yield Wait(batch=self._batch, epoch=self._epoch, spans=tuple(self._spans))
+            self._spans.clear()
+
+    def batch(self, event: Mapping[str, Any]) -> Iterator[Wait]:
+        yield from self.ended()
+        _times(event)
+        self._batch, self._epoch = _whole(event["args"]["batch"]), _whole(event["args"]["epoch"])
+
+    def wait(self, event: Mapping[str, Any]) -> Iterator[Wait]:
+        args = event["args"]
+        if args["batch"] != self._batch:
+            raise ValueError("a wait is for another batch than the last one")
+        self._spans.append(Span(Phase(args["phase"]), *_times(event), _text(args["object"])))
+        _bounded(self._spans, _MOST_SPANS, "spans of a batch")
+        return iter(())
+
+    def fetch(self, event: Mapping[str, Any]) -> Iterator[Filled]:
+        (begin, end), key = _times(event), _text(event["name"])
+        spans = tuple(_spans(event["args"]["spans"], begin, key))
+        yield Filled(_whole(event["tid"]) - SLOT_ROWS, key, begin, end, spans)
+
+    def held(self, event: Mapping[str, Any]) -> Iterator[Held]:
+        yield Held(_whole(event["tid"]) - SLOT_ROWS, *_times(event))
+
+    def request(self, event: Mapping[str, Any]) -> Iterator[Answer]:
+        """Yield an answer with its last event; its first byte's, if it has one, comes before it in the same row."""
+        (begin, end), row, args = _times(event), _whole(event["tid"]), event["args"]
+        size_bytes, is_whole = _size(args["bytes"]), bool(args["whole"])
+        match event["name"]:
+            case "first_byte":
+                self._begun[row] = begin, end - begin
+                _bounded(self._begun, _MOST_ROWS, "rows of requests")
+            case "transfer" if row in self._begun:  # else the store did not tell
+                yield Answer(*self._begun.pop(row), end - begin, size_bytes, is_begun=True, is_whole=is_whole)
+            case "no_answer":
+                yield Answer(begin, end - begin, 0.0, size_bytes, is_begun=False, is_whole=False)
+
+
+def _nothing(process: _Process, event: Mapping[str, Any]) -> Iterator[Wait]:
+    return iter(())
+
+
+_KINDS: Mapping[str, Callable[[_Process, Mapping[str, Any]], Iterator[Wait | Filled | Held | Answer]]] = {
+    "batch": _Process.batch,
+    "wait": _Process.wait,
+    "fetch": _Process.fetch,
+    "held": _Process.held,
+    "request": _Process.request,
+}
+
+
+def _spans(told: Any, begin: float, key: str) -> Iterator[Span]:
+    for phase, after_ms, took_ms in told:
+        start = begin + _time(after_ms) / 1e3
+        yield Span(Phase(phase), start, start + _time(took_ms) / 1e3, key)
+
+
+def _times(event: Mapping[str, Any]) -> tuple[float, float]:
+    begin, seconds = _time(event["ts"]) / 1e6, _time(event["dur"]) / 1e6
+    if seconds < 0:
+        raise ValueError(f"an event takes {seconds} s")
+    return begin, begin + seconds
+
+
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LONGEST:
+        raise ValueError(f"{value!r:.40} is not a time")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r:.40} is not a whole number")
+    return value
+
+
+def _size(value: Any) -> int:
+    if not 0 <= _whole(value) < 1 << 62:
+        raise ValueError(f"{value!r:.40} is not a number of bytes")
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is not text")
+    return value
+
+
+def _bounded(held: Any, most: int, what: str) -> None:
+    if len(held) > most:
+        raise ValueError(f"it has more than {most:,} {what}")

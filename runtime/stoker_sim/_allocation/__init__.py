@@ -1,0 +1,1 @@
+"""How jobs share a cluster's cache and its way to the bucket."""

@@ -1,0 +1,1 @@
+"""``stoker plan``, ``simulate`` and ``allocate``."""

@@ -1,0 +1,356 @@
+"""``stoker plan``: what a training will take of a data set, and what to change before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shlex
+import textwrap
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args
+
+from stoker._base.sizes import format_bytes
+from stoker._cost.prices import Egress, Prices, StorePrices
+from stoker._diagnostics.latency import Constant
+from stoker._diagnostics.machine import look
+from stoker._diagnostics.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
+from stoker._fetch.feed import FeedConfig
+from stoker._fetch.schedule import Continuous, NextBatch, Schedule
+from stoker._format.versions import read_manifest
+from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
+from stoker._stores.metered import price_key
+from stoker.cli.command import Command
+from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_from, size, size_from
+from stoker.cli.output import counted, json_text, printable, table
+from stoker.errors import ConfigError
+from stoker_sim._models.bucket import BucketModel
+from stoker_sim._planning.advice import Advice, Resources, Suggestion, advise
+from stoker_sim._planning.predict import EpochForecast, Prediction
+from stoker_sim._planning.workload import Workload
+from stoker_sim._scenarios.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
+
+__all__ = ["command"]
+
+_WIDTH = 80
+_CONNECTION_BYTES_PER_SECOND = 90e6
+"""Of one connection to an object store, where nothing was measured."""
+_SCHEDULES: Mapping[str, Schedule] = {"continuous": Continuous(), "next-batch": NextBatch()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bucket:
+    """What is known of the way to the bucket; ``probe`` is None where all was given."""
+
+    model: BucketModel
+    node_bytes_per_second: float
+    median_seconds: float
+    slowest_seconds: float
+    start_seconds: float
+    start_range_seconds: tuple[float, float]
+    prices: StorePrices
+    probe: Probe | None
+
+
+def _configure(parser: ArgumentParser) -> None:
+    add_dataset(parser)
+    training = parser.add_argument_group("the training")
+    rate = "samples a second that the accelerator of one rank takes"
+    training.add_argument("--gpu-rate", type=number_from(0.001, 1e12), required=True, metavar="N", help=rate)
+    training.add_argument("--nodes", type=positive, default=1, metavar="N", help="that share each epoch (default: 1)")
+    ranks = "of each node, one an accelerator; they share what is a node's (default: 1)"
+    training.add_argument("--ranks-per-node", type=positive, default=1, metavar="N", help=ranks)
+    training.add_argument("--epochs", type=positive, default=10, metavar="N", help="of the run (default: 10)")
+    training.add_argument(
+        "--price-of-hour", type=number_from(0.0, 1e9), metavar="USD", help="of one node, for what waiting costs"
+    )
+    first_byte = number_from(0.001, 1000 * LONGEST_FIRST_BYTE_SECONDS)
+    node = parser.add_argument_group("a node", "what is left out is this machine's, measured")
+    node.add_argument("--memory", type=size, metavar="SIZE", help="for its loaders (default: half of what is free)")
+    node.add_argument("--disk", type=size, default=0, metavar="SIZE", help="for a cache (default: none)")
+    node.add_argument("--disk-folder", default="/mnt/nvme/stoker", metavar="PATH", help="where the disk would be")
+    node.add_argument("--first-byte", type=first_byte, metavar="MS", help="milliseconds until the bucket answers")
+    bandwidth = rate_from(LEAST_BYTES_PER_SECOND)
+    node.add_argument("--bandwidth", type=bandwidth, metavar="RATE", help="from the bucket, as 10Gbit or 1GB/s")
+    limit = "requests a second that the bucket answers all nodes together (default: as measured)"
+    node.add_argument("--requests-per-second", type=number_from(0.1, 1e9), metavar="N", help=limit)
+    node.add_argument(
+        "--probe",
+        type=size_from(LEAST_PROBE_BYTES),
+        default=256 << 20,
+        metavar="SIZE",
+        help="to read at most (default: 256MiB)",
+    )
+    node.add_argument("--egress", choices=get_args(Egress), default="same_region", help="where it is from the bucket")
+    now = parser.add_argument_group("the loader of each rank as it is", "Loader's own defaults, if left out")
+    now.add_argument("--batch-size", type=positive, default=256, metavar="N", help="of a rank (default: 256)")
+    shuffles = get_args(Shuffle)
+    now.add_argument("--shuffle", choices=shuffles, default="window", help="(default: window; full is not planned)")
+    now.add_argument("--window", type=positive, default=8, metavar="N", help="in super-samples (default: 8)")
+    now.add_argument("--loader-memory", type=size, default=512_000_000, metavar="SIZE", help="(default: 512MB)")
+    now.add_argument("--schedule", choices=_SCHEDULES, default="continuous", help="(default: continuous)")
+    parser.add_argument("--json", action="store_true", help="write JSON")
+
+
+def _run(args: Namespace) -> int:
+    feed, prices = _feed(args), Prices.load()
+    workload, bucket = asyncio.run(_looked(args, feed, prices))
+    money = _Money(args, bucket.prices)
+    memory_bytes = look().free_bytes // 2 if args.memory is None else args.memory
+    resources = Resources(
+        memory_bytes=memory_bytes // args.ranks_per_node,
+        disk_bytes=args.disk,
+        disk_folder=args.disk_folder,
+        slowest_seconds=bucket.slowest_seconds,
+        median_seconds=bucket.median_seconds,
+        epochs=args.epochs,
+    )
+    advice = advise(workload, resources)
+    if args.json:
+        print(json_text(_as_json(args, workload, bucket, advice, money)))
+    else:
+        print("\n".join(_as_text(args, workload, bucket, advice, money)))
+    return 0
+
+
+def _feed(args: Namespace) -> FeedConfig:
+    """Return the loader as it is, checked before anything is read."""
+    ranks = args.nodes * args.ranks_per_node
+    if ranks > MAX_LANES:
+        raise ConfigError(
+            f"--nodes {args.nodes} with --ranks-per-node {args.ranks_per_node} are {ranks:,} ranks, more than the "
+            f"{MAX_LANES:,} that can share an epoch"
+        )
+    return FeedConfig(
+        order=OrderConfig(shuffle=args.shuffle, window=args.window, lanes=ranks),
+        batch_size=args.batch_size,
+        world_size=ranks,
+        memory_bytes=args.loader_memory,
+        schedule=_SCHEDULES[args.schedule],
+    )
+
+
+async def _looked(args: Namespace, feed: FeedConfig, prices: Prices) -> tuple[Workload, _Bucket]:
+    """Read the manifest, and measure what was not given; a workload that cannot be planned is not measured for."""
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    async with opened(args) as store:
+        store_prices, opened_seconds = prices.store(price_key(store)), loop.time() - begun
+        manifest = await read_manifest(store, args.at)
+        read_seconds = loop.time() - begun
+        if not manifest.samples:
+            raise ConfigError(f"{args.url} holds no samples yet: there is nothing to plan")
+        workload = Workload(
+            manifest=manifest, feed=feed, samples_per_second=args.gpu_rate, ranks_per_node=args.ranks_per_node
+        )
+        measured = None
+        if args.first_byte is None or args.bandwidth is None:
+            limits = ProbeLimits(size_bytes=args.probe)
+            measured = await probe(store, [manifest.ref(row) for row in _spread(len(manifest))], limits)
+    bucket = _bucket(args, measured, (read_seconds - opened_seconds, read_seconds), store_prices)
+    return replace(
+        workload,
+        bucket=bucket.model,
+        node_bytes_per_second=bucket.node_bytes_per_second,
+        start_seconds=bucket.start_seconds,
+        start_range_seconds=bucket.start_range_seconds,
+    ), bucket
+
+
+def _spread(count: int) -> Sequence[int]:
+    """Return up to 64 rows, from all over the data set."""
+    return range(0, count, max(1, count // 64))
+
+
+def _bucket(args: Namespace, measured: Probe | None, read_seconds: tuple[float, float], prices: StorePrices) -> _Bucket:
+    """Return the bucket as measured, but for what is given.
+
+    Args:
+        args: of the command line.
+        measured: what the probe found, None where all was given.
+        read_seconds: that opening the store and reading the manifest took, without imports and with them.
+        prices: of the store.
+    """
+    if measured is not None:
+        model, total = measured.bucket(), measured.total_bytes_per_second
+        median_seconds, slowest_seconds = measured.median_seconds, measured.slowest_seconds
+        start_seconds, connecting = read_seconds[1] + measured.connect_seconds, measured.connect_range_seconds
+    else:
+        model, total, median_seconds, slowest_seconds = BucketModel(), math.inf, 0.0, 0.0
+        start_seconds, connecting = read_seconds[1], (0.0, 0.0)
+    starts = (read_seconds[0] + connecting[0], read_seconds[1] + connecting[1])
+    if args.first_byte is not None:
+        median_seconds = slowest_seconds = start_seconds = args.first_byte / 1000
+        model, starts = replace(model, first_byte=Constant(median_seconds)), (start_seconds, start_seconds)
+    rate = model.connection_bytes_per_second if measured else _CONNECTION_BYTES_PER_SECOND
+    if args.bandwidth is not None:
+        total, rate = args.bandwidth, min(rate, args.bandwidth)
+    if args.requests_per_second is not None:
+        model = replace(model, requests_per_second=args.requests_per_second, longest_line_seconds=math.inf, burst=1)
+    return _Bucket(
+        model=replace(model, connection_bytes_per_second=rate),
+        node_bytes_per_second=total,
+        median_seconds=median_seconds,
+        slowest_seconds=slowest_seconds,
+        start_seconds=start_seconds,
+        start_range_seconds=starts,
+        prices=prices,
+        probe=measured,
+    )
+
+
+class _Money:
+    """Dollars of an epoch, of all nodes."""
+
+    def __init__(self, args: Namespace, prices: StorePrices) -> None:
+        self._args, self._prices = args, prices
+        self.is_free = prices.region == "local"
+
+    def of(self, epoch: EpochForecast) -> float:
+        """Return what the bucket asks for."""
+        return epoch.dollars(self._prices, self._args.egress)
+
+    def waiting(self, epoch: EpochForecast) -> float | None:
+        """Return what the nodes cost while they wait; None if their price is not known."""
+        hour = self._args.price_of_hour
+        return None if hour is None else epoch.wait_seconds / 3600 * self._args.nodes * hour
+
+
+def _as_json(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advice, money: _Money) -> dict[str, Any]:
+    def prediction(found: Prediction | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        shown = asdict(found)
+        shown["bound"] |= {"seconds": found.bound.seconds, "limit": found.bound.limit}
+        for name, epoch in (("first", found.first), ("later", found.later)):
+            more = {"stall": epoch.stall, "dollars": money.of(epoch), "waiting_dollars": money.waiting(epoch)}
+            shown[name] |= more
+        return shown
+
+    return {
+        "url": args.url,
+        "version": workload.manifest.version,
+        "samples": workload.manifest.samples,
+        "super_samples": len(workload.manifest),
+        "size_bytes": workload.manifest.size_bytes,
+        "nodes": workload.nodes,
+        "ranks_per_node": workload.ranks_per_node,
+        "probe": None if bucket.probe is None else asdict(bucket.probe),
+        "given": prediction(advice.given),
+        "refused": advice.refused,
+        "advised": prediction(advice.advised),
+        "suggestions": [asdict(each) | {"is_change": each.is_change} for each in advice.suggestions],
+    }
+
+
+def _as_text(args: Namespace, workload: Workload, bucket: _Bucket, advice: Advice, money: _Money) -> list[str]:
+    manifest = workload.manifest
+    average = format_bytes(manifest.size_bytes / len(manifest))
+    ranks = args.ranks_per_node
+    need = format_bytes(ranks * args.gpu_rate * workload.sample_bytes)
+    packed = f"{counted(len(manifest), 'super-sample')} of {average}"
+    who, a_node = (", each", "") if ranks == 1 else (f" of {counted(ranks, 'rank')}, each rank", " a node")
+    rate = f"{args.gpu_rate:,.0f}" if args.gpu_rate >= 10 else f"{args.gpu_rate:.3g}"
+    training = f"{counted(args.nodes, 'node')}{who} {rate} samples/s in batches of {args.batch_size}"
+    return [
+        f"{printable(args.url)}, version {manifest.version}",
+        f"  {counted(manifest.samples, 'sample')} of {format_bytes(workload.sample_bytes)} in {packed}",
+        *_wrapped(f"{training}: {need}/s{a_node}"),
+        *_measured(bucket),
+        "",
+        *_predicted(advice, money),
+        "",
+        *_bound(advice),
+        "",
+        *(line for each in advice.suggestions for line in _suggested(each, args.url)),
+    ]
+
+
+def _measured(bucket: _Bucket) -> list[str]:
+    found = bucket.probe
+    limit = bucket.model.requests_per_second
+    limited = "" if limit == math.inf else f"; the bucket answers {limit:,.3g} requests/s, and {_excess(bucket.model)}"
+    alone, together = format_bytes(bucket.model.connection_bytes_per_second), format_bytes(bucket.node_bytes_per_second)
+    rates = f"first byte {_seconds(bucket.median_seconds)}, one connection {alone}/s, a node {together}/s"
+    if found is None:
+        return _wrapped(f"as given: {rates}{limited}")
+    more = "" if found.is_saturated else " at least"
+    took = f"{counted(found.requests, 'request')} and {format_bytes(found.read_bytes)} in {_seconds(found.seconds)}"
+    if found.is_rate_assumed:
+        return _wrapped(
+            f"measured with {took}: {rates}; rates are assumed, since the objects are too small to tell{limited}"
+        )
+    return _wrapped(f"measured with {took}: {rates}{more} (with {counted(found.connections, 'connection')}){limited}")
+
+
+def _excess(model: BucketModel) -> str:
+    """Return what a bucket does with more requests than it answers."""
+    return "lets more of them wait" if model.longest_line_seconds == math.inf else "refuses more of them"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _predicted(advice: Advice, money: _Money) -> list[str]:
+    columns = [("as it is", advice.given), ("advised", advice.advised)]
+    if not any(each.is_change for each in advice.suggestions):
+        columns = columns[:1]
+    rows: list[list[str]] = [["predicted", *(name for name, _ in columns)]]
+    facts: dict[str, Callable[[Prediction], str]] = {
+        "time to first batch": lambda found: "{} to {}".format(*map(_seconds, found.first_batch_range_seconds)),
+        "first epoch": lambda found: f"{_seconds(found.first.seconds)}, {found.first.stall:.1%} stalled",
+        "later epochs": lambda found: f"{_seconds(found.later.seconds)}, {found.later.stall:.1%} stalled",
+        "requests, first epoch": lambda found: f"{found.first.requests:,.0f}",
+        "requests, later epochs": lambda found: f"{found.later.requests:,.0f}",
+        "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
+        "bucket an epoch": lambda found: _dollars(money.of(found.later)),
+        "waiting an epoch": lambda found: _dollars(money.waiting(found.later) or 0.0),
+    }
+    if money.is_free:
+        del facts["bucket an epoch"]
+    if advice.advised and money.waiting(advice.advised.later) is None:
+        del facts["waiting an epoch"]
+    for name, fact in facts.items():
+        rows.append([name, *("cannot run" if found is None else fact(found) for _, found in columns)])
+    shown = table(rows).splitlines()
+    return shown + (_wrapped(advice.refused) if advice.refused else [])
+
+
+def _bound(advice: Advice) -> list[str]:
+    bound = (advice.given or advice.advised).bound
+    return _wrapped(
+        f"no epoch can be shorter than {_seconds(bound.seconds)}, by {bound.limit}: compute "
+        f"{_seconds(bound.compute_seconds)}, bandwidth {_seconds(bound.transfer_seconds)}, requests "
+        f"{_seconds(bound.request_seconds)}"
+        + (f", request rate {_seconds(bound.rate_seconds)}" if bound.rate_seconds else "")
+    )
+
+
+def _suggested(each: Suggestion, url: str) -> list[str]:
+    change = f"{each.given} → {each.advised}" if each.is_change else each.given
+    lines = _wrapped(f"{each.name}: {change}; {each.reason}")
+    if each.command:
+        lines.append(f"      {each.command.replace('URL', printable(shlex.quote(url)))}")
+    return lines
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _dollars(dollars: float) -> str:
+    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
+
+
+command = Command(
+    name="plan",
+    help="predict what a training takes of a data set, and say what to change",
+    configure=_configure,
+    run=_run,
+)

@@ -1,0 +1,50 @@
+"""The papers' experiments, run again: each is a name that ``stoker simulate`` knows."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from stoker.errors import ConfigError
+from stoker_sim._experiments.outcome import Experiment
+
+__all__ = ["NAMES", "load"]
+
+_PLACES = {
+    "deli-table-1": "deli_speeds",
+    "deli-table-2": "deli_costs",
+    "deli-figure-3": "deli_waits",
+    "deli-figure-4": "deli_waits",
+    "deli-figure-5": "deli_misses",
+    "deli-figure-6": "deli_misses",
+    "deli-figure-7": "deli_misses",
+    "deli-figure-8": "deli_misses",
+    "deli-figure-9": "deli_misses",
+    "ours": "ours",
+    "caching": "caching",
+    "ddp": "ddp",
+    "scale": "scale",
+    "ipdl": "ipdl",
+    "diesel-reads": "diesel_reads",
+    "diesel-start-up": "diesel_start_up",
+    "silod": "silod",
+    "silod-estimator": "silod_estimator",
+    "infinicache": "infinicache",
+    "warm-tier": "warm_tier",
+}
+"""Experiment → module of this folder that has it in its ``EXPERIMENTS``."""
+
+NAMES = tuple(_PLACES)
+"""All experiments, in the order in which they are shown."""
+
+
+def load(name: str) -> Experiment:
+    """Return an experiment.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in _PLACES:
+        raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
+    module = import_module(f"{__name__}.{_PLACES[name]}")
+    experiment: Experiment = module.EXPERIMENTS[name]
+    return experiment

@@ -1,0 +1,1 @@
+"""How buckets, disks, caches and platforms behave in virtual time."""

@@ -1,0 +1,269 @@
+"""What a run will take: its epochs simulated with the fetcher's own code, beside the bound that nothing can beat."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import reduce
+from statistics import median
+
+from stoker._base.tier import ObjectRef
+from stoker._cost.prices import Egress, Operation, StorePrices
+from stoker._diagnostics.latency import Constant
+from stoker._memory.budget import plan_slots
+from stoker_sim._models.link import SharedLink
+from stoker_sim._planning.bound import Bound, Demand, bound_of
+from stoker_sim._planning.excerpt import beginning, excerpt
+from stoker_sim._planning.workload import Cache, Workload
+from stoker_sim._scenarios.scenario import Run, Scenario, TierMaker, simulate
+
+__all__ = ["EpochForecast", "Prediction", "predict"]
+
+_EPOCHS, _EPOCHS_OF_RANKS = 3, 5
+"""Those between the first and the last are what every later one is like: begun with a full ring, and with another one
+to look ahead into. Of several ranks, now one and now another is behind, so more of them are simulated."""
+_START_WINDOWS = 2
+"""Of super-samples, for each rank, that are simulated of a start."""
+_START_SPREAD = 1.5
+"""Starts took 0.67 to 1.5 of those that were simulated: on a quiet machine, and beside other programs."""
+_DRAWS = 501
+"""Of a first byte, for its median: odd, so that it is one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochForecast:
+    """One epoch, of the slowest rank where it is about time, of all ranks where it is about requests.
+
+    Attributes:
+        seconds: that it takes.
+        wait_seconds: of these, for data.
+        requests: of all ranks.
+        read_bytes: of all ranks.
+    """
+
+    seconds: float
+    wait_seconds: float
+    requests: float
+    read_bytes: float
+
+    @property
+    def stall(self) -> float:
+        """The part of the time, 0 to 1, that is waited."""
+        return self.wait_seconds / self.seconds if self.seconds else 0.0
+
+    def grown(self, factor: float) -> EpochForecast:
+        """Return an epoch that is ``factor`` times as long."""
+        return EpochForecast(
+            seconds=factor * self.seconds,
+            wait_seconds=factor * self.wait_seconds,
+            requests=factor * self.requests,
+            read_bytes=factor * self.read_bytes,
+        )
+
+    def at_least(self, seconds: float) -> EpochForecast:
+        """Return an epoch that takes no less: one that found more in its ring than it left there is not typical."""
+        more = max(0.0, seconds - self.seconds)
+        return replace(self, seconds=self.seconds + more, wait_seconds=self.wait_seconds + more)
+
+    def followed_by(self, other: EpochForecast) -> EpochForecast:
+        """Return an epoch whose second part is another."""
+        return EpochForecast(
+            seconds=self.seconds + other.seconds,
+            wait_seconds=self.wait_seconds + other.wait_seconds,
+            requests=self.requests + other.requests,
+            read_bytes=self.read_bytes + other.read_bytes,
+        )
+
+    def dollars(self, store: StorePrices, egress: Egress = "same_region") -> float:
+        """Return what a store with these prices asks for the requests and the bytes."""
+        moved = store.transfer_dollars(read_bytes=round(self.read_bytes), written_bytes=0, egress=egress)
+        return self.requests * store.request_dollars(Operation.GET) + moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a workload will take.
+
+    Attributes:
+        first_batch_seconds: from constructing the loader.
+        first_batch_range_seconds: from below the least to above the most of several simulated starts.
+        first: epoch, in which caches are empty, from constructing the loader.
+        later: epochs.
+        bound: of a later epoch.
+        hit_rate: of the cache in later epochs.
+        simulated: the part of an epoch, 0 to 1, that was simulated; the rest is extrapolated.
+        slots: of each rank's ring.
+    """
+
+    first_batch_seconds: float
+    first_batch_range_seconds: tuple[float, float]
+    first: EpochForecast
+    later: EpochForecast
+    bound: Bound
+    hit_rate: float
+    simulated: float
+    slots: int
+
+
+def predict(workload: Workload, *, seed: int = 0, starts: int = 1) -> Prediction:
+    """Simulate a workload, or as much of it as is worth its time, and extrapolate.
+
+    The same workload gives the same prediction.
+
+    Args:
+        workload: to predict.
+        seed: of what is drawn.
+        starts: simulated for the range of the first batch.
+
+    Raises:
+        BudgetError: the memory is too small for the order; names the figure that fits.
+        ConfigError: the bucket or the network is so slow that a loader could not have its data.
+    """
+    feed, small, hit_rate = workload.feed, excerpt(workload), workload.hit_rate
+    slots = plan_slots(
+        workload.manifest,
+        workload.manifest.file_bytes + feed.held_bytes,
+        feed.order,
+        feed.partition(workload.manifest.samples),
+        feed.memory_bytes,
+    )
+    cold = _simulated(small, 0.0, seed)
+    settled = _simulated(small, hit_rate, seed) if hit_rate else cold
+    each_for = feed.world_size / small.feed.world_size
+    growth = max(1.0, workload.manifest.samples / each_for / small.manifest.samples)
+    begun = _first_batch_seconds(cold)
+    lasting = _lasting(cold, each_for)
+    first = _forecast(cold, 0, each_for).followed_by(lasting.grown(growth - 1.0))
+    first = first.at_least(first.seconds + workload.start_seconds)
+    bound = bound_of(_demand(workload, slots.slots - slots.window_slots - slots.hedge_slots, hit_rate))
+    return Prediction(
+        first_batch_seconds=workload.start_seconds + begun,
+        first_batch_range_seconds=_first_batch_range(workload, small, begun, seed, starts),
+        first=first,
+        later=_lasting(settled, each_for).grown(growth).at_least(bound.seconds),
+        bound=bound,
+        hit_rate=hit_rate,
+        simulated=min(1.0, 1.0 / growth),
+        slots=slots.slots,
+    )
+
+
+def _simulated(workload: Workload, hit_rate: float, seed: int, epochs: int = 0) -> Run:
+    return simulate(
+        Scenario(
+            manifest=workload.manifest,
+            feed=workload.feed,
+            bucket=workload.bucket,
+            compute=Constant(workload.step_seconds),
+            node_bytes_per_second=workload.node_bytes_per_second,
+            ranks_per_node=workload.ranks_per_node,
+            epochs=epochs or (_EPOCHS if workload.feed.world_size == 1 else _EPOCHS_OF_RANKS),
+            in_step=workload.feed.world_size > 1,
+            draws_by_object=True,
+            tiers=_settled(workload.cache, workload.ranks_per_node, hit_rate) if workload.cache and hit_rate else None,
+            seed=seed,
+        )
+    )
+
+
+def _first_batch_seconds(run: Run) -> float:
+    return max(each.first_batch_seconds or 0.0 for each in run.of_epoch(0))
+
+
+def _first_batch_range(
+    workload: Workload, small: Workload, begun: float, seed: int, starts: int
+) -> tuple[float, float]:
+    """Return the least and the most that a first batch takes: first bytes and handshakes differ from start to start.
+
+    The processor's part of a start is not simulated, so the range is wider than what comes out, both ways.
+    """
+    window, ranks = small.feed.order.window, small.feed.world_size
+    few = beginning(small, _START_WINDOWS * window * ranks)
+    others = [_first_batch_seconds(_simulated(few, 0.0, seed + each, 1)) for each in range(1, starts)]
+    low, high = workload.start_range_seconds or (workload.start_seconds, workload.start_seconds)
+    least_seconds, most_seconds = low + min([begun, *others]), high + max([begun, *others])
+    return least_seconds / _START_SPREAD, most_seconds * _START_SPREAD
+
+
+def _settled(cache: Cache, ranks_per_node: int, hit_rate: float) -> TierMaker:
+    """Return what makes a rank's cache, whose device is its own or its node's."""
+    rate, readers = cache.bytes_per_second, 1 if cache.is_of_rank else ranks_per_node
+    devices = defaultdict[int, SharedLink](
+        lambda: SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=rate)
+    )
+    return lambda feed, _: [_SettledCache(devices[feed.rank // readers], hit_rate)]
+
+
+class _SettledCache:
+    """A tier that finds a steady part of what it is asked for."""
+
+    name = "cache"
+
+    def __init__(self, device: SharedLink, hit_rate: float) -> None:
+        self._device, self._hit_rate, self._asked = device, hit_rate, 0
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Take the time of a read where the object is here; ``into`` is left as it is."""
+        self._asked += 1
+        if int(self._asked * self._hit_rate) == int((self._asked - 1) * self._hit_rate):
+            return False
+        await self._device.serve(ref.size_bytes)
+        return True
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Change nothing: it has settled."""
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def _forecast(run: Run, epoch: int, each_for: float) -> EpochForecast:
+    """Return an epoch of a run whose every rank stands for ``each_for``.
+
+    What is fetched ahead is counted in the epoch that uses it. Ranges into which the first super-samples of a run are
+    cut are requests of its first epoch; hedges are spread over all.
+    """
+    results = run.of_epoch(epoch)
+    slowest = max(results, key=lambda each: each.seconds)
+    # Ranks in step wait for the one that waits for data, too.
+    wait_seconds = slowest.wait_seconds if len(results) == 1 else slowest.seconds - slowest.compute_seconds
+    reads_of = [sum(each.look_ups for each in run.of_epoch(number)) for number in range(_epochs(run))]
+    hits = sum(each.tier_hits.total() for each in run.epochs)
+    hedges = sum(each.hedges for each in run.epochs)
+    missed = 1.0 - hits / sum(reads_of)
+    reads = sum(reads_of) - hits
+    extra = run.requests - hedges - reads if epoch == 0 else 0
+    return EpochForecast(
+        seconds=slowest.seconds,
+        wait_seconds=wait_seconds,
+        requests=each_for * (reads_of[epoch] * missed * (1.0 + hedges / max(1, reads)) + extra),
+        read_bytes=each_for * run.read_bytes * reads_of[epoch] / sum(reads_of),
+    )
+
+
+def _epochs(run: Run) -> int:
+    return run.epochs[-1].epoch + 1
+
+
+def _lasting(run: Run, each_for: float) -> EpochForecast:
+    """Return what an epoch is like behind the first: the mean of those that have another one to look ahead into."""
+    several = [_forecast(run, epoch, each_for) for epoch in range(1, _epochs(run) - 1)]
+    return reduce(EpochForecast.followed_by, several).grown(1.0 / len(several))
+
+
+def _demand(workload: Workload, ahead: int, hit_rate: float) -> Demand:
+    """Return what an epoch asks of one node, whose every rank has ``ahead`` slots to fetch into."""
+    feed, bucket, nodes = workload.feed, workload.bucket, workload.nodes
+    rng = random.Random(0)  # noqa: S311 - a model's
+    concurrency = workload.ranks_per_node * max(1, min(feed.fetch.concurrency_most, ahead))
+    return Demand(
+        compute_seconds=workload.steps * workload.step_seconds,
+        size_bytes=workload.manifest.size_bytes / nodes,
+        gets=len(workload.manifest) / nodes,
+        hit_rate=hit_rate,
+        bytes_per_second=min(workload.node_bytes_per_second, concurrency * bucket.connection_bytes_per_second),
+        latency_seconds=median(bucket.first_byte.draw(rng) for _ in range(_DRAWS)),
+        concurrency=concurrency,
+        requests_per_second=bucket.requests_per_second / nodes,
+    )

@@ -1,0 +1,1 @@
+"""Runs in virtual time, as a person describes them."""

@@ -1,0 +1,202 @@
+"""DELI's way of loading, sample by sample, in virtual time: its rule, its cache and its service, with modelled costs.
+
+N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
+Storage" (IC2E 2021). When to fetch is decided by :class:`~stoker._fetch.schedule.FetchSize`, what stays by
+:class:`~stoker._cache.fifo.Fifo`: the code that a loader runs. What a request takes is the model's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from stoker._base.clock import run_virtual
+from stoker._base.task_group import task_group
+from stoker._cache.fifo import Fifo
+from stoker._cache.policy import Residents
+from stoker._fetch.schedule import FetchSize, Progress
+from stoker.errors import ConfigError
+from stoker_sim._models.link import Shared
+
+__all__ = ["SampleCosts", "SampleEpoch", "SampleRun", "simulate_samples"]
+
+_UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCosts:
+    """What a sample takes, in seconds.
+
+    Attributes:
+        get_seconds: read from the bucket by the training loop.
+        hit_seconds: read from the cache.
+        insert_seconds: added to the cache by the training loop.
+        list_page_seconds: a page of the listing that precedes each fetch; 0 where nothing is listed.
+        fetch_seconds: read and added to the cache by the service, of a fetch's total.
+        contention: how much one fetch slows another one at the same time, apart from sharing the processors: the rate
+            of each is divided by 1 + contention · (fetches - 1).
+    """
+
+    get_seconds: float
+    hit_seconds: float = 0.0
+    insert_seconds: float = 0.0
+    list_page_seconds: float = 0.0
+    fetch_seconds: float = 0.0
+    contention: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRun:
+    """What is run, on one node of several that do the same.
+
+    Attributes:
+        dataset_samples: of the data set, which is what is listed.
+        node_samples: that the node has in an epoch, drawn anew for each.
+        batch_size: samples that are drawn, and then read, before a step.
+        compute_seconds: of an epoch's steps, beside fetches as they come.
+        processors: cores of the node. A step keeps as many threads busy, a fetch one, and all threads share the cores
+            evenly: while a step computes on 2 cores, one fetch runs at 2/3 of its rate.
+        schedule: when to fetch ahead; None does not, and the loop fills the cache.
+        cache_samples: that the cache holds; None any number, 0 no cache.
+        epochs: how many.
+        page_samples: that one page of a listing has.
+        seed: of the epochs' samples.
+    """
+
+    dataset_samples: int
+    node_samples: int
+    batch_size: int
+    compute_seconds: float
+    processors: int = 2
+    schedule: FetchSize | None = None
+    cache_samples: int | None = None
+    epochs: int = 2
+    page_samples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.node_samples <= self.dataset_samples:
+            raise ConfigError(f"a node has 1 to {self.dataset_samples} samples, not {self.node_samples}")
+        if min(self.batch_size, self.epochs, self.page_samples, self.processors) < 1:
+            raise ConfigError("batch_size, processors, epochs and page_samples must be at least 1")
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleEpoch:
+    """What an epoch took.
+
+    Attributes:
+        look_ups: samples that the loop asked for.
+        misses: of these, not in the cache.
+        wait_seconds: from asking for samples to having them.
+        fetches: that the service was asked for.
+        seconds: of the epoch.
+    """
+
+    look_ups: int = 0
+    misses: int = 0
+    wait_seconds: float = 0.0
+    fetches: int = 0
+    seconds: float = 0.0
+
+    @property
+    def miss_rate(self) -> float:
+        """Misses of look-ups."""
+        return self.misses / self.look_ups
+
+
+def simulate_samples(run: SampleRun, costs: SampleCosts) -> list[SampleEpoch]:
+    """Run it, and return its epochs; the same run gives the same epochs."""
+    return run_virtual(_Loop(run, costs).run())
+
+
+class _Loop:
+    """A training loop with a sampler, a cache and a service."""
+
+    def __init__(self, run: SampleRun, costs: SampleCosts) -> None:
+        self._run, self._costs = run, costs
+        capacity = _UNLIMITED if run.cache_samples is None else run.cache_samples
+        self._cache: Residents[int] = Residents(Fifo(), capacity)
+        self._machine = Shared(self._fetch_rate)
+        self._epochs: list[SampleEpoch] = []
+
+    async def run(self) -> list[SampleEpoch]:
+        rng = np.random.default_rng(self._run.seed)
+        async with task_group() as service:
+            for _ in range(self._run.epochs):
+                samples = rng.permutation(self._run.dataset_samples)[: self._run.node_samples].tolist()
+                await self._train(samples, service)
+        return self._epochs
+
+    async def _train(self, samples: Sequence[int], service: asyncio.TaskGroup) -> None:
+        run, loop, now = self._run, asyncio.get_running_loop(), SampleEpoch()
+        self._epochs.append(now)
+        begun_seconds, fetched = loop.time(), 0
+        for start in range(0, len(samples), run.batch_size):
+            batch = samples[start : start + run.batch_size]
+            for drawn in range(start, start + len(batch)):  # a batch is drawn whole before its first sample is read
+                if fetched < len(samples) and (wanted := self._wanted(fetched - drawn)):
+                    service.create_task(self._fetch(samples[fetched : fetched + wanted]))
+                    fetched = min(fetched + wanted, len(samples))
+                    now.fetches += 1
+            await asyncio.sleep(0)  # fetches that were asked for are under way
+            asked_seconds = loop.time()
+            await self._read(batch, now)
+            now.wait_seconds += loop.time() - asked_seconds
+            await self._compute(run.compute_seconds * len(batch) / len(samples))
+        now.seconds = loop.time() - begun_seconds
+
+    async def _compute(self, seconds: float) -> None:
+        """Take a step, whose threads leave fetches a part of the processors."""
+        self._machine.set_rate(partial(self._fetch_rate, step_threads=self._run.processors))
+        await asyncio.sleep(seconds)
+        self._machine.set_rate(self._fetch_rate)
+
+    def _fetch_rate(self, fetches: int, step_threads: int = 0) -> float:
+        """Return the rate of each of several fetches, of that of one alone."""
+        share = min(1.0, self._run.processors / (fetches + step_threads))
+        return share / (1.0 + self._costs.contention * (fetches - 1))
+
+    def _wanted(self, queued: int) -> int:
+        """Return how many samples to fetch when so many are fetched and not drawn."""
+        schedule = self._run.schedule
+        progress = Progress(issued=queued, consumed=0, next_item_step=None, step=0)
+        return 0 if schedule is None else schedule.admit(progress)
+
+    async def _read(self, batch: Sequence[int], now: SampleEpoch) -> None:
+        """Have each sample after the one before. Time passes at once until a fetch may change what the cache has."""
+        due_seconds, left_seconds = 0.0, self._unchanged_seconds()
+        for sample in batch:
+            if due_seconds >= left_seconds:
+                await asyncio.sleep(due_seconds)
+                due_seconds, left_seconds = 0.0, self._unchanged_seconds()
+            due_seconds += self._look_up_seconds(sample, now)
+        await asyncio.sleep(due_seconds)
+
+    def _unchanged_seconds(self) -> float:
+        """Return for how long no fetch ends, if nothing happens meanwhile."""
+        return self._machine.next_end_seconds - asyncio.get_running_loop().time()
+
+    def _look_up_seconds(self, sample: int, now: SampleEpoch) -> float:
+        costs = self._costs
+        now.look_ups += 1
+        if self._cache.look_up(sample):
+            return costs.hit_seconds
+        now.misses += 1
+        if self._run.schedule is not None or not self._cache.capacity:
+            return costs.get_seconds
+        self._cache.offer(sample)  # without a service, the loop itself fills the cache
+        return costs.get_seconds + costs.insert_seconds
+
+    async def _fetch(self, samples: Sequence[int]) -> None:
+        """Read what is not cached; all of it is seen at once, when the last one is there."""
+        missing = [sample for sample in samples if sample not in self._cache]
+        pages = math.ceil(self._run.dataset_samples / self._run.page_samples)
+        await self._machine.serve(pages * self._costs.list_page_seconds + len(missing) * self._costs.fetch_seconds)
+        for sample in missing:
+            self._cache.offer(sample)

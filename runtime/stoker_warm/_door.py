@@ -1,0 +1,183 @@
+"""Where a proxy can be dialled.
+
+Anybody can dial. Those who have not proved who they are yet are few at a time: the one who came first goes for the next
+one. So whoever dials and keeps silent costs a bounded number of files and keeps nobody out, for a proof takes no longer
+than it takes a peer to answer once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from stoker.errors import ConfigError, StokerError
+from stoker_warm._connection import Connection
+from stoker_warm._sockets import Address, Certificate, check_privacy
+
+__all__ = ["MOST_STRANGERS", "Door", "TcpDoor"]
+
+_log = logging.getLogger("stoker.warm.door")
+
+MOST_STRANGERS = 256
+"""Connections at a time without a proof of who is there, besides those of nodes that may all dial at once: more than
+the workers of a job that begin together."""
+
+_TLS_SECONDS = 5.0
+_BACKLOG = 256
+_ACCEPT_AGAIN_SECONDS = 1.0
+"""After the system had no file for a connection."""
+
+
+class Door(Protocol):
+    """Where a proxy can be dialled."""
+
+    @property
+    def address(self) -> str:
+        """What to dial, ``host:port``."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the certificate that is shown; empty without TLS."""
+        ...
+
+    async def open(self, accept: Callable[[], Connection], *, most_strangers: int = MOST_STRANGERS) -> None:
+        """Let everybody in, each with a connection of its own.
+
+        Args:
+            accept: makes the connection.
+            most_strangers: connections at a time whose handshake has not ended; for one more the first of them goes.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let nobody in any more; connections whose handshake has ended stay. Idempotent."""
+        ...
+
+
+class TcpDoor:
+    """A :class:`Door` over TCP, with TLS if there is a certificate.
+
+    Args:
+        at: where to listen; port 0 is any that is free.
+        advertised: what to tell nodes, if it is not the same: behind a load balancer, or when listening everywhere.
+        certificate: what to show; a must off loopback and private networks.
+    """
+
+    def __init__(
+        self, at: Address, *, advertised: Address | None = None, certificate: Certificate | None = None
+    ) -> None:
+        self._at, self._advertised, self._certificate = at, advertised, certificate
+        self._fingerprint = certificate.fingerprint() if certificate is not None else ""
+        self._context: ssl.SSLContext | None = None
+        self._port = at.port
+        self._listening: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+        self._most_strangers = MOST_STRANGERS
+
+    @property
+    def address(self) -> str:
+        """What to dial, ``host:port``."""
+        return str(self._advertised or Address(self._at.host, self._port))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the certificate; empty without TLS."""
+        return self._fingerprint
+
+    @property
+    def strangers(self) -> int:
+        """Connections whose handshake has not ended."""
+        return len(self._strangers)
+
+    async def open(self, accept: Callable[[], Connection], *, most_strangers: int = MOST_STRANGERS) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: without a certificate, others could listen in there; or the address cannot be used.
+        """
+        self._most_strangers = most_strangers
+        try:
+            listeners = await self._listeners()
+        except OSError as error:
+            raise ConfigError(
+                f"the warm tier cannot listen on {self._at}: {error}; take an address of this machine and a free port"
+            ) from None
+        self._port = listeners[0].getsockname()[1]
+        for listener in listeners:
+            self._begin(listener, accept)
+
+    def _begin(self, listener: socket.socket, accept: Callable[[], Connection]) -> None:
+        task = asyncio.get_running_loop().create_task(self._listen(listener, accept))
+        task.add_done_callback(lambda _: listener.close())
+        self._listening.add(task)
+
+    async def _listeners(self) -> list[socket.socket]:
+        at, certificate, listeners = self._at, self._certificate, list[socket.socket]()
+        loop, passive = asyncio.get_running_loop(), socket.AI_PASSIVE
+        places = dict.fromkeys(await loop.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM, flags=passive))
+        for *_, place in places:
+            check_privacy(str(place[0]), has_tls=certificate is not None)
+        self._context = certificate.context() if certificate is not None else None
+        try:
+            for family, *_, place in places:
+                listeners.append(socket.create_server(place, family=family, backlog=_BACKLOG))
+                listeners[-1].setblocking(False)
+        except OSError:
+            for listener in listeners:
+                listener.close()
+            raise
+        return listeners
+
+    def close(self) -> None:
+        """Let nobody in any more; connections whose handshake has ended stay. Idempotent."""
+        for task in (*self._listening, *self._strangers):
+            task.cancel()
+        self._listening.clear()
+
+    async def _listen(self, listener: socket.socket, accept: Callable[[], Connection]) -> None:
+        """Let in whoever dials, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except ConnectionError:  # who dialled has gone
+                continue
+            except OSError as error:
+                _log.warning("the warm tier cannot let anybody in: %s", error)
+                await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
+                continue
+            while len(self._strangers) >= self._most_strangers:
+                first = next(iter(self._strangers))
+                del self._strangers[first]
+                first.cancel()
+            self._let_in(sock, accept)
+            await asyncio.sleep(0)  # so that those who are in can go on, however many come
+
+    def _let_in(self, sock: socket.socket, accept: Callable[[], Connection]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._strangers.pop(task, None)
+            if task.cancelled():
+                sock.close()  # if it was before the task could begin
+
+        task = asyncio.get_running_loop().create_task(self._receive(sock, accept()))
+        self._strangers[task] = None
+        task.add_done_callback(ended)
+
+    async def _receive(self, sock: socket.socket, connection: Connection) -> None:
+        """Be there for a connection until its handshake has ended."""
+        timeout_seconds = None if self._context is None else _TLS_SECONDS
+        try:
+            with suppress(StokerError, OSError):  # ssl.SSLError is one; of the others its owner is told
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: connection, sock, ssl=self._context, ssl_handshake_timeout=timeout_seconds
+                )
+                await connection.ready()
+        finally:
+            if connection.peer is None and connection.failure is None:  # else it ends in its own way
+                connection.abort()

@@ -1,0 +1,290 @@
+"""Nodes as the proxy uses them: called when they sleep, asked when they are awake, given up when they are silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from stoker.errors import ConnectionLostError, DeadlineError, StokerError
+from stoker_warm._calling import Billed, Caller, Invoke
+from stoker_warm._connection import Connection, Reply
+from stoker_warm._life import Contents, Life, State
+from stoker_warm._listing import deletions, list_all
+from stoker_warm._settings import WarmConfig
+from stoker_warm._shard import ShardId
+from stoker_warm._standing import Standing
+from stoker_warm._wake import Report, Task
+from stoker_warm._waking import Waking
+from stoker_warm._wire import Head, Kind
+
+__all__ = ["Node", "NodeParts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """What all nodes of a proxy share.
+
+    Attributes:
+        config: the tier's settings.
+        invoke: calls functions.
+        proxy: makes the address, ``host:port``, and the certificate's fingerprint that nodes dial.
+        spawn: runs something that ends by itself, in the proxy's task group.
+        billed: is told of each call.
+        found: is told what a node holds, each time that it has greeted or was given up.
+    """
+
+    config: WarmConfig
+    invoke: Invoke
+    proxy: Callable[[], tuple[str, str]]
+    spawn: Callable[[Coroutine[Any, Any, object]], object]
+    billed: Billed
+    found: Callable[[Node, Contents], None]
+
+
+class Node:
+    """One function that holds shards. Lives on the proxy's event loop.
+
+    Args:
+        number: of the node, in the directory.
+        parts: what it shares with others.
+    """
+
+    def __init__(self, number: int, parts: NodeParts) -> None:
+        config = parts.config
+        self.number, self.name = number, config.name_of(number)
+        self.limit_bytes = 0
+        self.saved_instance: str | None = None
+        """Whose contents its second instance was given last."""
+        self._config, self._spawn, self._found = config, parts.spawn, parts.found
+        self._standing = Standing(
+            self.name, config, found=partial(parts.found, self), call_back=lambda: self._waking.rouse()
+        )
+        self._caller = Caller(self._standing, config, parts.invoke, parts.proxy, parts.billed)
+        self._waking = Waking(self._standing, self._caller, config, parts.spawn)
+        self._second: asyncio.Future[Connection] | None = None
+
+    @property
+    def life(self) -> Life:
+        """Its state."""
+        return self._standing.life
+
+    @property
+    def contact_seconds(self) -> float:
+        """When it was called or spoke last."""
+        return self._standing.contact_seconds
+
+    @property
+    def failure(self) -> StokerError | None:
+        """Of the last call, if that failed."""
+        return self._caller.failure
+
+    # What the proxy asks of it.
+
+    async def request(
+        self,
+        kind: Kind,
+        head: Head,
+        *,
+        body: Sequence[bytes | bytearray | memoryview] = (),
+        into: memoryview | None = None,
+        seconds: float,
+    ) -> Reply:
+        """Wake the node if need be, ask it, and return its answer.
+
+        When the call ends, however it ends, nothing reads ``body`` or writes to ``into`` any more.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, or failed.
+        """
+        end_seconds = asyncio.get_running_loop().time() + seconds
+        try:
+            return await self._ask(kind, head, body, into, end_seconds)
+        except ConnectionLostError:
+            if asyncio.get_running_loop().time() >= end_seconds:
+                raise
+            # Its instance was taken back, or the way to it broke. What can be asked can be asked twice.
+            return await self._ask(kind, head, body, into, end_seconds)
+
+    async def _ask(
+        self,
+        kind: Kind,
+        head: Head,
+        body: Sequence[bytes | bytearray | memoryview],
+        into: memoryview | None,
+        end_seconds: float,
+    ) -> Reply:
+        standing = self._standing
+        connection, instance = self._waking.awake() or await self._waking.ready_by(end_seconds)
+        sent_seconds, is_change = asyncio.get_running_loop().time(), kind in (Kind.SET, Kind.DELETE)
+        standing.asked += 1
+        try:
+            reply = await connection.request(
+                kind, head, body=body, into=into, timeout=max(0.0, end_seconds - sent_seconds)
+            )
+        except BaseException as error:
+            if isinstance(error, DeadlineError):
+                standing.was_silent(sent_seconds)
+                if kind is Kind.GET and connection is standing.connection:
+                    standing.did_not_deliver(sent_seconds)
+            if not connection.is_open:
+                standing.lost(connection)
+            elif is_change and connection is standing.connection:
+                standing.doubt()
+            raise
+        finally:
+            standing.asked -= 1
+        is_current = connection is standing.connection
+        if is_change and not is_current:
+            raise ConnectionLostError(f"{self.name} has another connection than the one that answered")
+        standing.answered(instance, is_shard=is_current and kind is Kind.GET)
+        if is_change and reply.kind is Kind.STORED:
+            standing.noted(Report.parse(_without(reply.head, "evicted")))
+        return reply
+
+    async def keep_warm(self) -> None:
+        """Call it, so that the platform keeps its instance; find out if that has lost what it held."""
+        if self.life.state is State.GONE:  # it is to greet: it is not believed before
+            self._standing.changed.clear()
+            self._spawn(self._caller.call(Task.SERVE))
+            await self._standing.has_changed(self._config.wake_seconds)
+        elif not await self._caller.call(Task.WARM):
+            with suppress(StokerError):
+                await self._waking.ready()  # so that it greets, and says what it holds
+        elif not self.life.is_listed:
+            self._found(self, Contents.UNKNOWN)  # nobody could find out so far
+
+    async def stop(self) -> None:
+        """Tell it to return, unless it sleeps: it would find that on its socket when it is called next."""
+        connection = self._standing.connection
+        if connection is not None and connection.is_open and self.life.state is not State.SLEEPING:
+            with suppress(StokerError):
+                await connection.request(Kind.STOP, timeout=self._config.ping_seconds)
+
+    async def close(self) -> None:
+        """Tell it to return, and end its connection; what it holds, it holds. Idempotent."""
+        self._standing.is_closed = True
+        await self.stop()
+        await self._waking.close()
+        if self._standing.connection is not None:
+            await self._standing.connection.close()
+
+    async def listed(self) -> list[ShardId] | None:
+        """Return all that it holds; None if the instance that began to tell is not the node any more.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, failed, or lists what cannot be.
+        """
+        while True:
+            instance, changes = self.life.instance, self._standing.changes
+            listed = await self._list(instance)
+            if listed is None or instance is None:
+                return None
+            if self._standing.changes == changes:  # else some came or went behind the page that would have told
+                self.life.listed(instance)
+                return listed
+
+    async def _list(self, instance: str | None) -> list[ShardId] | None:
+        async def ask(after: Head) -> Reply | None:
+            reply = await self.request(Kind.INDEX, after, seconds=self._config.write_seconds)
+            return reply if self.life.instance == instance else None
+
+        return await list_all(self.name, ask, self._config.most_objects)
+
+    async def forget(self) -> None:
+        """Have it drop all that it holds.
+
+        Raises:
+            TransientError: it could not be woken, did not answer in time, or failed.
+        """
+        await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)  # so that it is known who is asked
+        await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)
+        while (held := await self.listed()) != []:
+            if held is None:
+                raise ConnectionLostError(f"another instance of {self.name} has come, which may hold something, too")
+            for head in deletions(held):
+                await self.request(Kind.DELETE, head, seconds=self._config.write_seconds)
+
+    @asynccontextmanager
+    async def accompanied(self) -> AsyncIterator[Connection]:
+        """Have a second instance beside the one that is awake, which is kept awake meanwhile; yield its connection.
+
+        Raises:
+            DeadlineError: there is none within ``wake_seconds``: the platform starts no more, or took the first one.
+            ConnectionLostError: the node cannot be woken.
+        """
+        config = self._config
+        await self.request(Kind.PING, {}, seconds=config.wake_seconds)
+        self._second = second = asyncio.get_running_loop().create_future()
+        staying = asyncio.ensure_future(self._stay_awake())
+        try:
+            self._spawn(self._caller.call_second())
+            try:
+                async with asyncio.timeout(config.wake_seconds):
+                    connection = await second
+            except TimeoutError:
+                raise DeadlineError(f"{self.name} has no second instance after {config.wake_seconds:g} s") from None
+            try:
+                yield connection
+            finally:
+                self._spawn(_dismissed(connection, config.ping_seconds))
+        finally:
+            self._second = None
+            staying.cancel()
+            await asyncio.wait([staying])
+
+    async def _stay_awake(self) -> None:
+        """Give it a reason to stay: while it runs, the platform takes another instance for another call."""
+        with suppress(StokerError):
+            while True:
+                await self.request(Kind.PING, {}, seconds=self._config.wake_seconds)
+                await asyncio.sleep(self._config.linger_seconds / 4)
+
+    # What happens to it.
+
+    def greeted(self, connection: Connection, greeting: Head) -> None:
+        """An instance has connected and knows the secret."""
+        report, task = Report.parse(_without(greeting, "task")), greeting.get("task")
+        is_second = task == Task.BACKUP and report.instance != self.life.instance
+        if is_second and self._second is not None and not self._second.done():
+            self._second.set_result(connection)
+            return
+        contents = None if is_second else self._standing.greeted(connection, report)
+        if contents is None:
+            self._spawn(_dismissed(connection, self._config.ping_seconds))
+            return
+        if contents is Contents.DOUBTFUL:  # while the stranger is busy, the platform takes the known one for a call
+            self._spawn(self._caller.call(Task.SERVE))
+        else:
+            self.limit_bytes = report.limit_bytes
+            self._found(self, contents)
+        self._standing.touched()  # whoever waits for the node looks only when the call has begun
+
+    def noticed(self, connection: Connection, kind: Kind, head: Head) -> None:
+        """An instance says something unasked: that it is here again, or that it goes."""
+        if connection is self._standing.connection:
+            self._standing.noticed(Report.parse(head), is_bye=kind is Kind.BYE)
+        elif kind is Kind.BYE:  # a stranger's: should it come again, it is to greet
+            connection.abort()
+
+    def lost(self, connection: Connection) -> None:
+        """A connection has ended."""
+        self._standing.lost(connection)
+
+    def doubt(self) -> None:
+        """It may hold what nobody knows of, or not hold what it is believed to: have it say what it holds."""
+        self._standing.doubt()
+
+
+def _without(head: Head, name: str) -> dict[str, Any]:
+    return {key: value for key, value in head.items() if key != name}
+
+
+async def _dismissed(connection: Connection, seconds: float) -> None:
+    """Tell an instance that is not needed to return."""
+    with suppress(StokerError):
+        await connection.request(Kind.STOP, timeout=seconds)
+    await connection.close()

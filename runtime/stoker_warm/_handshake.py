@@ -1,0 +1,305 @@
+"""Who is at the other end: a mutual challenge and response over a secret that is never sent. Does no I/O.
+
+``proxy: CHALLENGE {nonce} · peer: PROOF {role, node, instance, nonce, greeting, mac} · proxy: WELCOME {mac}``
+
+Each mac is HMAC-SHA256 over a label of its own and everything that was said: the protocol's version, both nonces,
+role, node, instance, greeting, and the fingerprint of the TLS certificate, which the proxy knows of itself and the peer
+saw. So a proof is good for one connection only, cannot be turned round, and one that is passed on through another
+certificate is wrong. Without TLS nothing protects what follows: it is for loopback and private networks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from ipaddress import ip_address, ip_network
+from typing import Literal, Protocol
+
+from stoker.errors import ConfigError, CredentialsError, WireError
+from stoker_warm._wire import VERSION, Head, Kind
+
+__all__ = ["Handshake", "Message", "Peer", "PeerSide", "ProxySide", "Secret", "is_private"]
+
+Role = Literal["node", "client"]
+Greeting = Mapping[str, str | int]
+"""What a peer says of itself: flat, texts and integers only, so that both sides write it alike."""
+
+Message = tuple[Kind, Head]
+"""A frame to send."""
+
+_NONCE_BYTES = 32
+_MIN_SECRET_BYTES = 32
+_HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_WRONG_SECRET = "check that STOKER_WARM_SECRET is the same for the proxy and its nodes and clients"  # noqa: S105 - advice
+_MAKE_A_SECRET = "`stoker warm secret` makes one; give it to proxy, nodes and clients as STOKER_WARM_SECRET"  # noqa: S105 - advice
+_PRIVATE = tuple(
+    ip_network(each)
+    for each in (
+        "127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16",
+        "::1/128", "fc00::/7", "fe80::/10",
+    )
+)  # fmt: skip
+
+
+class Secret:
+    """A secret of at least 32 bytes that proxy, nodes and clients of one deployment share. Never shown.
+
+    Raises:
+        ConfigError: it is too short.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) < _MIN_SECRET_BYTES:
+            raise ConfigError(
+                f"the warm tier's secret has {len(key)} bytes and needs {_MIN_SECRET_BYTES}; {_MAKE_A_SECRET}"
+            )
+        self._key = bytes(key)
+
+    @classmethod
+    def generate(cls) -> Secret:
+        """Return one that nobody knows."""
+        return cls(secrets.token_bytes(_MIN_SECRET_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> Secret:
+        """Return the secret of a text in base64url, or base64 as other tools write it, with or without padding.
+
+        White space around it is no part of it: whoever stores what a command has printed stores the end of its line.
+
+        Raises:
+            ConfigError: it is empty, not one, or too short.
+        """
+        text = text.strip()
+        if not text:
+            raise ConfigError(f"the warm tier's secret is missing: STOKER_WARM_SECRET is not set; {_MAKE_A_SECRET}")
+        try:
+            key = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise ConfigError(f"the warm tier's secret is not base64url; {_MAKE_A_SECRET}") from None
+        return cls(key)
+
+    def reveal(self) -> str:
+        """Return it as base64url, for the environment of a function and nothing else."""
+        return base64.urlsafe_b64encode(self._key).rstrip(b"=").decode()
+
+    def mac(self, label: str, said: Mapping[str, object]) -> str:
+        """Return the HMAC-SHA256 of a label and of what was said, in hexadecimal digits."""
+        text = json.dumps([label, said], sort_keys=True, separators=(",", ":"))
+        return hmac.new(self._key, text.encode(), sha256).hexdigest()
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not pickled; pass it through the environment")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, proven.
+
+    Attributes:
+        role: ``node`` or ``client``; ``proxy`` as seen by those.
+        node: its name; empty for the proxy.
+        instance: of its process, 16 hexadecimal digits; empty for the proxy.
+        greeting: what else it said of itself.
+    """
+
+    role: str
+    node: str
+    instance: str
+    greeting: Greeting
+
+
+class Handshake(Protocol):
+    """One side of a handshake: says what to send, and in the end who the peer is."""
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, once that is proven."""
+
+    def saw(self, fingerprint: str) -> None:
+        """Take notice of the certificate that the other side showed: sha256 in hexadecimal digits, or empty.
+
+        Raises:
+            CredentialsError: it is not the one that was expected.
+        """
+
+    def begin(self) -> Message | None:
+        """Return what to send before anything was heard."""
+
+    def received(self, kind: Kind, head: Head) -> Message | None:
+        """Return what to send in answer.
+
+        Raises:
+            WireError: this is not how it goes.
+            CredentialsError: the other side does not know the secret.
+        """
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(_NONCE_BYTES)
+
+
+class ProxySide:
+    """The side that listens.
+
+    Args:
+        secret: of the deployment.
+        fingerprint: sha256 of this side's TLS certificate in hexadecimal digits, empty without TLS.
+        nonce: makes 32 bytes that nobody can guess.
+    """
+
+    def __init__(self, secret: Secret, *, fingerprint: str = "", nonce: Callable[[], bytes] = _nonce) -> None:
+        self._secret = secret
+        self._fingerprint = fingerprint
+        self._nonce = nonce().hex()
+        self.peer: Peer | None = None
+
+    def saw(self, fingerprint: str) -> None:
+        """Take notice of nothing: those who dial show no certificate."""
+
+    def begin(self) -> Message | None:
+        """Return the challenge."""
+        return Kind.CHALLENGE, {"nonce": self._nonce}
+
+    def received(self, kind: Kind, head: Head) -> Message | None:
+        """Return the welcome if this proves that the peer knows the secret; see Handshake."""
+        _expect(Kind.PROOF, kind, self.peer is None)
+        role = head.get("role")
+        if role not in ("node", "client"):
+            raise WireError("a proof names a role that is neither node nor client")
+        said = {
+            "proxy_nonce": self._nonce,
+            "peer_nonce": _field(head, "nonce", _HEX),
+            "role": role,
+            "node": _field(head, "node", _NAME),
+            "instance": _field(head, "instance", _INSTANCE),
+            "greeting": _greeting(head.get("greeting")),
+            "version": VERSION,
+            "fingerprint": self._fingerprint,
+        }
+        if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_PROOF_LABEL, said)):
+            raise CredentialsError(
+                f"somebody who calls itself {role} {said['node']} does not know the warm tier's secret, or saw another "
+                f"certificate; {_WRONG_SECRET}"
+            )
+        self.peer = Peer(role, said["node"], said["instance"], said["greeting"])
+        return Kind.WELCOME, {"mac": self._secret.mac(_WELCOME_LABEL, said)}
+
+
+class PeerSide:
+    """The side that dials out: a node or a client.
+
+    Args:
+        secret: of the deployment.
+        role: ``node`` or ``client``.
+        node: its name, up to 64 letters, digits, dots, underscores and hyphens.
+        instance: of this process, 16 hexadecimal digits.
+        greeting: what else it says of itself.
+        fingerprint: of the certificate that the proxy must show, empty without TLS.
+        nonce: makes 32 bytes that nobody can guess.
+
+    Raises:
+        ConfigError: a name, instance or greeting that could not be sent.
+    """
+
+    def __init__(
+        self,
+        secret: Secret,
+        role: Role,
+        node: str,
+        instance: str,
+        *,
+        greeting: Greeting | None = None,
+        fingerprint: str = "",
+        nonce: Callable[[], bytes] = _nonce,
+    ) -> None:
+        try:
+            who = {"node": node, "instance": instance}
+            _field(who, "node", _NAME), _field(who, "instance", _INSTANCE)
+            self._who: dict[str, object] = {"role": role, **who, "greeting": _greeting(dict(greeting or {}))}
+        except WireError as error:
+            raise ConfigError(str(error)) from None
+        self._secret = secret
+        self._fingerprint = fingerprint
+        self._nonce = nonce().hex()
+        self._said: dict[str, object] | None = None
+        self.peer: Peer | None = None
+
+    def saw(self, fingerprint: str) -> None:
+        """Compare the certificate that the proxy showed with the one that was expected; see Handshake."""
+        if not hmac.compare_digest(fingerprint, self._fingerprint):
+            raise CredentialsError(
+                f"the proxy showed the TLS certificate {fingerprint[:16] or 'none'}…, expected was "
+                f"{self._fingerprint[:16] or 'none'}…; check its address and the fingerprint that was passed on"
+            )
+
+    def begin(self) -> Message | None:
+        """Return nothing: the proxy speaks first."""
+        return None
+
+    def received(self, kind: Kind, head: Head) -> Message | None:
+        """Return the proof for a challenge, and nothing for a welcome; see Handshake."""
+        if kind is Kind.FAILED:
+            raise CredentialsError(f"the proxy did not take the proof that this side knows its secret; {_WRONG_SECRET}")
+        if self._said is None:
+            _expect(Kind.CHALLENGE, kind, True)
+            self._said = {
+                **self._who,
+                "proxy_nonce": _field(head, "nonce", _HEX),
+                "peer_nonce": self._nonce,
+                "version": VERSION,
+                "fingerprint": self._fingerprint,
+            }
+            return Kind.PROOF, {**self._who, "nonce": self._nonce, "mac": self._secret.mac(_PROOF_LABEL, self._said)}
+        _expect(Kind.WELCOME, kind, self.peer is None)
+        if not hmac.compare_digest(_field(head, "mac", _HEX), self._secret.mac(_WELCOME_LABEL, self._said)):
+            raise CredentialsError(f"who listens there does not know the warm tier's secret; {_WRONG_SECRET}")
+        self.peer = Peer("proxy", "", "", {})
+        return None
+
+
+_PROOF_LABEL = "stoker warm proof"
+_WELCOME_LABEL = "stoker warm welcome"
+
+
+def is_private(address: str) -> bool:
+    """Return whether an address is loopback, RFC 1918, unique local or link-local; of names, only ``localhost`` is."""
+    if address == "localhost":
+        return True
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ip in network for network in _PRIVATE)
+
+
+def _expect(wanted: Kind, kind: Kind, is_due: bool) -> None:
+    if kind is not wanted or not is_due:
+        raise WireError(f"a {kind.name} frame came in a handshake where {wanted.name if is_due else 'none'} was due")
+
+
+def _field(head: Mapping[str, object], name: str, pattern: re.Pattern[str]) -> str:
+    value = head.get(name)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise WireError(f"the field {name!r} of a handshake is no text like {pattern.pattern}")
+    return value
+
+
+def _greeting(value: object) -> Greeting:
+    if not isinstance(value, dict) or not all(isinstance(key, str) and type(value[key]) in (str, int) for key in value):
+        raise WireError("the greeting of a handshake is no flat object of texts and integers")
+    return value

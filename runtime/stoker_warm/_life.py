@@ -1,0 +1,325 @@
+"""The life of a node, as the proxy knows it: whether it may be sent to, must be asked, or must be called first.
+
+A node is a function: nobody can connect to it. A call starts or thaws one of its **instances**, which dials out to the
+proxy and greets with its digest, so the proxy knows what it still holds (A. Wang et al., "InfiniCache" (FAST 2020),
+sections 3.3 and 3.4: sleeping, active and maybe, a ping before a request, another call if it is not answered; J. Zhang
+et al., "InfiniStore" (PVLDB 16, 2023): the expected state is compared, so that lost memory is noticed).
+
+============== ======== ======== ======== =======
+event          SLEEPING AWAKE    MAYBE    GONE
+============== ======== ======== ======== =======
+GREETED        AWAKE    AWAKE    AWAKE    AWAKE
+GREETED_OTHER  AWAKE    refused  refused  AWAKE
+CLAIMED        SLEEPING refused  refused  refused
+HEARD          AWAKE    AWAKE    AWAKE    refused
+BYE            SLEEPING SLEEPING SLEEPING refused
+LOST           SLEEPING MAYBE    MAYBE    refused
+SILENT         SLEEPING MAYBE    MAYBE    GONE
+RETURNED       SLEEPING SLEEPING SLEEPING GONE
+GIVEN_UP       GONE     refused  GONE     GONE
+MUTE           refused  GONE     GONE     refused
+============== ======== ======== ======== =======
+
+A call changes no state: it is only counted. What is refused changes nothing: its source is not the node. A platform
+that is called while an instance runs starts another one, and that must not pass for the node: as long as the known
+instance is or may be running, whoever has other contents is refused. So one late answer costs nothing of what the node
+holds. When the known instance sleeps, a call should have woken it if it still were there, so then a stranger is the
+node and what it does not hold is lost. But a platform may take another instance all the same. A stranger that holds
+nothing is therefore believed at once only if the connection of the known one has broken. Otherwise the function is
+called once more while the stranger runs, which leaves the platform the known one, if there is one; whoever greets then
+is the node. A call too many, with its cold start, costs some hundredths of moving what a full node held.
+
+The words of an instance other than the known one, or on a broken connection, are dropped before they get here.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+from stoker.errors import ConfigError, StateError
+from stoker_warm._shelf import Digest
+
+__all__ = ["TRANSITIONS", "Contents", "Event", "Life", "State"]
+
+
+class State(enum.Enum):
+    """What the proxy knows of a node.
+
+    Attributes:
+        SLEEPING: nothing of it runs, or not yet: calls may be under way.
+        AWAKE: its instance is connected, and has not been silent since it spoke.
+        MAYBE: it was awake, and its connection broke or it does not answer; it may still run and hold what it held.
+        GONE: it was tried too often; what it held is lost. It comes back by greeting.
+    """
+
+    SLEEPING = "sleeping"
+    AWAKE = "awake"
+    MAYBE = "maybe"
+    GONE = "gone"
+
+
+class Event(enum.Enum):
+    """What happens to a node.
+
+    Attributes:
+        GREETED: an instance connected that is the known one or has the contents that are expected.
+        GREETED_OTHER: another instance connected, with other contents or none.
+        CLAIMED: another instance connected that holds nothing, and the known one, which does, may still be there.
+        HEARD: the known instance answered, or said that it was woken.
+        BYE: the known instance is about to return.
+        LOST: the connection to the known instance broke.
+        SILENT: a deadline passed with no word of it.
+        RETURNED: the last call that was open ended, well or not.
+        GIVEN_UP: it was tried as often as is sensible.
+        MUTE: it was asked for shards as often, and delivered none, whatever else it answers.
+    """
+
+    GREETED = "greeted"
+    GREETED_OTHER = "greeted by another"
+    CLAIMED = "claimed by an empty one"
+    HEARD = "heard"
+    BYE = "bye"
+    LOST = "lost"
+    SILENT = "silent"
+    RETURNED = "returned"
+    GIVEN_UP = "given up"
+    MUTE = "mute"
+
+
+_SLEEPING, _AWAKE, _MAYBE, _GONE = State
+
+TRANSITIONS: dict[tuple[State, Event], State | None] = {
+    (state, event): after
+    for event, row in {
+        Event.GREETED: (_AWAKE, _AWAKE, _AWAKE, _AWAKE),
+        Event.GREETED_OTHER: (_AWAKE, None, None, _AWAKE),
+        Event.CLAIMED: (_SLEEPING, None, None, None),
+        Event.HEARD: (_AWAKE, _AWAKE, _AWAKE, None),
+        Event.BYE: (_SLEEPING, _SLEEPING, _SLEEPING, None),
+        Event.LOST: (_SLEEPING, _MAYBE, _MAYBE, None),
+        Event.SILENT: (_SLEEPING, _MAYBE, _MAYBE, _GONE),
+        Event.RETURNED: (_SLEEPING, _SLEEPING, _SLEEPING, _GONE),
+        Event.GIVEN_UP: (_GONE, None, _GONE, _GONE),
+        Event.MUTE: (None, _GONE, _GONE, None),
+    }.items()
+    for state, after in zip(State, row, strict=True)
+}
+"""Every state with every event → the state after it; None is a refusal."""
+
+
+class Contents(enum.Enum):
+    """What a node that has greeted holds.
+
+    Attributes:
+        EXPECTED: what it is believed to hold.
+        UNKNOWN: something else; ask for a list, and believe nothing that is not on it.
+        NONE: nothing; what it was believed to hold is lost.
+        DOUBTFUL: nothing, but this may not be the node: close the connection of the known instance, call the function
+            once more while this one runs, and believe whoever greets then.
+    """
+
+    EXPECTED = "expected"
+    UNKNOWN = "unknown"
+    NONE = "none"
+    DOUBTFUL = "doubtful"
+
+
+class Life:
+    """One node's state. It decides and never waits; times are those of the caller's clock, in seconds.
+
+    Invariants: AWAKE has a connection, GONE has none. ``expected`` is what the known instance last said that it holds;
+    with no known instance it is the digest of nothing.
+
+    Args:
+        fresh_seconds: after its last word a node is believed to be awake for so long without being asked.
+        tries: failed attempts in a row, with no word in between, after which it is given up.
+    """
+
+    def __init__(self, *, fresh_seconds: float = 1.0, tries: int = 3) -> None:
+        if not 0 <= fresh_seconds < math.inf or tries < 1:
+            raise ConfigError(f"a node needs fresh_seconds from 0 and tries from 1, not {fresh_seconds} and {tries}")
+        self._fresh_seconds, self._most_tries = fresh_seconds, tries
+        self.state = State.SLEEPING
+        self.instance: str | None = None
+        """The known instance: whose words count."""
+        self.is_connected = False
+        self.expected = Digest()
+        """What the known instance holds."""
+        self.is_listed = True
+        """Whether the shards behind ``expected`` are known one by one."""
+        self.calls = 0
+        """Calls that have not ended."""
+        self.tries = 0
+        """Failed attempts since its last word."""
+        self.heard_seconds = -math.inf
+        """When its last word came."""
+        self._is_answered = True
+        self._is_patient = False
+        self._debtor: str | None = None
+        self._undelivered = 0
+
+    def may_send(self, now_seconds: float) -> bool:
+        """Return whether requests can go out at once."""
+        return self.state is State.AWAKE and now_seconds - self.heard_seconds <= self._fresh_seconds
+
+    def must_ping(self, now_seconds: float) -> bool:
+        """Return whether it is to be asked first if it is still awake."""
+        return self.state is State.AWAKE and not self.may_send(now_seconds)
+
+    @property
+    def must_invoke(self) -> bool:
+        """Whether it is to be called before it can be used.
+
+        Not while a call is open that may yet bring a word: a second one would start a second instance. Wait for a
+        greeting, a word, the end of the call or a deadline, whichever is first. Not when it is GONE either: readers do
+        not wait for such a node; a call that is due to keep it warm may bring it back.
+        """
+        return self.state in (State.SLEEPING, State.MAYBE) and not self._is_patient
+
+    def invoked(self) -> None:
+        """A call was sent off."""
+        self.calls += 1
+        self._is_answered, self._is_patient = False, True
+
+    def greeted(self, instance: str, digest: Digest, now_seconds: float) -> Contents | None:
+        """An instance has connected and proved who it is.
+
+        It takes the place of a connection that there was. A back-up's peer is not reported here, unless it is to serve.
+
+        Returns:
+            What to think of the contents; None if it is not the node: tell it to stop.
+        """
+        is_expected = digest == self.expected
+        if is_expected or instance == self.instance:
+            event = Event.GREETED
+        else:
+            is_claim = digest == Digest() and self.is_connected and self.expected.hash
+            event = Event.CLAIMED if is_claim else Event.GREETED_OTHER
+        if not self._advance(event):
+            return None
+        if event is Event.CLAIMED:
+            self.is_connected = self._is_patient = False
+            return Contents.DOUBTFUL
+        self.instance, self.is_connected, self.expected = instance, True, digest
+        self._hear(now_seconds)
+        if digest == Digest():
+            contents = Contents.EXPECTED if is_expected else Contents.NONE
+        else:
+            contents = Contents.EXPECTED if is_expected and self.is_listed else Contents.UNKNOWN
+        self.is_listed = contents is not Contents.UNKNOWN
+        return contents
+
+    def listed(self, instance: str) -> None:
+        """The contents of an instance are known one by one; does nothing if it is not the known one any more."""
+        self.is_listed |= instance == self.instance
+
+    def heard(self, instance: str, now_seconds: float) -> bool:
+        """An instance has answered, or says that it was woken; return whether it is the node's."""
+        if not self._is_known(instance) or not self._advance(Event.HEARD):
+            return False
+        self._hear(now_seconds)
+        return True
+
+    def changed(self, instance: str, digest: Digest) -> None:
+        """The known instance has put shards away or let them go, and says what it holds now."""
+        if self._is_known(instance):
+            self.expected = digest
+
+    def doubted(self, instance: str) -> None:
+        """An instance was told to put shards away or to let them go, and whether it did is not known.
+
+        Its next word on a change covers this one, too, so digests alone would not tell: what it holds is unknown until
+        it is :meth:`listed`, at its next greeting at the latest.
+        """
+        self.is_listed &= instance != self.instance
+
+    def said_bye(self, instance: str, now_seconds: float) -> bool:
+        """An instance is about to return; return whether it is the node's."""
+        if not self._is_known(instance) or not self._advance(Event.BYE):
+            return False
+        self._hear(now_seconds)
+        return True
+
+    def lost(self, instance: str) -> bool:
+        """The connection to an instance broke; return whether it is the node's."""
+        if not self._is_known(instance) or not self._advance(Event.LOST):
+            return False
+        self.is_connected = False
+        return True
+
+    def silent(self) -> bool:
+        """A ping, a request or a call has brought no word by its deadline.
+
+        Returns:
+            Whether the node is given up by this: what it held is lost, and its connection is to be closed.
+        """
+        self._is_patient = False
+        self._advance(Event.SILENT)
+        return self._count_try()
+
+    def delivered(self) -> None:
+        """The known instance has answered what it was asked for a shard."""
+        self._undelivered = 0
+
+    def undelivered(self) -> bool:
+        """A deadline passed with no shard of the known instance, which may answer pings; return as :meth:`silent` does.
+
+        An instance that was given up for that, and greets, is given up at the next one already, until it has delivered.
+        """
+        if self._debtor != self.instance:
+            self._debtor, self._undelivered = self.instance, 0
+        self._undelivered = min(self._undelivered + 1, self._most_tries)
+        return self._undelivered == self._most_tries and self._advance(Event.MUTE) and self._forget()
+
+    def returned(self) -> bool:
+        """A call ended well; return as :meth:`silent` does. One that brought no word was a try."""
+        return self._end_call(is_try=not self._is_answered and self.calls == 1)
+
+    def failed(self) -> bool:
+        """A call ended with an error, or may have; return as :meth:`silent` does."""
+        return self._end_call(is_try=True)
+
+    def throttled(self) -> None:
+        """A call was not carried out, since the platform runs too many: no fault of the node."""
+        self._end_call(is_try=False)
+
+    def _end_call(self, *, is_try: bool) -> bool:
+        if not self.calls:
+            raise StateError("a node's call has ended that was not under way")
+        self.calls -= 1
+        if not self.calls:
+            self._is_patient = False
+            self._advance(Event.RETURNED)
+        # An instance that is awake is not concerned by a call that failed beside it.
+        return is_try and self.state is not State.AWAKE and self._count_try()
+
+    def _count_try(self) -> bool:
+        self.tries += 1
+        if self.tries < self._most_tries or self.state is State.GONE:
+            return False
+        return self._advance(Event.GIVEN_UP) and self._forget()
+
+    def _forget(self) -> bool:
+        self.instance, self.is_connected, self.expected, self.is_listed = None, False, Digest(), True
+        return True
+
+    def _is_known(self, instance: str) -> bool:
+        return self.is_connected and instance == self.instance
+
+    def _hear(self, now_seconds: float) -> None:
+        self.heard_seconds, self.tries, self._is_answered = now_seconds, 0, True
+        self._is_patient = self.calls > 0
+
+    def _advance(self, event: Event) -> bool:
+        after = TRANSITIONS[self.state, event]
+        if after is None:
+            return False
+        self.state = after
+        return True
+
+    def __repr__(self) -> str:
+        return (
+            f"<Life {self.state.value}, instance {self.instance}, {'' if self.is_connected else 'not '}connected, "
+            f"term {self.expected.term}, {self.calls} calls, {self.tries} tries>"
+        )

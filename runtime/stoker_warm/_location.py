@@ -1,0 +1,229 @@
+"""Where a warm tier is, as settings and commands say it.
+
+``warm://10.0.0.5:7411?fingerprint=SHA256`` is a proxy that runs elsewhere. ``warm+lambda://PREFIX?listen=10.0.0.9:7411``
+and ``warm+gcf://…`` are a proxy in this process, whose nodes are the functions ``PREFIX-warm-0`` and so on. The secret
+is never part of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+from urllib.parse import unquote
+
+from stoker._base.sizes import parse_bytes
+from stoker._cost.prices import Egress
+from stoker._fanout import ExecutorOptions
+from stoker.errors import ConfigError
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._sockets import Address, Certificate
+
+__all__ = ["BILLED", "OPTIONS", "Fleet", "WarmLocation"]
+
+_EXAMPLE = "write for example warm://10.0.0.5:7411 or warm+lambda://stoker?listen=10.0.0.5:7411&nodes=12&code=10+2"
+_EXECUTORS = {"warm+lambda": ("lambda", "s3"), "warm+gcf": ("gcf", "gs")}
+"""Scheme → executor, and whose buckets its readers would read."""
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z0-9_-]{1,48}", re.ASCII)
+_SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s", re.ASCII)
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - to be told from addresses that can be dialled
+_SHOWN_CHARACTERS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Nodes, and the proxy in this process that they dial.
+
+    Attributes:
+        executor: what calls them.
+        options: of the executor.
+        config: of the proxy.
+        listen: where it listens.
+        advertised: what nodes are told to dial, if it is not the same.
+        certificate: what it shows, a must off loopback and private networks.
+        bucket: URL or scheme of the store behind the tier, with whose prices the tier's are compared.
+        egress: where this process is, seen from the bucket.
+    """
+
+    executor: str
+    options: ExecutorOptions
+    config: WarmConfig
+    listen: Address
+    advertised: Address | None = None
+    certificate: Certificate | None = None
+    bucket: str = "s3"
+    egress: Egress = "same_region"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmLocation:
+    """Where a warm tier is.
+
+    Attributes:
+        url: as it was written.
+        proxy: the address of one that runs elsewhere; None for one in this process.
+        fingerprint: of the certificate that it must show; empty without TLS.
+        fleet: of the proxy in this process; None for one elsewhere.
+    """
+
+    url: str
+    proxy: Address | None = None
+    fingerprint: str = ""
+    fleet: Fleet | None = field(default=None)
+
+    @classmethod
+    def parse(cls, url: str) -> WarmLocation:
+        """Return what a URL says.
+
+        Raises:
+            ConfigError: it is not one, a setting is unknown, twice there or wrong; names it.
+        """
+        if not isinstance(url, str):
+            raise ConfigError(f"a warm tier is told by a URL, not by {url!r:.60}; {_EXAMPLE}")
+        scheme, _, rest = url.partition("://")
+        place, _, query = rest.partition("?")
+        if "@" in rest:
+            # What stands before the @ may be a secret, so the URL is not repeated.
+            raise ConfigError("a warm tier's URL holds a user or password; its secret is in STOKER_WARM_SECRET")
+        if scheme == "warm":
+            return cls(url=url, **_remote(place.removesuffix("/"), query))
+        if scheme not in _EXECUTORS:
+            raise ConfigError(f"{scheme[:_SHOWN_CHARACTERS]!r} is no kind of warm tier; {_EXAMPLE}")
+        return cls(url=url, fleet=_fleet(scheme, place.removesuffix("/"), query))
+
+
+def _remote(place: str, query: str) -> dict[str, Any]:
+    address = _address("host and port", place)
+    given = _settings(query, {"fingerprint"})
+    fingerprint = given.get("fingerprint", "")
+    if fingerprint and not _FINGERPRINT.fullmatch(fingerprint):
+        raise ConfigError("fingerprint of a warm tier's proxy is the SHA-256 of its certificate, 64 hexadecimal digits")
+    return {"proxy": address, "fingerprint": fingerprint}
+
+
+def _fleet(scheme: str, place: str, query: str) -> Fleet:
+    if not _PREFIX.fullmatch(place):
+        raise ConfigError(f"the prefix of a warm tier's functions is {place!r:.{_SHOWN_CHARACTERS}}; {_EXAMPLE}")
+    given = _settings(query, {*_CONFIG, *OPTIONS, *_PLACES})
+    if "listen" not in given:
+        raise ConfigError(f"listen is missing: where nodes dial this process; {_EXAMPLE}")
+    if ("certificate" in given) != ("key" in given):
+        raise ConfigError("certificate and key go together: the PEM files of the proxy's certificate and its key")
+    listen = _address("listen", given["listen"], is_listening=True)
+    if listen.host in _EVERYWHERE and "advertise" not in given:
+        raise ConfigError(f"advertise is missing: nodes cannot dial {listen.host}, so say at which address they can")
+    executor, bucket = _EXECUTORS[scheme]
+    config = {field: read(name, given[name]) for name, (field, read) in _CONFIG.items() if name in given}
+    options = {field: read(name, given[name]) for name, (field, read) in OPTIONS.items() if name in given}
+    return Fleet(
+        executor=executor,
+        options=ExecutorOptions(prefix=place, **options),
+        config=WarmConfig(**config),
+        listen=listen,
+        advertised=_address("advertise", given["advertise"]) if "advertise" in given else None,
+        certificate=Certificate(chain=Path(given["certificate"]), key=Path(given["key"])) if "key" in given else None,
+        bucket=given.get("bucket", bucket),
+        egress=_egress(given.get("egress", "same_region")),
+    )
+
+
+def _settings(query: str, known: set[str]) -> dict[str, str]:
+    """Return the settings of a query. A plus is a plus, as in ``code=10+2``; values are not repeated in errors."""
+    given: dict[str, str] = {}
+    for each in query.split("&") if query else ():
+        name, _, value = each.partition("=")
+        if name not in known:
+            raise ConfigError(
+                f"{name[:_SHOWN_CHARACTERS]!r} is no setting of such a warm tier; there are {', '.join(sorted(known))}"
+            )
+        if name in given:
+            raise ConfigError(f"{name} is given twice in the URL of a warm tier")
+        given[name] = unquote(value, errors="strict") if value.isascii() else ""
+        if not given[name] or not given[name].isprintable():
+            raise ConfigError(f"{name} has no value, or one that cannot be, in the URL of a warm tier")
+    return given
+
+
+def _address(name: str, text: str, *, is_listening: bool = False) -> Address:
+    try:
+        address = Address.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name} of a warm tier: {error}") from None
+    if not address.port and not is_listening:
+        raise ConfigError(f"{name} of a warm tier: {address} has the port 0, at which nobody can be dialled")
+    return address
+
+
+def _egress(text: str) -> Egress:
+    for each in get_args(Egress):
+        if text == each:
+            return cast("Egress", each)
+    raise ConfigError(f"egress is one of {', '.join(get_args(Egress))}, not {text!r:.{_SHOWN_CHARACTERS}}")
+
+
+def _text(_: str, text: str) -> str:
+    return text
+
+
+def _code(_: str, text: str) -> Code:
+    return Code.parse(text)
+
+
+def _bytes(name: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name} of a warm tier: {error}") from None
+
+
+def _count(name: str, text: str) -> int:
+    if not _COUNT.fullmatch(text):
+        raise ConfigError(f"{name} of a warm tier is a whole number, not {text!r:.{_SHOWN_CHARACTERS}}")
+    return int(text)
+
+
+def _seconds(name: str, text: str) -> float:
+    match = _SECONDS.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{name} of a warm tier is a number of seconds such as 60s or 0.25s, not {text!r:.{_SHOWN_CHARACTERS}}"
+        )
+    return float(match[1])
+
+
+_CONFIG: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "nodes": ("nodes", _count),
+    "code": ("code", _code),
+    "linger": ("linger_seconds", _seconds),
+    "keep_warm": ("keep_warm_seconds", _seconds),
+    "backup": ("backup_seconds", _seconds),
+    "ping": ("ping_seconds", _seconds),
+    "wake": ("wake_seconds", _seconds),
+    "read": ("read_seconds", _seconds),
+    "write": ("write_seconds", _seconds),
+    "pending": ("pending_bytes", _bytes),
+    "writes": ("writes", _count),
+    "put_back": ("put_back", _count),
+    "objects": ("most_objects", _count),
+}
+"""Settings → those of the proxy, and how they are read."""
+
+OPTIONS: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
+    "region": ("region", _text),
+    "project": ("project", _text),
+    "endpoint": ("endpoint_url", _text),
+    "account": ("service_account", _text),
+    "memory": ("memory_bytes", _bytes),
+    "vcpus": ("vcpus", _count),
+}
+"""Settings → those of the executor, and how they are read."""
+
+BILLED = ("memory_bytes", "vcpus")
+"""Of those, what only the bill depends on."""
+
+_PLACES = ("listen", "advertise", "certificate", "key", "bucket", "egress")

@@ -1,0 +1,208 @@
+"""A node: a shelf in the memory of a function, and the connection on which the proxy asks for what is on it.
+
+Nobody can connect to a function, so it dials out to the proxy that its invocation names, and keeps the connection, with
+the shelf, from one invocation to the next (A. Wang et al., "InfiniCache" (FAST 2020), section 3.3). Between invocations
+the process is frozen. It is billed for as long as an invocation lasts, so that ends soon after the last request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from stoker.errors import ConnectionLostError, StokerError, WireError
+from stoker_warm._connection import Answer, Connection
+from stoker_warm._handshake import PeerSide, Secret
+from stoker_warm._shard import ShardId
+from stoker_warm._shelf import Shelf
+from stoker_warm._sockets import Address, dial
+from stoker_warm._wake import Report, Task, Wake
+from stoker_warm._wire import Head, Kind
+
+__all__ = ["LISTED_AT_ONCE", "Dial", "NodeServer"]
+
+LISTED_AT_ONCE = 1000
+"""Shards in one answer to INDEX: their names take 48 KB of the 64 KiB that a head may have."""
+
+Dial = Callable[[Wake, Callable[[], Connection]], Awaitable[Connection]]
+"""Connects what it is given a way to make to the proxy of an invocation."""
+
+_MOST_CRC = (1 << 32) - 1
+_BYE_SECONDS = 1.0
+"""For what is being sent when it is time to go, and for saying so."""
+_STALL_SECONDS = 5.0
+"""A proxy that takes nothing of an answer for so long is not there any more."""
+_LOOK_SECONDS = 0.01
+"""The least time between two looks at what is being sent."""
+
+
+async def _dial(wake: Wake, make: Callable[[], Connection]) -> Connection:
+    return await dial(Address.parse(wake.proxy), wake.fingerprint, make)
+
+
+class NodeServer:
+    """An instance of a node. Runs one invocation at a time, all on one event loop.
+
+    Args:
+        shelf: that it keeps.
+        secret: of the deployment.
+        connect: reaches the proxy.
+        instance: 16 hexadecimal digits that no other instance has.
+    """
+
+    def __init__(self, shelf: Shelf, secret: Secret, *, connect: Dial = _dial, instance: str | None = None) -> None:
+        self._shelf, self._secret, self._connect = shelf, secret, connect
+        self._instance = instance or secrets.token_hex(8)
+        self._connection: Connection | None = None
+        self._address = ("", "")
+        self._is_told_to_stop = False
+        self._changed = asyncio.Event()
+
+    @property
+    def report(self) -> Report:
+        """What this instance says of itself."""
+        shelf = self._shelf
+        return Report(
+            instance=self._instance,
+            digest=shelf.digest,
+            held_bytes=shelf.held_bytes,
+            limit_bytes=shelf.limit_bytes,
+        )
+
+    async def run(self, wake: Wake, seconds: float) -> dict[str, Any]:
+        """Do what an invocation asks, and return the report.
+
+        Ends when nobody has asked for anything for ``linger_seconds``, when the proxy says so, when the connection
+        ends, or when it is time to go; what is being answered then is answered first, if there is time.
+
+        Args:
+            wake: the invocation.
+            seconds: after which it is time to go; to say so may take one more.
+
+        Raises:
+            StokerError: the proxy cannot be reached, or one of both does not know the secret.
+        """
+        if wake.task is not Task.WARM:
+            stop_at_seconds = asyncio.get_running_loop().time() + seconds
+            connection = await self._connected(wake)
+            await self._serve(connection, wake, stop_at_seconds)
+        return self.report.to_json()
+
+    async def close(self) -> None:
+        """End the connection. Idempotent."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def _connected(self, wake: Wake) -> Connection:
+        """Return the connection from before, of which the proxy is told that somebody is here again, or a new one."""
+        # A loop that stood still learns now of what happened to the connection meanwhile.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self._is_told_to_stop = False  # by whoever there was before
+        address = (wake.proxy, wake.fingerprint)
+        old = self._connection
+        if old is not None and old.is_open and address == self._address and not wake.dial_anew:
+            with suppress(ConnectionLostError):
+                old.notify(Kind.PONG, self.report.to_json())
+                return old
+        await self.close()
+        handshake = PeerSide(
+            self._secret,
+            "node",
+            wake.node,
+            self._instance,
+            greeting=_greeting(self.report, wake.task),
+            fingerprint=wake.fingerprint,
+        )
+        connection = await self._connect(wake, lambda: Connection(handshake, self._answer))
+        try:
+            await connection.ready()
+        except BaseException:
+            connection.abort()
+            raise
+        self._connection, self._address = connection, address
+        return connection
+
+    async def _serve(self, connection: Connection, wake: Wake, stop_at_seconds: float) -> None:
+        """Be there until it is time to go; the requests themselves are answered by the connection."""
+        ended = asyncio.ensure_future(connection.closed())
+        ended.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._linger(connection, wake.linger_seconds, stop_at_seconds)
+        finally:
+            ended.cancel()
+            await asyncio.wait([ended])
+        patience_seconds = max(0.0, stop_at_seconds - asyncio.get_running_loop().time())
+        with suppress(StokerError, TimeoutError):
+            async with asyncio.timeout(_BYE_SECONDS + min(patience_seconds, _STALL_SECONDS)):
+                connection.notify(Kind.BYE, self.report.to_json())
+                await connection.flush()
+
+    async def _linger(self, connection: Connection, linger_seconds: float, stop_at_seconds: float) -> None:
+        """Wait until nothing has come or gone on a connection for a while, or there is another reason to go."""
+        loop = asyncio.get_running_loop()
+        moved_seconds, sent_bytes = loop.time(), 0
+        while connection.is_open and not self._is_told_to_stop:
+            now_seconds, state = loop.time(), connection.statistics()
+            is_sending = state.serving_requests > 0 and state.sent_bytes > sent_bytes
+            moved_seconds = now_seconds if is_sending else max(moved_seconds, state.heard_seconds)
+            sent_bytes = state.sent_bytes
+            patience_seconds = max(linger_seconds, _STALL_SECONDS) if state.serving_requests else linger_seconds
+            left_seconds = min(stop_at_seconds, moved_seconds + patience_seconds) - now_seconds
+            if left_seconds <= 0.0:
+                break
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left_seconds, max(linger_seconds, _LOOK_SECONDS))):
+                    await self._changed.wait()
+
+    def _answer(self, kind: Kind, head: Head, body: bytearray) -> Answer | Awaitable[Answer]:
+        match kind:
+            case Kind.PING:
+                return Kind.PONG, self.report.to_json(), ()
+            case Kind.GET:
+                shard = self._shelf.get(ShardId.parse(head.get("shard")))
+                return (Kind.FOUND, {"crc32c": shard.crc32c}, (shard.payload,)) if shard else (Kind.MISSING, {}, ())
+            case Kind.SET:
+                return self._put(ShardId.parse(head.get("shard")), head.get("crc32c"), body)
+            case Kind.DELETE:
+                for each in _listed(head):
+                    self._shelf.delete(each)
+                return Kind.STORED, self.report.to_json(), ()
+            case Kind.INDEX:
+                after = ShardId.parse(head["after"]) if head.get("after") else None
+                page = self._shelf.ids(after, LISTED_AT_ONCE)
+                listed = {"shards": [each.to_text() for each in page], "more": int(len(page) == LISTED_AT_ONCE)}
+                return Kind.LISTED, listed, ()
+            case Kind.STOP:
+                self._is_told_to_stop = True
+                self._changed.set()
+                return Kind.BYE, self.report.to_json(), ()
+        raise WireError(f"a node does not know what to do with {kind.name}")
+
+    def _put(self, shard: ShardId, crc32c: object, body: bytearray) -> Answer:
+        """Keep a shard, if it is what it should be: what was damaged on its way is not kept."""
+        if not isinstance(crc32c, int) or not 0 <= crc32c <= _MOST_CRC:
+            raise WireError(f"the shard {shard.to_text()} comes with the checksum {crc32c!r:.40}")
+        if len(body) != shard.size_bytes or shard.checksum(body) != crc32c:
+            return Kind.REFUSED, {"reason": "damaged"}, ()
+        evicted = self._shelf.set(shard, crc32c, body)
+        if evicted is None:
+            return Kind.REFUSED, {"reason": "too large"}, ()
+        gone = [each.to_text() for each in evicted[:LISTED_AT_ONCE]]  # of more the digest tells
+        return Kind.STORED, {**self.report.to_json(), "evicted": gone}, ()
+
+
+def _greeting(report: Report, task: Task) -> Mapping[str, str | int]:
+    return {**report.to_json(), "task": str(task)}
+
+
+def _listed(head: Head) -> list[ShardId]:
+    shards = head.get("shards")
+    if not isinstance(shards, list) or len(shards) > LISTED_AT_ONCE:
+        raise WireError(f"a list of shards has at most {LISTED_AT_ONCE}")
+    return [ShardId.parse(each) for each in shards]

@@ -1,0 +1,304 @@
+"""The proxy: puts objects as shards into nodes, and reads them from whichever nodes are first.
+
+It runs beside the trainer. Nodes dial out to it, so it listens. A read asks for all shards of an object at once and
+takes the first that restore it (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2); the rest are cancelled. What
+nodes have lost is written again: from the bytes that have just been read, or from where the objects came from as soon
+as the loss is noticed. Nothing here is ever the only copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any
+
+from stoker._base.task_group import task_group
+from stoker._fanout import Answer
+from stoker.errors import StokerError
+from stoker_warm._bill import CostMeter
+from stoker_warm._calling import Invoke
+from stoker_warm._code import require_codec
+from stoker_warm._directory import Directory, Loss
+from stoker_warm._door import Door
+from stoker_warm._errands import run_errands
+from stoker_warm._fleet import Node, NodeParts
+from stoker_warm._handshake import Secret
+from stoker_warm._life import Contents, State
+from stoker_warm._origin import Origin
+from stoker_warm._put_back import PutBack
+from stoker_warm._reading import ShardReader
+from stoker_warm._reception import Clients, Reception
+from stoker_warm._settings import WarmConfig
+from stoker_warm._statistics import ProxyStatistics, ProxyTally
+from stoker_warm._wake import Task
+from stoker_warm._wire import Kind
+from stoker_warm._write_behind import WriteBehind
+from stoker_warm._writing import ShardWriter
+
+__all__ = ["Clients", "Proxy", "ProxyStatistics"]
+
+_log = logging.getLogger("stoker.warm.proxy")
+
+
+class Proxy:
+    """Objects in the memory of nodes. Lives on one event loop.
+
+    Args:
+        config: the tier's settings.
+        secret: of the deployment.
+        invoke: calls functions by their names.
+        door: where nodes, and clients, dial.
+        clients: answers the requests of clients; without it they are turned away.
+        origins: where objects came from: what nodes lose is put back from there, if ``config`` says so.
+        rng: for choosing nodes.
+
+    Raises:
+        MissingExtraError: what the code needs is not installed.
+    """
+
+    def __init__(
+        self,
+        config: WarmConfig,
+        secret: Secret,
+        invoke: Invoke,
+        door: Door,
+        *,
+        clients: Clients | None = None,
+        origins: Sequence[Origin] = (),
+        rng: random.Random | None = None,
+    ) -> None:
+        require_codec(config.code)
+        self.config = config
+        self.meter = CostMeter()
+        self.door = door
+        self._invoke = invoke
+        rng = rng or random.Random()  # noqa: S311 - which nodes is no secret
+        self._directory = Directory(config.nodes, [config.code], limit_bytes=0, most_objects=config.most_objects)
+        self._nodes: list[Node] = []
+        self._tally = ProxyTally()
+        self._writer = ShardWriter(config, self._nodes, self._directory, self._tally, rng, self._let_go)
+        self._reader = ShardReader(self._nodes, self._tally, read_seconds=config.read_seconds, lost=self._writer.lost)
+        self._behind = WriteBehind(config, self._writer, self._directory, self._tally, self._spawn)
+        self._put_back: PutBack | None = None
+        if config.put_back and origins:
+            self._put_back = PutBack(
+                origins, config.code, config.put_back, self._writer, self._directory, self._tally, self.meter
+            )
+        self._reception = Reception(secret, door, self._nodes, clients, self._spawn)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Listen, and call all nodes: what they hold from an earlier proxy is known once they have greeted.
+
+        Raises:
+            ConfigError: the address cannot be used.
+        """
+        parts = NodeParts(
+            config=self.config,
+            invoke=self._invoke,
+            proxy=lambda: (self.door.address, self.door.fingerprint),
+            spawn=self._spawn,
+            billed=self._billed,
+            found=self._found,
+        )
+        self._nodes[:] = [Node(number, parts) for number in range(self.config.nodes)]
+        await self._reception.open()
+        self._spawn(self._writer.meet_nodes())
+        self._spawn(run_errands(self._nodes, self.config, self._tally, self._spawn))
+        if self._put_back is not None:
+            self._spawn(self._put_back.run())
+
+    async def close(self) -> None:
+        """Tell nodes to return, and end; what they hold, they hold. What waits to be written is dropped. Idempotent."""
+        self._is_closed = True
+        self._behind.close()
+        self._reception.close_door()
+        async with task_group() as group:
+            for node in self._nodes:
+                group.create_task(node.close())
+            group.create_task(self._reception.close())
+        for task in list(self._tasks):
+            task.cancel()
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    def statistics(self) -> ProxyStatistics:
+        """Return a snapshot."""
+        states = dict.fromkeys(State, 0)
+        for node in self._nodes:
+            states[node.life.state] += 1
+        return self._tally.snapshot(
+            objects=len(self._directory),
+            held_bytes=sum(self._directory.used_bytes(node.number) for node in self._nodes),
+            limit_bytes=sum(node.limit_bytes for node in self._nodes),
+            nodes={state.value: count for state, count in states.items()},
+        )
+
+    # All nodes at once.
+
+    async def wake(self) -> dict[str, str]:
+        """Call all nodes, also those that were given up, and wait until it is known what they hold.
+
+        Returns:
+            Name → why it is not there, of those that are not.
+        """
+        async with task_group() as group:
+            tasks = {node.name: group.create_task(self._roused(node)) for node in self._nodes}
+        return {name: why for name, task in tasks.items() if (why := task.result())}
+
+    async def stop(self) -> None:
+        """Tell all nodes to return that are awake. What they hold, they hold."""
+        async with task_group() as group:
+            for node in self._nodes:
+                group.create_task(node.stop())
+
+    async def forget(self) -> dict[str, str]:
+        """Call all nodes, and have them drop what they hold.
+
+        Returns:
+            Name → why it did not, of those that did not.
+        """
+        async with task_group() as group:
+            tasks = {node.name: group.create_task(self._emptied(node)) for node in self._nodes}
+        return {name: why for name, task in tasks.items() if (why := task.result())}
+
+    async def _roused(self, node: Node) -> str:
+        try:
+            if node.life.state is State.GONE:
+                await node.keep_warm()
+            await node.request(Kind.PING, {}, seconds=self.config.wake_seconds)
+            if not node.life.is_listed:
+                await self._learn(node)
+        except StokerError as error:
+            return str(node.failure or error)
+        return ""
+
+    async def _emptied(self, node: Node) -> str:
+        try:
+            await node.forget()
+        except StokerError as error:
+            return str(node.failure or error)
+        self._directory.lost(node.number)
+        self._writer.doomed.forget(node.number)
+        return ""
+
+    # Objects.
+
+    async def read(self, name: str, into: memoryview) -> bool:
+        """Fill ``into`` with an object, if it is here; verified shard by shard.
+
+        When the call ends, however it ends, nothing writes to ``into`` any more.
+
+        Args:
+            name: of the object.
+            into: memory of the object's size.
+
+        Returns:
+            Whether it was here, and so many shards of it could be had in ``read_seconds``.
+        """
+        found = self._directory.find(name)
+        if found is None:
+            self._tally.misses += 1
+            return False
+        lost = await self._reader.read(name, found, into)
+        if lost is None:
+            self._tally.losses += 1
+            return False
+        self.delivered(len(into))
+        if lost:
+            self._behind.rebuild(name, found.code, into)
+        return True
+
+    def delivered(self, size_bytes: int) -> None:
+        """Count a read of an object, be it one that another read has fetched."""
+        self._tally.hits += 1
+        self.meter.delivered(size_bytes)
+
+    def lacks(self, name: str) -> bool:
+        """Return whether an object is not here, which counts as a miss."""
+        is_missed = self._directory.find(name) is None
+        self._tally.misses += is_missed
+        return is_missed
+
+    def offer(self, name: str, data: memoryview) -> None:
+        """Put an object away some time, if there is room for a copy until then. Never blocks."""
+        self._behind.offer(name, data)
+
+    def take(self, name: str, data: bytearray) -> bool:
+        """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
+
+        Returns:
+            Whether it is here, or will be if nothing comes between.
+        """
+        return self._behind.take(name, data)
+
+    # What nodes hold.
+
+    def _found(self, node: Node, contents: Contents) -> None:
+        """A node has said what it holds, or is given up."""
+        is_gone = node.life.state is State.GONE
+        self._directory.limit(node.number, node.limit_bytes)
+        self._directory.avoid(node.number, is_gone=is_gone)
+        if contents is Contents.NONE:
+            self._lost(self._directory.lost(node.number))
+            self._writer.doomed.forget(node.number)
+        elif contents is Contents.UNKNOWN:
+            self._spawn(self._learn(node))
+        if self._put_back is not None and not is_gone:
+            self._put_back.met()
+
+    async def _learn(self, node: Node) -> None:
+        """Ask a node for what it holds, and believe that."""
+        try:
+            shards = await node.listed()
+        except StokerError as error:
+            _log.warning("%s does not say what it holds: %s", node.name, error)
+            return
+        if shards is None:
+            return
+        doomed = self._writer.doomed.forget(node.number)
+        loss, strange = self._directory.listed(node.number, [shard for shard in shards if shard not in doomed])
+        self._lost(loss)
+        for shard in (*doomed.intersection(shards), *strange):
+            self._writer.doomed.add(node.number, shard)
+
+    def _lost(self, loss: Loss) -> None:
+        if self._put_back is not None:
+            self._put_back.lost((*loss.gone, *loss.degraded))
+
+    def _let_go(self, names: Collection[str]) -> None:
+        if self._put_back is not None:
+            self._put_back.let_go(names)
+
+    def _billed(self, answer: Answer | None, task: Task) -> None:
+        if answer is None:
+            self.meter.lost()
+            return
+        self.meter.called(
+            task,
+            billed_seconds=answer.billed_seconds,
+            memory_bytes=answer.memory_bytes,
+            vcpus=answer.vcpus,
+            is_cold=answer.is_cold,
+        )
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(_logged(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # if it never began
+        if self._is_closed:
+            task.cancel()
+        return task
+
+
+async def _logged(work: Coroutine[Any, Any, object]) -> None:
+    try:
+        await work
+    except StokerError as error:
+        _log.warning("the warm tier goes on without: %s", error)
+    except Exception:  # noqa: BLE001 - a task's boundary
+        _log.exception("the warm tier goes on without")

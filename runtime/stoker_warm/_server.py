@@ -1,0 +1,250 @@
+"""What a proxy answers to clients that have no proxy of their own: trainers, and people at a terminal.
+
+Memory is bounded however many they are and whatever they do. Objects are read into memory that is lent and used again;
+whoever asks while all of it is lent waits for his turn. An object that several want is read from the nodes once. What
+clients offer is received only if there is room for it, and refused otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from stoker._base.checksum import crc32c
+from stoker._cache.naming import is_name, size_of
+from stoker._cost.prices import Egress, FunctionPrices, StorePrices
+from stoker.errors import ConfigError, WireError
+from stoker_warm._connection import Answer, Connection
+from stoker_warm._memory_pool import MemoryAccount, MemoryPool
+from stoker_warm._proxy import Proxy
+from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
+
+__all__ = ["ProxyServer", "ServerConfig", "Tariff", "overview", "told"]
+
+_LEAVE_SECONDS = 0.1
+"""Between the answer that all is shut down and the end of the proxy, with which the answer must not be lost."""
+_TOLD_PROBLEMS = 5
+_TOLD_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Limits of what clients take up.
+
+    Attributes:
+        read_bytes: of objects that were read for them and are not with them yet; a larger one is never found.
+        offer_bytes: of objects that they offer, from the first byte on until they are with nodes.
+
+    Raises:
+        ConfigError: one is not positive.
+    """
+
+    read_bytes: int = 256 << 20
+    offer_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("read_bytes", "offer_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} of a proxy's server is at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """By whose prices a bill is made.
+
+    Attributes:
+        functions: of the nodes.
+        store: of the bucket behind the tier.
+        egress: where its readers are, seen from the bucket.
+    """
+
+    functions: FunctionPrices
+    store: StorePrices
+    egress: Egress = "same_region"
+
+
+class ProxyServer:
+    """Answers clients of one proxy; on its event loop.
+
+    Args:
+        tariff: for its bill.
+        config: limits.
+    """
+
+    def __init__(self, tariff: Tariff, config: ServerConfig | None = None) -> None:
+        self._tariff, self._config = tariff, config or ServerConfig()
+        self._proxy: Proxy | None = None
+        self._memory = MemoryPool(self._config.read_bytes)
+        self._offers = MemoryAccount(self._config.offer_bytes)
+        self._flights: dict[str, _Flight] = {}
+        # What was read stays of use until it is with the last client that wanted it.
+        self._recent: weakref.WeakValueDictionary[str, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
+        self._begun_seconds = asyncio.get_running_loop().time()
+        self.is_down = asyncio.Event()
+        """Is set once a client has asked for the tier to be shut down, and nodes have been told."""
+
+    def attend(self, proxy: Proxy) -> None:
+        """Answer for a proxy, before anybody can ask."""
+        self._proxy = proxy
+
+    @property
+    def proxy(self) -> Proxy:
+        """Whose clients these are."""
+        if self._proxy is None:
+            raise ConfigError("a proxy's server answers for no proxy yet: attend() comes first")
+        return self._proxy
+
+    def room(self, size_bytes: int) -> bytearray | None:
+        """Return memory for an object that is offered; None if there is none now."""
+        return self._offers.room(size_bytes)
+
+    async def answer(self, connection: Connection, kind: Kind, head: Head, body: bytearray) -> Answer:
+        """Answer a request of a client.
+
+        Raises:
+            WireError: it makes no sense.
+        """
+        match kind:
+            case Kind.READ:
+                return await self._read(_object(head))
+            case Kind.OFFER:
+                return self._take(_object(head), body)
+            case Kind.STATUS:
+                return Kind.LISTED, await self._status(wakes=head.get("wake") == 1), ()
+            case Kind.DOWN:
+                problems = await self._down(forgets=head.get("forget") == 1)
+                return Kind.BYE, {"problems": problems}, ()
+        raise WireError(f"{kind.name} is not asked of a proxy")
+
+    async def _read(self, name: str) -> Answer:
+        if size_of(name) > min(MAX_BODY_BYTES, self._memory.most_bytes):
+            return Kind.MISSING, {}, ()
+        array, flight = self._recent.get(name), self._flights.get(name)
+        if array is not None:
+            self.proxy.delivered(len(array))
+            return Kind.FOUND, {}, (array.data,)
+        is_first = flight is None
+        if flight is None:
+            if self.proxy.lacks(name):
+                return Kind.MISSING, {}, ()
+            flight = self._flights[name] = _Flight(asyncio.ensure_future(self._fetched(name)))
+            flight.task.add_done_callback(lambda _: self._landed(name, flight))
+        flight.waiting += 1
+        try:
+            memory = await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting and not flight.task.done():
+                self._landed(name, flight)  # who comes now must not wait for what is being cancelled
+                flight.task.cancel()
+        if memory is None:
+            return Kind.MISSING, {}, ()
+        if not is_first:
+            self.proxy.delivered(len(memory))
+        return Kind.FOUND, {}, (memory,)
+
+    def _landed(self, name: str, flight: _Flight) -> None:
+        if self._flights.get(name) is flight:
+            del self._flights[name]
+
+    async def _fetched(self, name: str) -> memoryview | None:
+        memory, give_back = await self._memory.take(size_of(name))
+        is_read = False
+        try:
+            is_read = await self.proxy.read(name, memory)
+        finally:
+            if not is_read:
+                give_back()
+        if not is_read:
+            return None
+        if isinstance(memory.obj, np.ndarray):
+            self._recent[name] = memory.obj
+        return memory
+
+    def _take(self, name: str, body: bytearray) -> Answer:
+        if len(body) != size_of(name):
+            return Kind.REFUSED, {"reason": "its name tells another size" if body else "no room"}, ()
+        if crc32c(body) != int(name[:8], 16):
+            return Kind.REFUSED, {"reason": "damaged"}, ()
+        return (Kind.STORED, {}, ()) if self.proxy.take(name, body) else (Kind.REFUSED, {"reason": "no room"}, ())
+
+    async def _status(self, *, wakes: bool) -> dict[str, Any]:
+        problems = await self.proxy.wake() if wakes else {}
+        seconds = asyncio.get_running_loop().time() - self._begun_seconds
+        return overview(self.proxy, self._tariff, seconds, problems) | {"lent_bytes": self._memory.lent_bytes}
+
+    async def _down(self, *, forgets: bool) -> list[str]:
+        problems = await self.proxy.forget() if forgets else {}
+        await self.proxy.stop()
+        asyncio.get_running_loop().call_later(_LEAVE_SECONDS, self.is_down.set)
+        return told(problems)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A read of nodes, and how many wait for it."""
+
+    task: asyncio.Future[memoryview | None]
+    waiting: int = 0
+
+
+def overview(proxy: Proxy, tariff: Tariff, seconds: float, problems: Mapping[str, str]) -> dict[str, Any]:
+    """Return how a tier does, as JSON values.
+
+    Args:
+        proxy: of the tier.
+        tariff: for the bill.
+        seconds: since the proxy began.
+        problems: name of a node → why it is not there.
+    """
+    statistics = proxy.statistics()
+    bill = proxy.meter.bill(seconds, tariff.functions, tariff.store, tariff.egress)
+    used = bill.used.values()
+    return {
+        "code": str(proxy.config.code),
+        **{each.name: getattr(statistics, each.name) for each in fields(statistics)},
+        "nodes": dict(statistics.nodes),
+        "problems": told(problems),
+        "absent": len(problems),
+        "bill": {
+            "seconds": seconds,
+            "requests": sum(each.calls for each in used),
+            "unanswered": proxy.meter.unanswered,
+            "cold_starts": sum(each.cold_starts for each in used),
+            "gb_seconds": sum(each.gb_seconds for each in used),
+            "serve_dollars": bill.serve_dollars,
+            "warm_dollars": bill.warm_dollars,
+            "backup_dollars": bill.backup_dollars,
+            "put_back_requests": bill.put_back_requests,
+            "put_back_bytes": bill.put_back_bytes,
+            "put_back_dollars": bill.put_back_dollars,
+            "dollars": bill.dollars,
+            "reads": bill.reads,
+            "read_bytes": bill.read_bytes,
+            "bucket_dollars": bill.bucket_dollars,
+            "dollars_per_hour": _number(bill.standing_dollars_per_hour),
+            "break_even_reads_per_hour": bill.break_even_reads_per_hour,
+        },
+    }
+
+
+def told(problems: Mapping[str, str]) -> list[str]:
+    """Return the first few problems of nodes, in few words."""
+    return [f"{name}: {why}"[:_TOLD_CHARACTERS] for name, why in list(problems.items())[:_TOLD_PROBLEMS]]
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _object(head: Head) -> str:
+    name = head.get("object")
+    if not isinstance(name, str) or not is_name(name):
+        raise WireError(f"{name!r:.60} is no name of an object")
+    return name

@@ -1,0 +1,129 @@
+"""What an invocation of a node asks, and what it returns: the events of the warm tier's functions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stoker._base.fields import Fields
+from stoker.errors import EventError, WireError
+from stoker_warm._shelf import Digest
+
+__all__ = ["MOST_LINGER_SECONDS", "Report", "Task", "Wake"]
+
+_NODE = r"[a-z][a-z0-9-]{0,62}"
+_ADDRESS = r"[^\s/@]{1,300}"
+_INSTANCE = r"[0-9a-f]{16}"
+MOST_LINGER_SECONDS = 900
+_MOST_BYTES = 1 << 40
+
+
+class Task(enum.StrEnum):
+    """What for."""
+
+    SERVE = "serve"
+    """Be there for requests until there are none."""
+    WARM = "warm"
+    """Return at once: this keeps the instance, and tells what it holds."""
+    BACKUP = "backup"
+    """Be the second instance of a node that serves: take what it holds, until the proxy says that this is all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """An invocation's event.
+
+    Attributes:
+        node: who is invoked.
+        proxy: where the proxy listens, ``host:port``.
+        fingerprint: of the proxy's certificate; empty without TLS.
+        task: what for.
+        linger_seconds: how long to stay when nothing is asked.
+        dial_anew: whether to give up a connection from before: the proxy hears nothing on it.
+    """
+
+    node: str
+    proxy: str
+    fingerprint: str = ""
+    task: Task = Task.SERVE
+    linger_seconds: float = 0.25
+    dial_anew: bool = False
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the event, as JSON values."""
+        return {
+            "node": self.node,
+            "proxy": self.proxy,
+            "fingerprint": self.fingerprint,
+            "task": str(self.task),
+            "linger_milliseconds": round(1000 * self.linger_seconds),
+            "dial_anew": int(self.dial_anew),
+        }
+
+    @classmethod
+    def parse(cls, event: object) -> Wake:
+        """Return what an event asks.
+
+        Raises:
+            EventError: it is none of ours; names the field.
+        """
+        fields = Fields(event, "warm node's event")
+        wake = cls(
+            node=fields.text("node", pattern=_NODE),
+            proxy=fields.text("proxy", pattern=_ADDRESS),
+            fingerprint=fields.text("fingerprint", pattern=r"(?:[0-9a-f]{64})?", default=""),
+            task=Task(fields.choice("task", [str(task) for task in Task], default="serve")),
+            linger_seconds=fields.integer("linger_milliseconds", most=1000 * MOST_LINGER_SECONDS, default=250) / 1000,
+            dial_anew=bool(fields.integer("dial_anew", most=1, default=0)),
+        )
+        fields.end()
+        return wake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What an instance says of itself: when it greets, and when it returns.
+
+    Attributes:
+        instance: which one it is, drawn when its process began.
+        digest: of its shelf.
+        held_bytes: on the shelf.
+        limit_bytes: of the shelf.
+    """
+
+    instance: str
+    digest: Digest
+    held_bytes: int
+    limit_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; the hash as a text, for it is larger than numbers of JSON may be."""
+        return {
+            "instance": self.instance,
+            "term": self.digest.term,
+            "hash": f"{self.digest.hash:016x}",
+            "held_bytes": self.held_bytes,
+            "limit_bytes": self.limit_bytes,
+        }
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Report:
+        """Return what was said.
+
+        Raises:
+            WireError: it is not what an instance says of itself.
+        """
+        try:
+            fields = Fields(value, "report of a warm node")
+            report = cls(
+                instance=fields.text("instance", pattern=_INSTANCE),
+                digest=Digest(fields.integer("term"), int(fields.text("hash", pattern="[0-9a-f]{16}"), 16)),
+                held_bytes=fields.integer("held_bytes", most=_MOST_BYTES),
+                limit_bytes=fields.integer("limit_bytes", most=_MOST_BYTES),
+            )
+            fields.end()
+        except EventError as error:
+            raise WireError(str(error)) from None
+        return report
