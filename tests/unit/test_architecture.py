@@ -1,4 +1,4 @@
-"""Imports point down: between the packages, between the floors of the runtime, and never in a circle."""
+"""Imports point down: between the packages, between the folders of the runtime, and never in a circle."""
 
 from __future__ import annotations
 
@@ -14,60 +14,76 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     "stoker": "runtime",
+    "stoker_warm": "runtime",
+    "stoker_sim": "runtime",
     "stoker_torch": "loader",
     "stoker_functions": "functions",
     "stoker_local": "infra/local",
 }
 MAY_IMPORT = {
     "stoker": set(),
+    "stoker_warm": {"stoker"},
+    "stoker_sim": {"stoker", "stoker_warm"},
     "stoker_torch": {"stoker"},
-    "stoker_functions": {"stoker"},
+    "stoker_functions": {"stoker", "stoker_warm"},
     "stoker_local": {"stoker", "stoker_torch", "stoker_functions"},
 }
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "gcloud", "PIL", "simplejpeg", "sklearn", "moto")
 # Those whose business is one of them; the rest of the runtime imports these only where they are used.
 _OF_S3 = ("aws_credentials", "http_store_aws", "s3", "s3_access")
 _OF_GCS = ("gcs", "gcs_access", "gcs_signing", "google_identity", "google_tokens", "http_store_google")
-ADAPTERS = {"stoker.images", *(f"stoker.store.{name}" for name in (*_OF_S3, *_OF_GCS))}
+ADAPTERS = {"stoker.images", *(f"stoker._stores.{name}" for name in (*_OF_S3, *_OF_GCS))}
 
-# The floors of the runtime, lowest first; a module imports its own floor and those below.
-FLOORS = {
-    "values": "errors version dtypes schema",
-    "pure": """access_token arguments budget checksum costs display feistel fields gather images lane_share manifest
-        meter order partition philox prices ring sample_context schedule sizes spending steps supersample tensorfile
-        text_file tier image_crop orientation
-        cache.fifo cache.future cache.keeper cache.lru cache.naming cache.next_use cache.policies cache.policy
-        cache.replica_aware cache.spec cache.uniform
-        fetch.aimd fetch.backoff fetch.breaker fetch.config fetch.hedge fetch.statistics
-        pack.cutter pack.difference pack.digest pack.known pack.record
-        reading.forecast reading.group_plan reading.group_steps reading.sample_memory
-        shuffling.layout shuffling.memory shuffling.plan shuffling.task
-        trace.html_page trace.phases
-        warm.bill warm.code warm.directory warm.handshake warm.life warm.limits warm.outbox warm.parity warm.shard
-        warm.shelf warm.upkeep warm.settings warm.statistics warm.wake warm.wire""",
-    "waiting": """bounded clock first_touch loop_thread progress task_group threads
-        cache.disk_folder cache.disk_tier cache.keeping cache.memory_tier cache.tiers
-        fetch.deadline fetch.gate fetch.rate_limit reading.byte_budget
-        trace.attribution trace.chrome trace.event_file trace.exporting trace.fetches trace.json_values
-        trace.open_telemetry trace.picture trace.prometheus trace.quantiles trace.recorder trace.recording trace.summary
-        warm.asking warm.client warm.connection warm.door warm.lazy warm.line warm.listing warm.memory_pool warm.node
-        warm.serving warm.sockets warm.standing warm.tier""",
-    "stores": "store retry pack.part shuffling.folder",
-    "composers": """dataset fanout feed maintenance plan sources versions walk
-        fetch.fetcher fetch.prefetcher fetch.race fetch.range_reader fetch.step_queue
-        pack.catalog pack.log pack.merge pack.packer pack.plan pack.rewriting pack.run pack.uploads
-        reading.groups reading.head_cache reading.head_memory reading.heads reading.protocol reading.samples
-        reading.super_samples reading.values
-        shuffling.epochs shuffling.feed shuffling.inprocess shuffling.reading shuffling.record shuffling.work
-        shuffling.writing
-        warm.backup warm.calling warm.doomed warm.errands warm.fleet warm.keepers warm.location warm.opening warm.origin
-        warm.own_proxy warm.proxy warm.put_back warm.reading warm.reception warm.server warm.waking warm.write_behind
-        warm.writing""",
-    "commands": "cli",
+LAYERS = """
+    errors _version
+    _base
+    _format
+    _order
+    _memory
+    _stores
+    _cache
+    _fetch
+    _pack
+    _sources
+    _maintenance
+    _cost
+    _trace
+    _diagnostics
+    _fanout
+    _dataset _image_crop _image_orientation images
+    cli
+""".strip().splitlines()
+"""The folders and modules of the runtime, lowest first; a module imports from its own line and those above it here."""
+LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts.split()}
+
+UPWARD = {
+    ("stoker._diagnostics.probe", "stoker_sim._models.bucket"),
+    ("stoker._stores.gcs", "stoker._cost.prices"),
+    ("stoker._stores.metered", "stoker._cost.meter"),
+    ("stoker._stores.metered", "stoker._cost.prices"),
+    ("stoker._stores.options", "stoker._cost.prices"),
+    ("stoker._stores.s3", "stoker._cost.prices"),
+    ("stoker.cli", "stoker_functions._shuffle_job.command"),
+    ("stoker.cli", "stoker_sim._commands.allocate"),
+    ("stoker.cli", "stoker_sim._commands.plan"),
+    ("stoker.cli", "stoker_sim._commands.simulate"),
+    ("stoker.cli", "stoker_warm._commands.warm"),
+    ("stoker_torch._config", "stoker_warm._opening"),
 }
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms.split()}
-SHARED = {room.partition(".")[0] for room in FLOOR_OF if "." in room}
-"""Folders whose modules are on different floors; the folder itself imports nothing."""
+"""Imports that point up, each of which has to go."""
+
+PUBLIC = {
+    "stoker": ("errors", "images"),
+    "stoker_functions": ("aws", "gcp", "serve"),
+    "stoker_local": ("functions",),
+    "stoker_sim": (),
+    "stoker_torch": (),
+    "stoker_warm": (),
+}
+"""Packages, and which modules of theirs users may import. All others have an underscore, but for the command line."""
+
+PURE = ("_order", "_cost", "_trace")
+"""Folders of decisions and data, where nothing awaits."""
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -97,40 +113,36 @@ def imported(name: str) -> Iterator[str]:
         yield from (each for each in found if each.partition(".")[0] in SOURCES)
 
 
-def room_of(name: str) -> str:
-    """Return what stands in FLOORS for a module of the runtime."""
-    parts = name.split(".")[1:]
-    return ".".join(parts[:2]) if parts[0] in SHARED else parts[0]
-
-
-def floor_of(name: str) -> int:
-    room = room_of(name)
-    if room in SHARED:
-        assert not list(imported(name)), f"{name} is a folder of several floors: it cannot import"
-        return 0
-    assert room in FLOOR_OF, f"{name} is on no floor: add {room!r} to FLOORS in {Path(__file__).name}"
-    return FLOOR_OF[room]
-
-
-def test_packages_import_only_packages_below_them() -> None:
-    wrong = [
-        f"{name} imports {other}"
-        for name in EVERY_MODULE
-        for other in imported(name)
-        if other.partition(".")[0] not in {package := name.partition(".")[0], *MAY_IMPORT[package]}
-    ]
-    assert not wrong
-
-
-@pytest.mark.parametrize("name", sorted(set(modules("stoker")) - {"stoker"}))
-def test_a_module_of_the_runtime_imports_only_its_floor_and_those_below(name: str) -> None:
+def upward(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the imports of a module that point to a package or a layer above its own."""
+    package, _, rest = name.partition(".")
     for other in imported(name):
-        assert other != "stoker", f"{name} imports the package itself, which is the roof"
-        assert floor_of(other) <= floor_of(name), f"{name} imports {other}, which is on a higher floor"
+        their_package, _, their_rest = other.partition(".")
+        if their_package != package:
+            if their_package not in MAY_IMPORT[package]:
+                yield name, other
+        elif package == "stoker" and rest:
+            assert their_rest, f"{name} imports the package itself, which is the roof"
+            if LAYER_OF[their_rest.partition(".")[0]] > LAYER_OF[rest.partition(".")[0]]:
+                yield name, other
 
 
-def test_every_room_on_a_floor_is_there() -> None:
-    assert {room_of(name) for name in modules("stoker") if "." in name} - SHARED == set(FLOOR_OF)
+@pytest.mark.parametrize("name", sorted(EVERY_MODULE))
+def test_a_module_imports_only_packages_and_layers_below_it(name: str) -> None:
+    assert set(upward(name)) == {edge for edge in UPWARD if edge[0] == name}
+
+
+def test_every_folder_of_the_runtime_is_in_a_layer() -> None:
+    assert {name.split(".")[1] for name in modules("stoker") if "." in name} == set(LAYER_OF)
+
+
+def test_what_users_may_import_has_no_underscore_and_all_else_has_one() -> None:
+    without = {name for name in EVERY_MODULE if not any(part.startswith("_") for part in name.split("."))}
+    assert {name for name in without if not f"{name}.".startswith("stoker.cli.")} == {
+        ".".join(parts)
+        for package, names in PUBLIC.items()
+        for parts in ((package,), *((package, name) for name in names))
+    }
 
 
 def test_no_imports_go_round_in_a_circle() -> None:
@@ -138,20 +150,17 @@ def test_no_imports_go_round_in_a_circle() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(EVERY_MODULE)
 
 
-PURE = {*FLOORS["values"].split(), *FLOORS["pure"].split()}
-
-
-@pytest.mark.parametrize("name", sorted(name for name in modules("stoker") if name.partition(".")[2] in PURE))
+@pytest.mark.parametrize("name", sorted(name for name in modules("stoker") if f"{name}.".split(".")[1] in PURE))
 def test_a_pure_module_waits_for_nothing(name: str) -> None:
     tree = ast.parse(EVERY_MODULE[name].read_text())
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)]
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY_MODULE) - {"stoker.task_group"}))
+@pytest.mark.parametrize("name", sorted(set(EVERY_MODULE) - {"stoker._base.task_group"}))
 def test_no_module_makes_a_task_group_that_hides_the_type_of_its_failure(name: str) -> None:
     calls = (node for node in ast.walk(ast.parse(EVERY_MODULE[name].read_text())) if isinstance(node, ast.Call))
     plain = [call.lineno for call in calls if ast.unparse(call.func).rpartition(".")[2] == "TaskGroup"]
-    assert not plain, f"{name}: use stoker.task_group; asyncio's own raises an ExceptionGroup"
+    assert not plain, f"{name}: use stoker._base.task_group; asyncio's own raises an ExceptionGroup"
 
 
 def test_importing_the_runtime_loads_no_torch_no_cloud_sdk_and_no_image_codec() -> None:
