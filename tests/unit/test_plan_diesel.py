@@ -13,45 +13,9 @@ from stoker._diagnostics.latency import Constant
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
-from stoker_sim._experiments import load
-from stoker_sim._experiments.outcome import Cell, Table
-from stoker_sim._experiments.published import published
 from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described
 from stoker_sim._models.held import HeldView
-
-
-def cells(table: Table, *columns: str) -> list[tuple[Cell, ...]]:
-    places = [table.columns.index(column) for column in columns]
-    return [tuple(row[place] for place in places) for row in table.rows]
-
-
-def number(cell: Cell) -> float:
-    assert isinstance(cell, (int, float))
-    return float(cell)
-
-
-def test_by_chunk_is_faster_by_more_than_was_published() -> None:
-    reads, units = load("diesel-reads").run(True).tables
-    known = [
-        (number(times), least) for times, least in cells(reads, "times", "published, more than") if least is not None
-    ]
-    assert {least for _, least in known} == {each["more_than_times"] for each in published("diesel")["reads"]}
-    assert all(times > number(least) for times, least in known)
-    speeds = {(place, size): times for place, size, times in cells(units, "store", "unit bytes", "times 4 KiB")}
-    assert 20 < number(speeds["file system", 131_072]) < 30
-
-
-def test_a_snapshot_scales_with_workers_lists_by_files_and_servers_by_servers() -> None:
-    (table,) = load("diesel-start-up").run(True).tables
-    found = {
-        (way, files, workers): number(seconds) for way, files, workers, seconds in cells(table, *table.columns[:4])
-    }
-    assert found["snapshot", 128_000, 64] == pytest.approx(found["snapshot", 128_000, 1], rel=0.25)
-    assert found["1 server", 128_000, 64] == pytest.approx(64 * 128_000 / 70_000)
-    assert found["4 servers", 128_000, 16] == pytest.approx(found["1 server", 128_000, 16] / 4)
-    assert found["lists", 100_000, 16] == pytest.approx(10 * found["lists", 10_000, 16], rel=0.01)
-    assert found["snapshot", 128_000, 16] < 0.1 * min(found["4 servers", 128_000, 16], found["lists", 128_000, 16])
 
 
 def held(size: int, **model: Any) -> tuple[HeldView, bytes]:

@@ -5,17 +5,37 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
+from stoker_sim._experiments import load
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Table
+from stoker_sim._experiments.published import published
 
 PLOTLY_BYTES = 1 << 20
 ELSEWHERE = {"silod-estimator"}
 """What takes ten seconds even when it is quick; ``test_plan_silod`` runs a part of it."""
+
+
+@cache
+def outcome(name: str) -> Outcome:
+    """Return what an experiment finds when it is quick; each is run once, whatever looks at it."""
+    return load(name).run(True)
+
+
+@pytest.fixture(autouse=True)
+def _each_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_once(name: str) -> Experiment:
+        return replace(load(name), run=lambda is_quick: outcome(name) if is_quick else load(name).run(False))
+
+    monkeypatch.setattr(experiments, "load", run_once)
 
 
 @pytest.mark.parametrize("name", [name for name in experiments.NAMES if name not in ELSEWHERE])
@@ -50,7 +70,7 @@ def test_json_has_what_the_files_have(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_what_is_said_of_caches_holds() -> None:
-    found = experiments.load("ddp").run(True)
+    found = outcome("ddp")
     (table,) = found.tables
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     hits = {str(row["policy"]): float(str(row["hit rate"])) for row in rows}
@@ -64,7 +84,7 @@ def test_what_is_said_of_caches_holds() -> None:
 
 
 def test_our_schedules_wait_less_by_what_is_asked_for() -> None:
-    (table,) = experiments.load("ours").run(True).tables
+    (table,) = outcome("ours").tables
     rows = {(row[0], row[1], row[2]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
     for workload in ("mnist", "cifar10"):
         later = rows[workload, "ours, super-samples", 2]
@@ -72,6 +92,88 @@ def test_our_schedules_wait_less_by_what_is_asked_for() -> None:
         assert later["miss rate"] == 0.0
     assert float(str(rows["cifar10", "ours, by sample", 2]["less than directly"])) > 0.97
     assert float(str(rows["mnist", "ours, by sample", 2]["epoch / bound"])) < 1.1
+
+
+def test_ipdls_published_trends_hold() -> None:
+    loaders, trends = outcome("ipdl").tables
+    assert len(trends.rows) == 9
+    assert [row for row in trends.rows if row[3] != "yes"] == []
+    by_depth = {row[2]: row[3] for row in loaders.rows if row[0] == "a bucket"}
+    assert by_depth[4] == pytest.approx(1.5, rel=0.05)  # what ten steps take: what is late is not felt any more
+    assert by_depth[1] > 1.3 * 1.5  # type: ignore[operator]
+
+
+def cells(table: Table, *columns: str) -> list[tuple[Cell, ...]]:
+    places = [table.columns.index(column) for column in columns]
+    return [tuple(row[place] for place in places) for row in table.rows]
+
+
+def number(cell: Cell) -> float:
+    assert isinstance(cell, (int, float))
+    return float(cell)
+
+
+def test_by_chunk_is_faster_by_more_than_was_published() -> None:
+    reads, units = outcome("diesel-reads").tables
+    known = [
+        (number(times), least) for times, least in cells(reads, "times", "published, more than") if least is not None
+    ]
+    assert {least for _, least in known} == {each["more_than_times"] for each in published("diesel")["reads"]}
+    assert all(times > number(least) for times, least in known)
+    speeds = {(place, size): times for place, size, times in cells(units, "store", "unit bytes", "times 4 KiB")}
+    assert 20 < number(speeds["file system", 131_072]) < 30
+
+
+def test_a_snapshot_scales_with_workers_lists_by_files_and_servers_by_servers() -> None:
+    (table,) = outcome("diesel-start-up").tables
+    found = {
+        (way, files, workers): number(seconds) for way, files, workers, seconds in cells(table, *table.columns[:4])
+    }
+    assert found["snapshot", 128_000, 64] == pytest.approx(found["snapshot", 128_000, 1], rel=0.25)
+    assert found["1 server", 128_000, 64] == pytest.approx(64 * 128_000 / 70_000)
+    assert found["4 servers", 128_000, 16] == pytest.approx(found["1 server", 128_000, 16] / 4)
+    assert found["lists", 100_000, 16] == pytest.approx(10 * found["lists", 10_000, 16], rel=0.01)
+    assert found["snapshot", 128_000, 16] < 0.1 * min(found["4 servers", 128_000, 16], found["lists", 128_000, 16])
+
+
+def test_all_ways_of_dividing_stand_beside_equal_parts_and_no_cache() -> None:
+    found = outcome("silod")
+    rows = {(row[1], row[0]): row for row in found.tables[0].rows}
+    assert len(rows) == len(found.tables[0].rows) == 16
+    mean = {case: float(row[2] or 0) for case, row in rows.items()}
+    for (way, at), row in rows.items():
+        assert row[5] == pytest.approx(mean["equal, own data", at] / mean[way, at])
+        assert row[6] == pytest.approx(mean["no cache", at] / mean[way, at])
+    assert mean["greedy, own data", 2.0] < 0.8 * mean["equal, own data", 2.0]
+    assert mean["greedy, shared data", 2.0] < 0.5 * mean["greedy, own data", 2.0]
+    assert all(hours < mean["no cache", at] for (way, at), hours in mean.items() if way != "no cache")
+    factor = mean["equal, own data", 2.0] / mean["greedy, own data", 2.0]
+    assert f"to {factor:.1f} times faster on average" in found.remarks[2]
+
+
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_our_tier_is_above_infinicaches_availability_for_less_where_it_is_said_to_be() -> None:
+    settings, best, cheapest, by_objects, by_reads = map(rows_of, outcome("warm-tier").tables)
+    (theirs,) = [
+        row
+        for row in settings
+        if (row["mean life min"], row["code"], row["back-up s"], row["put back"]) == (444, "10+2", 300.0, "when read")
+    ]
+    assert theirs["object-hours kept"] == pytest.approx(0.954, abs=0.02)
+    assert {row["mean life min"] for row in settings} == {30, 60, 444}
+    of_hours = [row for row in cheapest if row["availability"] == "hours with none lost"]
+    above = {row["mean life min"] for row in of_hours if row["above InfiniCache's for less"] == "yes"}
+    assert above == {30, 60, 444}
+    assert all(row["hours with none of 3,950 lost"] == 1.0 and row["$ of 50 h"] < 10.0 for row in best)
+    assert all(row["least upkeep $"] < row["upkeep $"] for row in by_objects)
+    often, seldom = (
+        [row["object-hours kept"] for row in by_reads if (row["read every min"], row["mean life min"]) == (every, 30)]
+        for every in (20, 60)
+    )
+    assert all(one > other for one, other in zip(often, seldom, strict=True))
 
 
 def test_an_experiment_that_there_is_not_is_refused_before_any_is_run(capsys: pytest.CaptureFixture[str]) -> None:

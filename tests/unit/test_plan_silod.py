@@ -11,21 +11,6 @@ from stoker_sim._experiments import silod_estimator
 from stoker_sim._experiments.silod import queue
 
 
-def test_all_ways_of_dividing_stand_beside_equal_parts_and_no_cache() -> None:
-    outcome = experiments.load("silod").run(True)
-    rows = {(row[1], row[0]): row for row in outcome.tables[0].rows}
-    assert len(rows) == len(outcome.tables[0].rows) == 16
-    mean = {case: float(row[2] or 0) for case, row in rows.items()}
-    for (way, at), row in rows.items():
-        assert row[5] == pytest.approx(mean["equal, own data", at] / mean[way, at])
-        assert row[6] == pytest.approx(mean["no cache", at] / mean[way, at])
-    assert mean["greedy, own data", 2.0] < 0.8 * mean["equal, own data", 2.0]
-    assert mean["greedy, shared data", 2.0] < 0.5 * mean["greedy, own data", 2.0]
-    assert all(hours < mean["no cache", at] for (way, at), hours in mean.items() if way != "no cache")
-    factor = mean["equal, own data", 2.0] / mean["greedy, own data", 2.0]
-    assert f"to {factor:.1f} times faster on average" in outcome.remarks[2]
-
-
 def test_a_queue_is_the_same_jobs_whether_they_share_data_or_not() -> None:
     own, shared = queue(30, 4), queue(30, 4, share_data=True)
     assert [each.seconds for each in own] == [each.seconds for each in shared]

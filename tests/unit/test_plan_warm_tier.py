@@ -6,7 +6,6 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
-from stoker_sim._experiments import warm_tier
-from stoker_sim._experiments.outcome import Table
 from stoker_sim._models.erasure import kept_hours, lost_between_reads, placed
 from stoker_sim._models.reclaim import Reclaim, Strike, Struck, strikes
 from stoker_sim._models.warm_fleet import NodeCalls, Served
@@ -204,28 +201,3 @@ def test_a_bill_has_every_call_and_every_byte_at_both_ends() -> None:
 def test_calls_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         NodeCalls(**{"memory_bytes": 1, "linger_seconds": 0.1, **wrong})  # type: ignore[arg-type]
-
-
-def rows_of(table: Table) -> list[dict[str, Any]]:
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-
-
-def test_our_tier_is_above_infinicaches_availability_for_less_where_it_is_said_to_be() -> None:
-    settings, best, cheapest, by_objects, by_reads = map(rows_of, warm_tier.EXPERIMENTS["warm-tier"].run(True).tables)
-    (theirs,) = [
-        row
-        for row in settings
-        if (row["mean life min"], row["code"], row["back-up s"], row["put back"]) == (444, "10+2", 300.0, "when read")
-    ]
-    assert theirs["object-hours kept"] == pytest.approx(0.954, abs=0.02)
-    assert {row["mean life min"] for row in settings} == {30, 60, 444}
-    of_hours = [row for row in cheapest if row["availability"] == "hours with none lost"]
-    above = {row["mean life min"] for row in of_hours if row["above InfiniCache's for less"] == "yes"}
-    assert above == {30, 60, 444}
-    assert all(row["hours with none of 3,950 lost"] == 1.0 and row["$ of 50 h"] < 10.0 for row in best)
-    assert all(row["least upkeep $"] < row["upkeep $"] for row in by_objects)
-    often, seldom = (
-        [row["object-hours kept"] for row in by_reads if (row["read every min"], row["mean life min"]) == (every, 30)]
-        for every in (20, 60)
-    )
-    assert all(one > other for one, other in zip(often, seldom, strict=True))
