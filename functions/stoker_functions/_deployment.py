@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from stoker._base.meter import Meter
 from stoker._base.retry import RetryingStore
-from stoker._cost.meter import Meter
 from stoker._format.schema import Schema
 from stoker._stores import Store, open_store
 from stoker._stores.metered import MeteredStore

@@ -12,13 +12,13 @@ from typing import Any, Literal, TypedDict, get_args
 import numpy as np
 
 from stoker._base.arguments import explain_arguments
+from stoker._base.operations import Egress
 from stoker._base.recorder import Sink
 from stoker._base.sizes import parse_bytes
 from stoker._base.store_protocol import Readable
 from stoker._base.tier import Tier
 from stoker._cache.spec import CacheSpec
 from stoker._cache.tiers import Sharers
-from stoker._cost.prices import Egress
 from stoker._cost.spending import parse_dollars
 from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.feed import FeedConfig

@@ -306,7 +306,7 @@ class Loader:
         if self._allowance is None:
             return
         try:
-            self._allowance.check(self._supply.store.meter.reading().dollars(self._prices))
+            self._allowance.check(self._prices.dollars(self._supply.store.meter.reading()))
         except BudgetExceededError:
             self._feed.stop()
             raise

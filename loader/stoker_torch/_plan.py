@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker._base.operations import Egress, Operation
 from stoker._base.sizes import counted, format_bytes
-from stoker._cost.prices import Egress, Operation, Prices
+from stoker._cost.prices import Prices
 from stoker._fetch.feed import BatchSource
 from stoker._stores.metered import price_key
 from stoker.errors import BudgetError

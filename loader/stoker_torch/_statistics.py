@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker._base.meter import Reading
+from stoker._base.operations import Operation
 from stoker._base.recorder import Recorder, Wait
 from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cache.keeper import CacheStatistics
-from stoker._cost.meter import Reading
-from stoker._cost.prices import Operation, Prices
+from stoker._cost.prices import Prices
 from stoker._fetch.feed import FeedStatistics
 from stoker._format.display import Rows, html_table, plain, text_table
 
@@ -219,6 +220,6 @@ def statistics(
         tier_hits=feed.fetch.tier_hits,
         tier_late=feed.fetch.tier_late,
         tier_states=feed.fetch.tier_states,
-        dollars=reading.dollars(prices),
+        dollars=prices.dollars(reading),
         caches=feed.caches,
     )

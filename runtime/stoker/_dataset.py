@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from stoker._base.arguments import explain_arguments
 from stoker._base.loop_thread import LoopThread
+from stoker._base.operations import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
-from stoker._cost.prices import Operation, Prices
+from stoker._cost.prices import Prices
 from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.samples import SampleReader
 from stoker._format.display import describe_manifest, describe_type, html_table
@@ -269,7 +270,7 @@ class _Source:
             retries=counts["retries"],
             hedges=counts["hedges"],
             hedge_wins=counts["hedge_wins"],
-            dollars=reading.dollars(Prices.load()),
+            dollars=Prices.load().dollars(reading),
         )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stoker._cost.prices import GB_BYTES, Egress, FunctionPrices, Operation, StorePrices
+from stoker._base.operations import Egress, Operation
+from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker._cost.usage import Part, total_dollars
 from stoker.errors import ConfigError
 from stoker_warm._wake import Task

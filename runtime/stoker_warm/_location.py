@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 from urllib.parse import unquote
 
+from stoker._base.operations import Egress
 from stoker._base.sizes import parse_bytes
-from stoker._cost.prices import Egress
 from stoker._fanout import ExecutorOptions
 from stoker.errors import ConfigError
 from stoker_warm._code import Code

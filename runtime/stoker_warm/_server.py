@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from stoker._base.checksum import crc32c
+from stoker._base.operations import Egress
 from stoker._cache.naming import is_name, size_of
-from stoker._cost.prices import Egress, FunctionPrices, StorePrices
+from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker.errors import ConfigError, WireError
 from stoker_warm._connection import Answer, Connection
 from stoker_warm._memory_pool import MemoryAccount, MemoryPool

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._cost.meter import Reading
-from stoker._cost.prices import Operation, Prices
+from stoker._base.meter import Reading
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 from stoker_local._demo import digits, direct
 from stoker_local._demo.direct import ImageObjects

@@ -58,11 +58,6 @@ LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts.
 
 UPWARD = {
     ("stoker._diagnostics.probe", "stoker_sim._models.bucket"),
-    ("stoker._stores.gcs", "stoker._cost.prices"),
-    ("stoker._stores.metered", "stoker._cost.meter"),
-    ("stoker._stores.metered", "stoker._cost.prices"),
-    ("stoker._stores.options", "stoker._cost.prices"),
-    ("stoker._stores.s3", "stoker._cost.prices"),
     ("stoker.cli", "stoker_functions._shuffle_job.command"),
     ("stoker.cli", "stoker_sim._commands.allocate"),
     ("stoker.cli", "stoker_sim._commands.plan"),

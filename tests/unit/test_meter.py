@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from stoker._base.meter import Meter, Reading
+from stoker._base.operations import Operation
 from stoker._base.store_protocol import ObjectInfo, Store
-from stoker._cost.meter import Meter, Reading
-from stoker._cost.prices import GB_BYTES, Operation, Prices
+from stoker._cost.prices import GB_BYTES, Prices
 from stoker._stores import open_store
 from stoker._stores.metered import MeteredStore
 from stoker.errors import (
@@ -116,7 +117,7 @@ def test_every_request_is_counted_with_the_bytes_it_moved() -> None:
         assert reading.requests == {"GET": 2, "HEAD": 1, "PUT": 1, "LIST": 1, "DELETE": 1}
         assert (reading.read_bytes, reading.written_bytes, reading.broken_bytes) == (len(data) + 300, 1000, 0)
         assert (reading.failed, reading.cancelled) == (0, 0)
-        assert reading.dollars(PRICES) == pytest.approx((3 * 0.0004 + 2 * 0.005) / 1000)
+        assert PRICES.dollars(reading) == pytest.approx((3 * 0.0004 + 2 * 0.005) / 1000)
 
     asyncio.run(scenario())
 
@@ -141,7 +142,7 @@ def test_an_unfinished_request_is_billed_unless_the_store_failed(
     assert reading.not_billed[Operation.GET] == 1 - billed
     assert (reading.failed, reading.cancelled) == ((0, 1) if error is None else (1, 0))
     assert (reading.read_bytes, reading.broken_bytes) == (0, broken_bytes)
-    assert reading.dollars(PRICES) == pytest.approx(billed * 0.0004 / 1000)
+    assert PRICES.dollars(reading) == pytest.approx(billed * 0.0004 / 1000)
 
 
 def test_every_operation_counts_its_failures() -> None:
@@ -205,7 +206,7 @@ def test_egress_is_priced_by_where_the_reader_is() -> None:
     for egress in ("same_region", "other_region", "internet"):
         meter = Meter("s3://bucket", egress=egress)
         meter.add_read(10 * GB_BYTES)
-        readings.append(meter.reading().dollars(PRICES))
+        readings.append(PRICES.dollars(meter.reading()))
     assert readings == pytest.approx([0, 0.2, 0.9])
     with pytest.raises(ConfigError, match="egress 'moon' is not one of same_region"):
         Meter("s3://bucket", egress="moon")  # type: ignore[arg-type]
@@ -215,7 +216,7 @@ def test_a_local_store_costs_nothing() -> None:
     meter = Meter("/data/train", egress="internet")
     with meter.request(Operation.PUT):
         meter.add_written(1 << 40)
-    assert meter.reading().dollars(PRICES) == 0
+    assert PRICES.dollars(meter.reading()) == 0
 
 
 def test_a_reading_does_not_change_afterwards() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._cost.prices import GB_BYTES, Operation, PriceKey, Prices
+from stoker._base.operations import Operation, PriceKey
+from stoker._cost.prices import GB_BYTES, Prices
 from stoker.errors import ConfigError
 
 PACKAGED = resources.files("stoker").joinpath("prices.toml").read_text("utf-8")

@@ -10,9 +10,10 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from stoker._base.operations import Operation, PriceKey
 from stoker._base.progress import Amount, Progress, format_seconds
 from stoker._base.sizes import format_bytes
-from stoker._cost.prices import Operation, PriceKey, Prices, StorePrices
+from stoker._cost.prices import Prices, StorePrices
 from stoker._fanout import Driver, Executor, FanoutConfig, Task
 from stoker._fetch.head_memory import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
@@ -233,7 +234,7 @@ class _Making:
         self._say(
             *lines[:-1],  # the last is of functions
             f"{counted(gets, 'GET')}, {format_bytes(reading.read_bytes)} read; {counted(puts, 'PUT')}, "
-            f"{format_bytes(reading.written_bytes)} written; ${reading.dollars(Prices.load()):.6f} for them",
+            f"{format_bytes(reading.written_bytes)} written; ${Prices.load().dollars(reading):.6f} for them",
         )
 
     def _say(self, *lines: str) -> None:

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from stoker._cost.prices import FunctionPrices, Operation, StorePrices
+from stoker._base.operations import Operation
+from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._fetch.forecast import forecast_groups
 from stoker._fetch.group_plan import ReadLimits
 from stoker._format.manifest import Manifest

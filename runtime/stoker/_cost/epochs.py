@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker._cost.prices import Egress, Operation
+from stoker._base.operations import Egress, Operation
 from stoker._cost.usage import Traffic
 from stoker._pack.record import record_writes
 from stoker.errors import ConfigError

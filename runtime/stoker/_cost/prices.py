@@ -10,37 +10,33 @@ everything: what is asked for and missing is an error then.
 from __future__ import annotations
 
 import datetime
-import enum
 import fnmatch
 import itertools
 import math
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from stoker._base.fields import shown
+from stoker._base.meter import Reading
+from stoker._base.operations import Egress, Operation, PriceKey, check_store_name
 from stoker._base.text_file import read_toml
 from stoker.errors import ConfigError
 
 __all__ = [
     "GB_BYTES",
     "DiskPrices",
-    "Egress",
     "FunctionPrices",
     "MachinePrices",
-    "Operation",
-    "PriceKey",
     "PriceTier",
     "Prices",
     "StorePrices",
-    "check_store_name",
 ]
 
 GB_BYTES = 1 << 30
@@ -48,38 +44,10 @@ _MOST_DOLLARS, _MOST_ACCELERATORS = 1e12, 1 << 16
 """Of one thing; more is a slip of the pen."""
 _FREE_SCHEMES = ("file", "memory", "stoker+https", "stoker+http")  # who serves pays
 _DIRECTORY_BUCKET = "--x-s3"
-_STORE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _ROUNDING = 1e-9
 """Of a billing unit: what lies above a whole number of units by less than this is an error of floating point."""
 
 T = TypeVar("T")
-
-Egress = Literal["same_region", "other_region", "internet"]
-
-
-class Operation(enum.StrEnum):
-    """A kind of request to a store, as stores bill them."""
-
-    GET = "GET"
-    HEAD = "HEAD"
-    PUT = "PUT"
-    LIST = "LIST"
-    DELETE = "DELETE"
-
-
-@dataclass(frozen=True, slots=True)
-class PriceKey:
-    """What the prices of a store are found by.
-
-    Attributes:
-        url: of the store.
-        endpoint: URL of the service that is asked instead of the cloud's own; empty for the cloud's own.
-        name: of a store in the price file, where the user has named one; it decides.
-    """
-
-    url: str
-    endpoint: str = ""
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,20 +319,26 @@ class Prices:
         """Return what one request costs; ``scheme`` is anything that :meth:`store` takes."""
         return self.store(scheme).request_dollars(operation)
 
+    def dollars(self, reading: Reading) -> float:
+        """Return what a store asks for what a meter counted, at most: requests, retrieval and egress, not storage.
+
+        Raises:
+            ConfigError: there are no prices for such a store.
+        """
+        store = self.store(reading.key or reading.url)
+        billed = {operation: count - reading.not_billed[operation] for operation, count in reading.requests.items()}
+        requests = sum(count * store.request_dollars(operation) for operation, count in billed.items())
+        read_bytes = reading.read_bytes + reading.broken_bytes
+        return requests + store.transfer_dollars(
+            read_bytes=read_bytes, written_bytes=reading.written_bytes, egress=reading.egress
+        )
+
 
 def _entry(table: Mapping[str, T], name: str, what: str) -> T:
     if name not in table:
         known = f"only for {', '.join(table)}" if table else "which the price file leaves out"
         raise ConfigError(f"there are no prices for {what} {name}, {known}")
     return table[name]
-
-
-def check_store_name(name: object) -> None:
-    """Raise ConfigError unless a store in a price file may have this name."""
-    if not isinstance(name, str) or not _STORE_NAME.fullmatch(name):
-        raise ConfigError(
-            f"{shown(name)} is no name of a store in the price file: write one as r2 or minio, of a-z, 0-9, . _ and -"
-        )
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import get_args
 
+from stoker._base.operations import Egress, Operation
 from stoker._base.sizes import counted
-from stoker._cost.prices import GB_BYTES, DiskPrices, Egress, FunctionPrices, MachinePrices, Operation, StorePrices
+from stoker._cost.prices import GB_BYTES, DiskPrices, FunctionPrices, MachinePrices, StorePrices
 from stoker.errors import ConfigError
 
 __all__ = ["Calls", "Machines", "Part", "Stored", "Traffic", "WarmTier", "total_dollars"]

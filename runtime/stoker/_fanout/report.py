@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from stoker._base.operations import Operation
 from stoker._base.sizes import counted, format_bytes, format_dollars
-from stoker._cost.prices import GB_BYTES, FunctionPrices, Operation, Prices
+from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker._fanout.executor import Answer
 from stoker.errors import ConfigError
 

@@ -11,8 +11,8 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
+from stoker._base.operations import PriceKey
 from stoker._base.store_protocol import Buffer, ObjectInfo
-from stoker._cost.prices import PriceKey
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.gcs_access import GcsAccess

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from stoker._base.meter import Meter
+from stoker._base.operations import Egress, Operation, PriceKey
 from stoker._base.store_protocol import Buffer, ObjectInfo, Readable, Store
-from stoker._cost.meter import Meter
-from stoker._cost.prices import Egress, Operation, PriceKey
 
 __all__ = ["MeteredStore", "Priced", "metered", "price_key"]
 

@@ -17,8 +17,8 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
+from stoker._base.operations import PriceKey
 from stoker._base.store_protocol import Buffer, ObjectInfo
-from stoker._cost.prices import PriceKey
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.http import Destination, Reply
 from stoker._stores.http_session import translated

@@ -6,10 +6,11 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from stoker._base.meter import Reading
+from stoker._base.operations import Operation
 from stoker._base.sizes import counted, format_dollars
 from stoker._base.store_protocol import Store
-from stoker._cost.meter import Reading
-from stoker._cost.prices import Operation, Prices
+from stoker._cost.prices import Prices
 from stoker._stores.metered import MeteredStore, metered
 from stoker.errors import ConfigError
 
@@ -60,5 +61,5 @@ class RequestBill:
         dollars = 0.0
         for reading in self._readings():
             with suppress(ConfigError):  # of a store that the price list does not know
-                dollars += reading.dollars(self._prices)
+                dollars += self._prices.dollars(reading)
         return dollars

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
+from stoker._base.operations import Egress
 from stoker._base.sizes import format_bytes
-from stoker._cost.prices import Egress, Prices, StorePrices
+from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import Constant
 from stoker._diagnostics.machine import look
 from stoker._diagnostics.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe

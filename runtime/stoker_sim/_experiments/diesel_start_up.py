@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from stoker._base.clock import run_virtual
-from stoker._cost.prices import Operation, Prices
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import Constant
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stoker._cost.prices import Operation, Prices
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker_sim._experiments.published import published
 from stoker_sim._models.erasure import lost_between_reads, placed
 from stoker_sim._models.put_back import PutBackModel, put_back

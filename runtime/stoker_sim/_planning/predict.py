@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from statistics import median
 
+from stoker._base.operations import Egress, Operation
 from stoker._base.tier import ObjectRef
-from stoker._cost.prices import Egress, Operation, StorePrices
+from stoker._cost.prices import StorePrices
 from stoker._diagnostics.latency import Constant
 from stoker._memory.budget import plan_slots
 from stoker_sim._models.link import SharedLink

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 from stoker._base.clock import run_virtual
+from stoker._base.operations import Operation
 from stoker._base.recorder import Recorder, Sink
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
 from stoker._base.tier import Tier
 from stoker._cache.future import Future
-from stoker._cost.prices import Operation, Prices
+from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import Constant, Latency
 from stoker._fetch.feed import FeedConfig
 from stoker._format.manifest import Manifest

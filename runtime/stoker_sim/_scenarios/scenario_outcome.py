@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
+from stoker._base.operations import Operation
 from stoker._base.sizes import counted
-from stoker._cost.prices import Operation, Prices
+from stoker._cost.prices import Prices
 from stoker_sim._experiments.outcome import Cell, Outcome, Panel, Series, Table
 from stoker_sim._models.simulated_warm import WarmTally
 from stoker_sim._scenarios.node import EpochResult

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from stoker import cli
-from stoker._cost.prices import Operation, Prices
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker_local._bucket import LocalBucket
 from stoker_local._config import BucketConfig
 from stoker_local._host import running_bucket

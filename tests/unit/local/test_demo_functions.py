@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._cost.prices import Operation, Prices
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker.errors import ConfigError
 from stoker_local._demo.digits import Digits
 from stoker_local._demo.functions.bill import Bill, one_by_one

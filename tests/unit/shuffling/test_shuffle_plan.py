@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stoker._cost.meter import Meter
-from stoker._cost.prices import Operation, Prices
+from stoker._base.meter import Meter
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker._fetch.head_memory import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest, PackRun, Rows

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._cost.prices import PriceKey
+from stoker._base.operations import PriceKey
 from stoker._stores import open_store
 from stoker._stores.aws_credentials import botocore_session
 from stoker._stores.metered import price_key

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from stoker._cost.prices import GB_BYTES, Egress, FunctionPrices, Prices, StorePrices
+from stoker._base.operations import Egress
+from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices, StorePrices
 from stoker.errors import ConfigError
 from stoker_warm._bill import Bill, CostMeter
 from stoker_warm._wake import Task

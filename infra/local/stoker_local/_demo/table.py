@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stoker._base.meter import Reading
+from stoker._base.operations import Operation
 from stoker._base.sizes import format_bytes
-from stoker._cost.meter import Reading
-from stoker._cost.prices import Operation, Prices
+from stoker._cost.prices import Prices
 from stoker_local._demo.training import Timing
 
 __all__ = ["Result", "failures", "how_counted", "read_counts", "table", "why"]
@@ -80,7 +81,7 @@ def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:
         ("stall", f"{timing.stall:.1%}"),
         ("GETs", f"{reading.requests[Operation.GET]:,}"),
         ("bytes", format_bytes(reading.read_bytes)),
-        ("dollars", f"${reading.dollars(prices):.6f}"),
+        ("dollars", f"${prices.dollars(reading):.6f}"),
         ("time to first batch", f"{timing.first_batch_seconds:.2f} s"),
         ("total time", f"{timing.total_seconds:.2f} s"),
     ]

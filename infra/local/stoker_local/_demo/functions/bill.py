@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker._cost.prices import Operation, Prices
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker_local._demo.functions.config import DATASET
 from stoker_local._demo.table import read_counts
 from stoker_local.functions import FunctionStatistics, total
@@ -52,7 +53,7 @@ class Bill:
             gb_seconds=functions.gb_seconds,
             function_dollars=functions.dollars,
             requests=reading.requests,
-            bucket_dollars=reading.dollars(prices),
+            bucket_dollars=prices.dollars(reading),
         )
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker._cost.prices import Operation, Prices
+from stoker._base.operations import Operation
+from stoker._cost.prices import Prices
 from stoker_local._demo.functions.bill import one_by_one
 from stoker_local._demo.functions.config import DATASET, MEMORY_MB
 from stoker_local._demo.functions.images import Epoch

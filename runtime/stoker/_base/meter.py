@@ -1,4 +1,4 @@
-"""Counts what a store will bill: requests by operation, bytes, and from both the dollars.
+"""Counts what a store will bill: requests by operation, and bytes.
 
 A request is billed when it is sent, whether or not its caller waited for the answer, so cancelled and broken ones
 count; one that the store refused or failed to serve (429, 5xx) does not
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import get_args
 
-from stoker._cost.prices import Egress, Operation, PriceKey, Prices
+from stoker._base.operations import Egress, Operation, PriceKey
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -59,20 +59,6 @@ class Reading:
     broken_bytes: int
     written_bytes: int
     key: PriceKey | None = field(default=None, repr=False)
-
-    def dollars(self, prices: Prices) -> float:
-        """Return what the store asks for this, at most: requests, retrieval and egress, not storage.
-
-        Raises:
-            ConfigError: there are no prices for such a store.
-        """
-        store = prices.store(self.key or self.url)
-        billed = {operation: count - self.not_billed[operation] for operation, count in self.requests.items()}
-        requests = sum(count * store.request_dollars(operation) for operation, count in billed.items())
-        read_bytes = self.read_bytes + self.broken_bytes
-        return requests + store.transfer_dollars(
-            read_bytes=read_bytes, written_bytes=self.written_bytes, egress=self.egress
-        )
 
 
 class Meter:
