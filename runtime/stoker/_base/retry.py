@@ -1,7 +1,7 @@
-"""Trying again: a store whose operations are repeated, with full-jitter back-off, while they may yet succeed.
+"""Trying again: back-off, deadlines that count only time in which this process ran, and stores that retry.
 
-For packing, commits and maintenance, where an operation has no deadline of its own; the prefetcher has a policy of its
-own, with hedges and budgets.
+Packing, commits and maintenance read and write through a :class:`RetryingStore`; the prefetcher has a policy of its
+own, with hedges and budgets, and shares the back-off and the deadline.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Generic, TypeVar
 
-from stoker._base.backoff import LONG_SECONDS, backoff_seconds
 from stoker._base.checksum import crc32c
-from stoker._base.deadline import STOPPED_SECONDS
 from stoker._base.store_protocol import Buffer, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
@@ -28,10 +27,106 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 
-__all__ = ["PACK_POLICY", "RetryPolicy", "RetryingReader", "RetryingStore", "holds"]
+__all__ = [
+    "LONG_SECONDS",
+    "PACK_POLICY",
+    "Deadline",
+    "RetryPolicy",
+    "RetryingReader",
+    "RetryingStore",
+    "backoff_seconds",
+    "holds",
+]
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", bound=Readable, covariant=True)
+
+LONG_SECONDS = 10.0
+"""A wait longer than this is logged: nobody should have to guess why nothing happens."""
+
+
+def backoff_seconds(
+    failures: int,
+    *,
+    base_seconds: float,
+    cap_seconds: float,
+    rng: random.Random,
+    retry_after_seconds: float | None = None,
+    left_seconds: float = math.inf,
+) -> float:
+    """Return the wait after ``failures`` >= 1 failures in a row.
+
+    What the store asked for (``retry_after_seconds``) is waited out, and the jitter comes on top of it. Where that
+    would take longer than the ``left_seconds`` until the deadline, half of them are waited out: the store is asked a
+    few more times, and less often than it would be without its word.
+    """
+    doublings = min(failures - 1, 64)  # enough for any cap, and no overflow
+    jitter = rng.uniform(0.0, min(cap_seconds, base_seconds * 2.0**doublings))
+    asked_seconds = max(0.0, retry_after_seconds or 0.0)
+    if asked_seconds and jitter + asked_seconds >= left_seconds:
+        return max(jitter, left_seconds / 2)
+    return jitter + asked_seconds
+
+
+STOPPED_SECONDS = 5.0
+"""A timer that fires so much too late was not delayed by other work."""
+
+
+class Deadline:
+    """Ends the block that it is entered for, with TimeoutError, some time after :meth:`start`; until then, never."""
+
+    __slots__ = ("_begin_seconds", "_scope", "_seconds", "_timer")
+
+    def __init__(self) -> None:
+        self._scope = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+        self._begin_seconds = 0.0
+        self._seconds = (0.0, 0.0)
+
+    def start(self, seconds: float, grace_seconds: float) -> None:
+        """Count from now, unless it does: ``seconds`` in which things may begin, then grace for what has begun."""
+        if self._timer is None:
+            self._seconds = seconds, grace_seconds
+            self._count()
+
+    def forbids(self, wait_seconds: float) -> bool:
+        """Return whether nothing may be begun any more after such a wait."""
+        return wait_seconds >= self.left_seconds
+
+    @property
+    def left_seconds(self) -> float:
+        """How long things may begin yet; no limit until it counts."""
+        return math.inf if self._timer is None else self._begin_seconds - asyncio.get_running_loop().time()
+
+    @property
+    def expired(self) -> bool:
+        """Whether it has ended its block."""
+        return self._scope.expired()
+
+    def _count(self) -> None:
+        loop = asyncio.get_running_loop()
+        seconds, grace_seconds = self._seconds
+        self._begin_seconds = loop.time() + seconds
+        self._timer = loop.call_at(self._begin_seconds + grace_seconds, self._due)
+
+    def _due(self) -> None:
+        now_seconds = asyncio.get_running_loop().time()
+        if now_seconds - self._begin_seconds - self._seconds[1] > STOPPED_SECONDS:
+            self._count()
+        else:
+            self._scope.reschedule(now_seconds)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._scope.__aexit__(kind, error, traceback)
+
+
 _COMPARED_BYTES = 1 << 20
 _READINGS = 10
 _LEAST_ATTEMPTS = 3  # after a write of minutes, and where this process was stopped during an attempt

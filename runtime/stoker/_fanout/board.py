@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker._base.backoff import backoff_seconds
+from stoker._base.retry import backoff_seconds
 from stoker._fanout.config import FanoutConfig, Task
 from stoker._fanout.executor import Answer
 from stoker._fanout.ramp import Ramp

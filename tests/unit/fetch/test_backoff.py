@@ -5,7 +5,7 @@ from statistics import mean
 
 import pytest
 
-from stoker._base.backoff import backoff_seconds
+from stoker._base.retry import backoff_seconds
 
 
 def waits(failures: int, *, retry_after_seconds: float | None = None) -> list[float]:

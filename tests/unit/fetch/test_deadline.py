@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from stoker._base.clock import VirtualClockLoop, run_virtual
-from stoker._base.deadline import Deadline
+from stoker._base.retry import Deadline
 from support.fetching import seconds
 
 
