@@ -28,8 +28,7 @@ import numpy as np
 import stoker
 from benchmarks.virtual_clock import BODY, REF, SleepingStore
 from stoker._base.clock import VirtualClockLoop, run_virtual
-from stoker._base.fetch_record import Request, strand
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase, Request, strand
 from stoker._base.recorder import Recorder
 from stoker._fetch.feed import BatchSource
 from stoker._fetch.fetcher import Fetcher

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._fetch.feed import Batch, BatchSource
 from stoker._order.sample_context import SampleContext

@@ -36,7 +36,7 @@ class LoaderStatistics:
         bad_samples: that failed in ``decode`` or ``transform`` and were replaced.
         wait_seconds: time that the training loop waited for batches: for the bucket and for the pool.
         bucket_wait_seconds: of it, time that it waited for super-samples.
-        waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker._base.phases.Phase`).
+        waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker._base.fetch_record.Phase`).
         worst_waits: the ten batches that it waited longest for, the longest first, with what each waited for.
         loop_seconds: time between the beginning of the first iteration and the last batch yielded.
         construction_seconds: that constructing the loader took: opening the store and reading the manifest.

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol
 
-from stoker._base.fetch_record import FOLLOWED, Fetch
-from stoker._base.phases import Phase, Span, merged
+from stoker._base.fetch_record import FOLLOWED, Fetch, Phase, Span, merged
 
 __all__ = ["Recorder", "Sink", "Wait", "explained"]
 

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.fetch_record import Phase
 from stoker._base.loop_thread import LoopThread
-from stoker._base.phases import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.store_protocol import Readable
 from stoker._cache.keeper import CacheStatistics

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 
 from stoker._base.checksum import crc32c
-from stoker._base.fetch_record import spoilt, strand
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase, spoilt, strand
 from stoker._base.store_protocol import Readable
 from stoker._base.task_group import task_group
 from stoker._base.tier import ObjectRef, Tier

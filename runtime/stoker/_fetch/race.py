@@ -13,8 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 
-from stoker._base.fetch_record import note_tier, strand
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase, note_tier, strand
 from stoker._base.task_group import task_group
 from stoker._base.tier import ObjectRef, Tier
 from stoker._fetch.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome

@@ -15,8 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 
-from stoker._base.fetch_record import Request, Strand, strand
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
 from stoker._base.store_protocol import Readable
 from stoker._base.task_group import task_group

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from stoker._base.fetch_record import Fetch
-from stoker._base.phases import Span
+from stoker._base.fetch_record import Fetch, Span
 from stoker._base.recorder import Wait
 from stoker._trace.exporting import EXTRA, FetchCounts
 from stoker.errors import ConfigError, MissingExtraError

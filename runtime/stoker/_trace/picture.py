@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.phases import Phase, Span
+from stoker._base.fetch_record import Phase, Span
 from stoker._base.recorder import Wait
 from stoker._trace.html_page import page
 from stoker._trace.recording import Filled, Held, Recording, Told

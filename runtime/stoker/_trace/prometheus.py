@@ -10,8 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker._base.fetch_record import Fetch
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Fetch, Phase
 from stoker._base.recorder import Wait
 from stoker._trace.exporting import EXTRA, FetchCounts
 from stoker.errors import ConfigError, MissingExtraError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker._base.phases import Phase, Span
+from stoker._base.fetch_record import Phase, Span
 from stoker._base.recorder import Wait
 from stoker._trace.chrome import SLOT_ROWS
 from stoker._trace.json_values import read_values

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from itertools import count
 
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase
 from stoker._base.recorder import WORST_WAITS, Wait
 from stoker._trace.quantiles import Quantiles
 from stoker._trace.recording import Answer, Filled, Full, Held, Named, Told

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase
 from stoker._trace.chrome import ChromeTrace
 from stoker._trace.open_telemetry import OpenTelemetrySink
 from stoker._trace.prometheus import PrometheusSink

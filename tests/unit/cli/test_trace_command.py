@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from stoker._base.phases import Phase, Span
+from stoker._base.fetch_record import Phase, Span
 from stoker._base.recorder import Wait
 from stoker._trace.chrome import ChromeTrace
 from stoker._trace.picture import Section, html_figure, ring_fill

@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 
 from stoker._base.clock import VirtualClockLoop, run_virtual
-from stoker._base.fetch_record import Fetch, Request, Strand, strand
-from stoker._base.phases import Phase, Span
+from stoker._base.fetch_record import Fetch, Phase, Request, Span, Strand, strand
 from stoker._base.recorder import Recorder, explained
 from stoker._base.tier import ObjectRef
 from stoker._fetch.fetcher import FetchConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker._base.phases import Phase, Span
+from stoker._base.fetch_record import Phase, Span
 from stoker._base.recorder import Wait
 from stoker._trace.chrome import ChromeTrace
 from stoker._trace.recording import Recording, read_trace
@@ -110,7 +110,7 @@ def test_a_killed_run_leaves_a_trace(tmp_path: Path) -> None:
     program = f"""
 import os, signal, time
 from stoker._trace.chrome import ChromeTrace
-from stoker._base.phases import Phase, Span
+from stoker._base.fetch_record import Phase, Span
 from stoker._base.recorder import Wait
 now = 0.0
 trace = ChromeTrace({str(tmp_path / "trace.json")!r}, clock=lambda: now)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker._base.phases import Phase, Span
+from stoker._base.fetch_record import Phase, Span
 from stoker._base.recorder import Wait
 from stoker._trace.chrome import ChromeTrace
 from stoker._trace.picture import Section, ring_fill

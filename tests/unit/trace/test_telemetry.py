@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker._base.phases import Phase
+from stoker._base.fetch_record import Phase
 from stoker._trace.open_telemetry import OpenTelemetrySink
 from stoker._trace.prometheus import PrometheusSink
 from stoker.errors import ConfigError, MissingExtraError
