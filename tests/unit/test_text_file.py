@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._base.text_file import read_text, read_toml
+from stoker._base.fields import read_text, read_toml
 from stoker._cost.prices import Prices
 from stoker.errors import ConfigError
 from stoker_sim._allocation.jobs_file import read_jobs

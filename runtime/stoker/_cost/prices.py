@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from stoker._base.fields import shown
+from stoker._base.fields import read_toml, shown
 from stoker._base.meter import Reading
 from stoker._base.operations import Egress, Operation, PriceKey, check_store_name
-from stoker._base.text_file import read_toml
 from stoker.errors import ConfigError
 
 __all__ = [

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from stoker._base.fields import shown
+from stoker._base.fields import read_toml, shown
 from stoker._base.operations import Egress
-from stoker._base.text_file import read_toml
 from stoker.cli.flags import number_from, positive, size
 from stoker.errors import ConfigError
 

@@ -12,9 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stoker._base.fields import shown
+from stoker._base.fields import read_toml, shown
 from stoker._base.sizes import MOST_BYTES, parse_bytes
-from stoker._base.text_file import read_toml
 from stoker.errors import ConfigError
 
 __all__ = ["Section", "read_section"]
