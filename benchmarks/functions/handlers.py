@@ -32,8 +32,8 @@ def _instance() -> Instance:
 
 
 async def _copy(event: Any, deployment: Any, deadline: Any) -> dict[str, Any]:
-    from stoker._base.bounded import for_each
     from stoker._base.store_protocol import ObjectInfo
+    from stoker._base.task_group import for_each
     from stoker._pack.object_reading import read
 
     source, target = deployment.source(event["source"]), deployment.dataset(event["dataset"])

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker._base.bounded import for_each
 from stoker._base.store_protocol import ObjectInfo
+from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.schema import Array, Schema
 from stoker._pack.part import Part, provisional_dataset

@@ -14,9 +14,8 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from stoker._base.bounded import for_each
 from stoker._base.checksum import crc32c
-from stoker._base.task_group import task_group
+from stoker._base.task_group import for_each, task_group
 from stoker._base.tier import ObjectRef
 from stoker.errors import ChecksumError, StokerError, StoreError, TransientError
 from stoker_warm._bill import CostMeter

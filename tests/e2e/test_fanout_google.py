@@ -8,8 +8,8 @@ from typing import Any
 
 import stoker
 import stoker_functions.gcp
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryPolicy
+from stoker._base.task_group import for_each
 from stoker._fanout import Driver, ExecutorOptions, FanoutConfig, Report, Task, open_executor
 from stoker._fanout.job import JobConfig, PackJob, plan_job
 from stoker._sources import open_source

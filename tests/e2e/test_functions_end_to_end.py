@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker._base.bounded import for_each
+from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._stores import S3Options, Store, open_store
 from stoker_local import BucketConfig, BucketSpec, LocalBucket

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 import stoker_functions.gcp
-from stoker._base.bounded import for_each
+from stoker._base.task_group import for_each
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
 from stoker._stores import GcsOptions, open_store

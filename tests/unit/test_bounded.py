@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._base.bounded import InOrder
 from stoker._base.clock import run_virtual
+from stoker._base.task_group import InOrder
 from stoker.errors import ServerError
 
 

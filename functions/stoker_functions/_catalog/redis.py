@@ -21,8 +21,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import FullJitterBackoff
 
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryingStore
+from stoker._base.task_group import for_each
 from stoker._maintenance.restoration import restored
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.log import Journal

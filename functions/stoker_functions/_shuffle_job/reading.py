@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.bounded import for_each
 from stoker._base.sizes import format_bytes
+from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.group_plan import MOST_SAMPLES, ReadLimits
 from stoker._fetch.group_steps import Group

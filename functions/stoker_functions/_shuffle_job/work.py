@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryingReader
 from stoker._base.store_protocol import Readable, Store
+from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.group_plan import MOST_SAMPLES
 from stoker._fetch.group_steps import Group

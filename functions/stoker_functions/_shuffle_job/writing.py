@@ -13,9 +13,9 @@ from functools import partial
 from itertools import accumulate
 from types import TracebackType
 
-from stoker._base.bounded import InOrder
 from stoker._base.retry import RetryingStore
 from stoker._base.store_protocol import Store
+from stoker._base.task_group import InOrder
 from stoker._fetch.materialized_record import PartRecord
 from stoker._format.manifest import Manifest, Rows, object_key, pack_runs
 from stoker._format.schema import Schema

@@ -1,12 +1,16 @@
-"""Structured concurrency whose failures keep their type."""
+"""Structured concurrency: task groups whose failures keep their type, and bounded work on many items."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
-__all__ = ["task_group"]
+__all__ = ["InOrder", "for_each", "task_group"]
+
+T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -33,3 +37,96 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
             raise first
         finally:
             del first  # its traceback refers to this frame
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, concurrency: int) -> None:
+    """Await ``work(item)`` for every item, at most ``concurrency`` at once; items are drawn as work is free to start.
+
+    Cancelling it, or an error of any piece of work, cancels the pieces under way; all have ended when it returns.
+
+    Raises:
+        Exception: the first error of a piece of work, as it was raised.
+    """
+    remaining = iter(items)
+
+    async def worker() -> None:
+        for item in remaining:
+            await work(item)
+
+    async with task_group() as group:
+        for _ in range(concurrency):
+            group.create_task(worker())
+
+
+class InOrder(Generic[T]):
+    """Pieces of work side by side, whose results are counted in the order in which the pieces were given.
+
+    Whoever gives some calls :meth:`cancel` at the end.
+
+    Args:
+        concurrency: pieces under way at once; one more may wait for its turn.
+        count: is given results, in order, as soon as there is none missing before them.
+    """
+
+    def __init__(self, concurrency: int, count: Callable[[list[T]], object]) -> None:
+        self._concurrency = concurrency
+        self._count = count
+        self._room = asyncio.Semaphore(concurrency)
+        self._tasks: deque[asyncio.Task[T]] = deque()
+
+    async def add(self, work: Callable[[], Awaitable[T]]) -> None:
+        """Begin a piece of work; waits while more than ``concurrency`` have not ended.
+
+        A call that is cancelled has taken its piece.
+
+        Raises:
+            Exception: what a piece of work raised.
+        """
+        self._tasks.append(asyncio.create_task(self._in_turn(work)))
+        await self._settle(self._concurrency)
+
+    async def finish(self) -> None:
+        """Wait for all pieces.
+
+        Raises:
+            Exception: what one of them raised, also if those before it still run.
+        """
+        await self._settle(0)
+
+    async def keep(self, seconds: float | None = None) -> bool:
+        """Wait for all pieces, for so long at most, and return whether none has failed; what can be counted is."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        has_failed = any(task.done() and task.exception() is not None for task in self._tasks)
+        self._count_ended()
+        return not has_failed
+
+    async def cancel(self) -> None:
+        """End all pieces; what was not counted is lost."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _in_turn(self, work: Callable[[], Awaitable[T]]) -> T:
+        async with self._room:
+            return await work()
+
+    async def _settle(self, left: int) -> None:
+        """Wait until at most that many pieces have not ended."""
+        while True:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            self._count_ended()
+            pending = [task for task in self._tasks if not task.done()]
+            if len(pending) <= left:
+                return
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+
+    def _count_ended(self) -> None:
+        ended: list[T] = []
+        while self._tasks and self._tasks[0].done() and self._tasks[0].exception() is None:
+            ended.append(self._tasks.popleft().result())
+        if ended:
+            self._count(ended)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.bounded import for_each
+from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather_rows
 from stoker._fetch.heads import fetch_head

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.bounded import for_each
 from stoker._base.store_protocol import Readable
+from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker._fetch.forecast import mean_row_bytes
 from stoker._fetch.group_plan import ReadLimits

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.bounded import for_each
 from stoker._base.checksum import crc32c
+from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.group_plan import ReadLimits, Reads, plan_reads
 from stoker._fetch.group_steps import Group

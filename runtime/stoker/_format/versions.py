@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryingReader, RetryingStore
 from stoker._base.store_protocol import ObjectInfo, Readable, Store
+from stoker._base.task_group import for_each
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker.errors import (
     BucketNotFoundError,

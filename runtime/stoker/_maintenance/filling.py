@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stoker._base.bounded import for_each
 from stoker._base.store_protocol import Readable
+from stoker._base.task_group import for_each
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
 from stoker._cache.spec import CacheSpec

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import counted
 from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import Manifest, version_key
 from stoker._maintenance.inspection import Place, list_super_samples

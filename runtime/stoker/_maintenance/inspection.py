@@ -6,10 +6,10 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from stoker._base.bounded import for_each
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.store_protocol import ObjectInfo, Readable
+from stoker._base.task_group import for_each
 from stoker._base.tier import ObjectRef
 from stoker._format import tensorfile
 from stoker._format.manifest import Manifest, object_key

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
 
-from stoker._base.bounded import for_each
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import counted
 from stoker._base.store_protocol import ObjectInfo, Readable, Store
+from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import MAX_VERSION, Manifest, Rows, object_key, pack_runs
 from stoker._format.schema import Schema

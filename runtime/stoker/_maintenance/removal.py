@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryingReader, RetryingStore
 from stoker._base.store_protocol import ObjectInfo, Store
+from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, object_key
 from stoker._maintenance.inspection import list_super_samples, open_super_sample

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryingStore
 from stoker._base.store_protocol import Store
+from stoker._base.task_group import for_each
 from stoker._pack.digest import DIGEST_KEY, digest_bytes, digested
 from stoker._pack.known import REMEMBERED_SECONDS
 from stoker._pack.log import Journal, list_records, read_record

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from stoker._base.bounded import InOrder
 from stoker._base.retry import RetryingStore
+from stoker._base.task_group import InOrder
 from stoker._format.manifest import object_key
 from stoker._format.supersample import Packed
 from stoker._pack.cutter import Cut

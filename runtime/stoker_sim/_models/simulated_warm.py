@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from stoker._base.bounded import for_each
 from stoker._base.retry import RetryingReader, RetryPolicy
 from stoker._base.store_protocol import Readable
-from stoker._base.task_group import task_group
+from stoker._base.task_group import for_each, task_group
 from stoker._base.tier import ObjectRef
 from stoker._cache.lru import Lru
 from stoker._cache.policy import Residents

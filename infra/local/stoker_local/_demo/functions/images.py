@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stoker._base.bounded import for_each
+from stoker._base.task_group import for_each
 from stoker._stores import open_store
 from stoker.errors import ConfigError
 from stoker_local._demo.digits import Digits
