@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from stoker._base.loop_thread import LoopThread
+from stoker._base.threads import LoopThread
 
 __all__ = ["OneAhead"]
 

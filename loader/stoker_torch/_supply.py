@@ -8,9 +8,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker._base.loop_thread import LoopThread
 from stoker._base.recorder import Recorder
 from stoker._base.retry import RetryingReader
+from stoker._base.threads import LoopThread
 from stoker._cache.keeping import Nearer
 from stoker._cache.tiers import made_tiers
 from stoker._cost.prices import Prices

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker._base.arguments import explain_arguments
-from stoker._base.loop_thread import LoopThread
 from stoker._base.operations import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
+from stoker._base.threads import LoopThread
 from stoker._cost.prices import Prices
 from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.samples import SampleReader

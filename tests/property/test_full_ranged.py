@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import stoker
-from stoker._base.loop_thread import LoopThread
+from stoker._base.threads import LoopThread
 from stoker._cost.prices import Prices
 from stoker._fetch.feed import Batch, Feed, FeedConfig
 from stoker._fetch.gather import RaggedValues

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker._base.loop_thread import LoopThread
+from stoker._base.threads import LoopThread
 from stoker._fetch.feed import Feed, FeedConfig
 from stoker._fetch.fetcher import FetchConfig
 from stoker._fetch.gather import gather

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from stoker._base.loop_thread import LoopThread
+from stoker._base.threads import LoopThread
 from stoker.errors import StokerError
 
 
@@ -170,7 +170,7 @@ def test_after_a_fork_both_sides_go_on() -> None:
 def test_an_interpreter_that_exits_without_close_says_nothing_and_does_not_hang() -> None:
     program = (
         "import asyncio\n"
-        "from stoker._base.loop_thread import LoopThread\n"
+        "from stoker._base.threads import LoopThread\n"
         "loop_thread = LoopThread()\n"
         "loop_thread.run(asyncio.sleep(0))\n"
         "loop_thread.call(asyncio.sleep(3600))\n"

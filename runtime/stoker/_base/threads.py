@@ -1,16 +1,232 @@
-"""Work in a thread that somebody awaits."""
+"""Threads: an event loop for callers that are not asynchronous themselves, and work that a coroutine awaits.
+
+A :class:`LoopThread` works beside an event loop in the calling thread (a notebook), in any number of instances, and
+across ``fork``: the child forgets the thread it never had, leaves the inherited loop untouched (closing it would
+disturb the poller that parent and child share), and starts its own at the next call.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
-__all__ = ["WithdrawableMemory", "in_thread", "in_thread_until_cancelled"]
+from stoker.errors import StokerError
+
+__all__ = ["LoopThread", "WithdrawableMemory", "in_thread", "in_thread_until_cancelled"]
 
 T = TypeVar("T")
+
+Last = Callable[[], Coroutine[Any, Any, object]]
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+    lasts: list[Last]
+    finalizer: weakref.finalize[..., Any]
+    is_closing: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_closing and self.finalizer.alive
+
+
+class LoopThread:
+    """Runs coroutines on a daemon thread that starts at the first call. Thread-safe.
+
+    While it is being closed it starts nothing, so that what was at work when it was closed cannot start it again.
+
+    Args:
+        name: of the thread.
+        last: awaited on the thread, behind everything else, before it ends, however it ends: to close what belongs to
+            its loop. Must not refer to the LoopThread, or to what owns it: these would never be garbage.
+    """
+
+    def __init__(self, name: str = "stoker-loop", *, last: Last | None = None) -> None:
+        self._name = name
+        self._last = last
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+        _instances.add(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started, in this process, and not closed."""
+        return self.life is not None
+
+    @property
+    def life(self) -> object | None:
+        """What tells one start of the thread from the next; None while it does not run, or is being closed."""
+        running = self._running
+        return running if running is not None and running.is_open else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is on the thread, where nothing that it does may be waited for."""
+        running = self._running
+        return running is not None and running.thread is threading.current_thread()
+
+    def start(self) -> object:
+        """Start the thread unless it runs, and return :attr:`life`.
+
+        Raises:
+            StokerError: the thread is being closed.
+        """
+        with self._lock:
+            return self._started()
+
+    def _started(self, life: object | None = None) -> _Running:
+        if self._running is None and life is None:
+            self._running = self._start()
+        if self._running is None or not self._running.is_open or life not in (None, self._running):
+            raise StokerError(f"the thread {self._name} was closed: what belonged to it does not start again")
+        return self._running
+
+    def call(self, coroutine: Coroutine[Any, Any, T], life: object | None = None) -> concurrent.futures.Future[T]:
+        """Start a coroutine on the thread; cancelling the future cancels it.
+
+        Args:
+            coroutine: what to run.
+            life: in which it must run; the thread is not started for it again.
+
+        Raises:
+            StokerError: the thread is being closed, or has another :attr:`life`.
+        """
+        try:
+            with self._lock:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._started(life).loop)
+        except StokerError:
+            coroutine.close()
+            raise
+
+    def call_soon(self, function: Callable[..., object], *args: object) -> None:
+        """Have the thread call a function and forget the result; does nothing when the thread is not running."""
+        with self._lock:
+            if self._running is not None:
+                self._running.loop.call_soon_threadsafe(function, *args)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], life: object | None = None) -> T:
+        """Run a coroutine on the thread and return its result; an interrupt (Ctrl-C) cancels it.
+
+        Raises:
+            RuntimeError: called on the thread itself, which would wait for itself.
+            StokerError: the thread was closed meanwhile; or as for :meth:`call`.
+        """
+        if self.is_current:
+            coroutine.close()
+            raise RuntimeError(f"LoopThread.run called on its own thread {self._name}; await the coroutine instead")
+        future = self.call(coroutine, life)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise StokerError(f"the thread {self._name} was closed before this had ended") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self, last: Last | None = None) -> None:
+        """Cancel what runs, wait for it to end, and end the thread. Idempotent; the next call starts a new one.
+
+        Args:
+            last: awaited on the thread, if it runs, behind everything else; its error is raised here.
+        """
+        with self._lock:
+            running = self._running
+            if running is None:
+                return
+            running.is_closing = True  # under the lock: what was called before it is called before the loop stops
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        if last is not None:
+            running.lasts.append(partial(_settle, ended, last))
+        try:
+            running.finalizer()
+            if not self.is_current:
+                running.thread.join()  # another thread may have been the first to close it
+        finally:
+            with self._lock:
+                if self._running is running:
+                    self._running = None
+        if ended.done():
+            ended.result()
+
+    def _start(self) -> _Running:
+        started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]
+        started = concurrent.futures.Future()
+        lasts = [] if self._last is None else [self._last]
+        thread = threading.Thread(target=_serve, args=(started, lasts), name=self._name, daemon=True)
+        thread.start()
+        loop, stop = started.result()
+        # Also runs when the LoopThread is garbage or the interpreter exits, while the thread can still be joined.
+        return _Running(thread, loop, lasts, weakref.finalize(self, _stop, thread, loop, stop))
+
+    def _forget(self) -> None:
+        """In a forked child: drop the parent's thread without touching it."""
+        self._lock = threading.Lock()  # the parent may have held it at the fork
+        if self._running is not None:
+            self._running.finalizer.detach()
+            _inherited.append((self._running, asyncio.all_tasks(self._running.loop)))
+            self._running = None
+
+
+_instances: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+_inherited: list[tuple[_Running, set[asyncio.Task[Any]]]] = []
+"""Kept for ever: collecting an inherited loop would close it, and with it watches that the parent needs; and collecting
+a task that waits there would run its clean-up, and complain."""
+
+
+def _serve(
+    started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]], lasts: list[Last]
+) -> None:
+    async def until_stopped() -> None:
+        stop = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), stop))
+        await stop.wait()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for last in lasts:
+            await last()
+
+    try:
+        with asyncio.Runner() as runner:  # on leaving, it cancels and awaits every task that is left
+            runner.run(until_stopped())
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)  # no loop could be made (out of files): for the caller to see
+
+
+async def _settle(ended: concurrent.futures.Future[None], last: Last) -> None:
+    try:
+        await last()
+    except Exception as error:  # noqa: BLE001 - a task boundary: raised again to whoever closes
+        ended.set_exception(error)
+    else:
+        ended.set_result(None)
+
+
+def _stop(thread: threading.Thread, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(stop.set)
+    if thread is not threading.current_thread():
+        thread.join()
+
+
+def _forget_all() -> None:
+    for instance in list(_instances):
+        instance._forget()  # noqa: SLF001 - this module's own class
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 async def in_thread(work: Callable[[threading.Event], T]) -> T:

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.fetch_record import Phase
-from stoker._base.loop_thread import LoopThread
 from stoker._base.recorder import Recorder
 from stoker._base.store_protocol import Readable
+from stoker._base.threads import LoopThread
 from stoker._cache.keeper import CacheStatistics
 from stoker._cache.keeping import Nearer
 from stoker._cache.tiers import follow

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.loop_thread import LoopThread
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted
 from stoker._base.store_protocol import Store
+from stoker._base.threads import LoopThread
 from stoker._cache.keeping import Nearer
 from stoker._fetch.feed import Batch, Feed, FeedConfig, FeedStatistics
 from stoker._fetch.fetcher import FetchStatistics

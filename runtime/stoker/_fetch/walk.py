@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.loop_thread import LoopThread
 from stoker._base.recorder import Recorder
+from stoker._base.threads import LoopThread
 from stoker._fetch.batch_source import Reading
 from stoker._fetch.gather import Columns, GatherRows, concatenate, gather
 from stoker._fetch.prefetcher import Item, Prefetcher

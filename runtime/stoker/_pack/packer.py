@@ -21,10 +21,10 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 from stoker._base.arguments import explain_arguments
-from stoker._base.loop_thread import LoopThread
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.store_protocol import Store
+from stoker._base.threads import LoopThread
 from stoker._format import versions
 from stoker._format.display import describe_columns, html_table
 from stoker._format.manifest import Manifest

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import stoker
-from stoker._base.loop_thread import LoopThread
+from stoker._base.threads import LoopThread
 from stoker_torch import Loader
 from stoker_torch._ahead import OneAhead, _prepare_in_executor
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker._base.loop_thread import LoopThread
 from stoker._base.store_protocol import Store
+from stoker._base.threads import LoopThread
 from stoker._fetch.feed import Batch, FeedConfig
 from stoker._fetch.materialized_feed import MaterializedFeed
 from stoker._format.versions import read_manifest
