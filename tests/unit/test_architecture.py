@@ -57,7 +57,6 @@ LAYERS = """
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts.split()}
 
 UPWARD = {
-    ("stoker._diagnostics.probe", "stoker_sim._models.bucket"),
     ("stoker.cli", "stoker_functions._shuffle_job.command"),
     ("stoker.cli", "stoker_sim._commands.allocate"),
     ("stoker.cli", "stoker_sim._commands.plan"),

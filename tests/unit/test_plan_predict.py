@@ -21,13 +21,13 @@ from stoker._base.sizes import parse_bytes
 from stoker._cache.spec import CacheSpec
 from stoker._cache.tiers import Sharers, made_tiers
 from stoker._cost.prices import Prices
-from stoker._diagnostics.latency import Constant, Late, LogNormal
+from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.feed import FeedConfig
 from stoker._fetch.schedule import NextBatch
 from stoker._order.order import OrderConfig
 from stoker.errors import BudgetError, ConfigError
-from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described
 from stoker_sim._planning.advice import Advice, Resources, Suggestion, advise
 from stoker_sim._planning.predict import Prediction, predict

@@ -9,10 +9,10 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.tier import ObjectRef
-from stoker._diagnostics.latency import Constant, Late, LogNormal
+from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker.errors import ConfigError, DeadlineError, ServerError
-from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described, size_of
 
 TAILS = {"none": (0.0, 0.0), "5% of 2 s": (0.05, 2.0), "1% of 10 s": (0.01, 10.0)}

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker._diagnostics.latency import Constant, Late
+from stoker._diagnostics.latency import BucketModel, Constant, Late
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker._trace.chrome import MOST_RANKS, RanksTrace
 from stoker._trace.recording import Recording, Told, read_trace
-from stoker_sim._models.bucket import BucketModel
 from stoker_sim._models.dataset import described
 from stoker_sim._scenarios.scenario import Scenario, simulate
 

@@ -11,9 +11,9 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._base.tier import ObjectRef
 from stoker._cost.prices import Prices
-from stoker._diagnostics.latency import Constant, Late
+from stoker._diagnostics.latency import BucketModel, Constant, Late
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.reclaim import Reclaim
 from stoker_sim._models.simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
 from stoker_sim._scenarios.scenario import Run, Scenario, simulate

@@ -1,4 +1,4 @@
-"""Distributions of durations: what a model draws a first byte's wait or a step's compute time from."""
+"""How a bucket answers: distributions to draw a first byte's wait or a step's compute time from, rates and refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Protocol
 
 from stoker.errors import ConfigError
 
-__all__ = ["LEAST_MEDIAN_SECONDS", "LONGEST_SECONDS", "Constant", "Late", "Latency", "LogNormal", "Recorded"]
+__all__ = [
+    "LEAST_MEDIAN_SECONDS",
+    "LONGEST_SECONDS",
+    "BucketModel",
+    "Constant",
+    "Late",
+    "Latency",
+    "LogNormal",
+    "Recorded",
+]
 
 LONGEST_SECONDS = 86400.0
 """Of a duration: what takes longer than a day is neither a first byte nor a step; rounding would lose the others."""
@@ -96,6 +105,40 @@ class Late:
     def draw(self, rng: random.Random) -> float:
         """Return one of them."""
         return self.usual.draw(rng) + (self.seconds if rng.random() < self.fraction else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketModel:
+    """How a bucket answers.
+
+    Attributes:
+        first_byte: from the request to the first byte.
+        connection_bytes_per_second: of one transfer at most.
+        total_bytes_per_second: of all transfers of all nodes together.
+        requests_per_second: answered at most; what comes faster waits in line,
+        longest_line_seconds: and is refused with 503 where it would have to wait longer than this.
+        burst: requests that are answered at once, after a pause.
+        error_fraction: of requests that end in a server's error, after the first byte's time.
+    """
+
+    first_byte: Latency = field(default_factory=lambda: LogNormal(0.02, 0.08))
+    connection_bytes_per_second: float = 90e6
+    total_bytes_per_second: float = math.inf
+    requests_per_second: float = math.inf
+    longest_line_seconds: float = math.inf
+    burst: int = 1
+    error_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("connection_bytes_per_second", "total_bytes_per_second", "requests_per_second"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
+        if not self.longest_line_seconds >= 0:
+            raise ConfigError(f"longest_line_seconds must be at least 0, not {self.longest_line_seconds}")
+        if self.burst < 1:
+            raise ConfigError(f"burst must be at least 1, not {self.burst}")
+        if not 0 <= self.error_fraction < 1:
+            raise ConfigError(f"error_fraction must be in [0, 1), not {self.error_fraction}")
 
 
 def _check(seconds: float, name: str) -> None:

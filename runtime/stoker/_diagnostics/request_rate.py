@@ -34,7 +34,7 @@ class SentRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """A limit on requests, as :class:`~stoker_sim._models.bucket.BucketModel` has it.
+    """A limit on requests, as :class:`~stoker._diagnostics.latency.BucketModel` has it.
 
     Attributes:
         requests_per_second: that are answered.

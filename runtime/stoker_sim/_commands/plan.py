@@ -14,7 +14,7 @@ from typing import Any, get_args
 from stoker._base.operations import Egress
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
-from stoker._diagnostics.latency import Constant
+from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._diagnostics.machine import look
 from stoker._diagnostics.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
 from stoker._fetch.feed import FeedConfig
@@ -26,7 +26,6 @@ from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_from, size, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import BucketModel
 from stoker_sim._planning.advice import Advice, Resources, Suggestion, advise
 from stoker_sim._planning.predict import EpochForecast, Prediction
 from stoker_sim._planning.workload import Workload

@@ -10,12 +10,11 @@ from statistics import fmean
 
 import numpy as np
 
-from stoker._diagnostics.latency import Constant, LogNormal
+from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._experiments.caching import CACHE_SHARES, PARTITIONED_HITS
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.bucket import BucketModel
 from stoker_sim._models.dataset import described
 from stoker_sim._models.hit_rates import hit_rates
 from stoker_sim._models.tier_model import TierModel

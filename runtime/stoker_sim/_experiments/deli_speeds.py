@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from stoker._diagnostics.latency import Constant
+from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._experiments.deli_workloads import SOURCE
 from stoker_sim._experiments.outcome import Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.bucket import BucketModel
 from stoker_sim._models.dataset import described
 from stoker_sim._scenarios.scenario import Scenario, simulate
 

@@ -16,13 +16,13 @@ from functools import partial
 from stoker._base.clock import run_virtual
 from stoker._base.operations import Operation
 from stoker._cost.prices import Prices
-from stoker._diagnostics.latency import Constant
+from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker_sim._experiments.deli_workloads import WORKLOADS
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._experiments.published import published
-from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described
 from stoker_sim._models.held import HeldView
 from stoker_sim._models.link import Shared

@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker._base.clock import run_virtual
 from stoker._base.store_protocol import Readable
-from stoker._diagnostics.latency import Late, LogNormal
+from stoker._diagnostics.latency import BucketModel, Late, LogNormal
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.feed import FeedConfig
 from stoker._fetch.schedule import NextBatch
@@ -25,7 +25,7 @@ from stoker._format.manifest import Manifest
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._experiments.published import published
-from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataloader import LoaderModel, train
 from stoker_sim._models.dataset import described, size_of
 from stoker_sim._models.disk import Disk, DiskModel, DiskView

@@ -7,11 +7,10 @@ import sys
 import time
 from dataclasses import dataclass
 
-from stoker._diagnostics.latency import Constant, LogNormal
+from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._experiments.outcome import Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.bucket import BucketModel
 from stoker_sim._models.dataset import described
 from stoker_sim._scenarios.scenario import Run, Scenario, simulate
 

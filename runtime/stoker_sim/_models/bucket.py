@@ -7,48 +7,13 @@ import math
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 
 from stoker._base.store_protocol import ObjectInfo
-from stoker._diagnostics.latency import Latency, LogNormal
-from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
+from stoker._diagnostics.latency import BucketModel
+from stoker.errors import NotFoundError, ServerError, ThrottledError
 from stoker_sim._models.link import SharedLink
 
-__all__ = ["BucketModel", "BucketView", "SimulatedBucket"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketModel:
-    """How a bucket answers.
-
-    Attributes:
-        first_byte: from the request to the first byte.
-        connection_bytes_per_second: of one transfer at most.
-        total_bytes_per_second: of all transfers of all nodes together.
-        requests_per_second: answered at most; what comes faster waits in line,
-        longest_line_seconds: and is refused with 503 where it would have to wait longer than this.
-        burst: requests that are answered at once, after a pause.
-        error_fraction: of requests that end in a server's error, after the first byte's time.
-    """
-
-    first_byte: Latency = field(default_factory=lambda: LogNormal(0.02, 0.08))
-    connection_bytes_per_second: float = 90e6
-    total_bytes_per_second: float = math.inf
-    requests_per_second: float = math.inf
-    longest_line_seconds: float = math.inf
-    burst: int = 1
-    error_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("connection_bytes_per_second", "total_bytes_per_second", "requests_per_second"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
-        if not self.longest_line_seconds >= 0:
-            raise ConfigError(f"longest_line_seconds must be at least 0, not {self.longest_line_seconds}")
-        if self.burst < 1:
-            raise ConfigError(f"burst must be at least 1, not {self.burst}")
-        if not 0 <= self.error_fraction < 1:
-            raise ConfigError(f"error_fraction must be in [0, 1), not {self.error_fraction}")
+__all__ = ["BucketView", "SimulatedBucket"]
 
 
 class SimulatedBucket:

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._diagnostics.latency import Recorded
+from stoker._diagnostics.latency import BucketModel, Recorded
 from stoker._trace.recording import Answer, Told
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import BucketModel
 
 __all__ = ["recorded_bucket", "recorded_latency"]
 

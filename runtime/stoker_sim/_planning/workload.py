@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker._base.sizes import counted
-from stoker._diagnostics.latency import LONGEST_SECONDS
+from stoker._diagnostics.latency import LONGEST_SECONDS, BucketModel
 from stoker._fetch.feed import FeedConfig
 from stoker._format.manifest import Manifest
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import BucketModel
 from stoker_sim._models.hit_rates import hit_rates
 
 __all__ = ["Cache", "Workload", "settled_hit_rate"]

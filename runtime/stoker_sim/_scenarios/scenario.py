@@ -19,12 +19,12 @@ from stoker._base.task_group import task_group
 from stoker._base.tier import Tier
 from stoker._cache.future import Future
 from stoker._cost.prices import Prices
-from stoker._diagnostics.latency import Constant, Latency
+from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.feed import FeedConfig
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order
 from stoker.errors import ConfigError, StoreError
-from stoker_sim._models.bucket import BucketModel, BucketView, SimulatedBucket
+from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import bodiless, size_of
 from stoker_sim._models.simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
 from stoker_sim._models.tier_model import TierModel

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from stoker._cache.policies import POLICIES
-from stoker._diagnostics.latency import LEAST_MEDIAN_SECONDS, LONGEST_SECONDS, Constant, Late, Latency, LogNormal
+from stoker._diagnostics.latency import (
+    LEAST_MEDIAN_SECONDS,
+    LONGEST_SECONDS,
+    BucketModel,
+    Constant,
+    Late,
+    Latency,
+    LogNormal,
+)
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.feed import FeedConfig
 from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
@@ -20,7 +28,6 @@ from stoker._order.order import MAX_LANES, OrderConfig
 from stoker._stores import open_store
 from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import BucketModel
 from stoker_sim._models.dataset import described
 from stoker_sim._models.reclaim import Reclaim
 from stoker_sim._models.recorded import read_durations
