@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._base.store_protocol import Store
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
@@ -36,6 +35,7 @@ from stoker._order.order import OrderConfig
 from stoker._order.partition import Partition
 from stoker._order.steps import Stretch
 from stoker._stores import open_store
+from stoker.abc import Store
 
 OBJECT_BYTES, OBJECTS, ROUNDS, AT_ONCE = 8 << 20, 48, 9, 4
 

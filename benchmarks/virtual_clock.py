@@ -17,12 +17,11 @@ from typing import Any
 
 from stoker._base.checksum import crc32c
 from stoker._base.clock import run_virtual
-from stoker._base.store_protocol import ObjectInfo
-from stoker._base.tier import ObjectRef
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.schedule import Continuous
 from stoker._memory.ring import Ring
+from stoker.abc import ObjectInfo, ObjectRef
 
 FETCHES = 2000
 ROUNDS = 7

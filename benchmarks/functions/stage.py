@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.functions.quiet import functions_cpu_seconds
-from stoker._base.store_protocol import ObjectInfo
 from stoker._cost.prices import GB_BYTES
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
+from stoker.abc import ObjectInfo
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
 from stoker_local._shape import Shape
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud

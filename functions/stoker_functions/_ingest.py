@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker._base.store_protocol import ObjectInfo
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.schema import Array, Schema
@@ -24,6 +23,7 @@ from stoker._sources.listing import Listing, is_wanted
 from stoker._sources.parts import Samples, grouped
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.location import check_key, parse_url
+from stoker.abc import ObjectInfo
 from stoker.errors import (
     ConfigError,
     DeadlineError,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote_plus
 
 from stoker._base.fields import Fields
-from stoker._base.store_protocol import ObjectInfo
+from stoker.abc import ObjectInfo
 from stoker.errors import EventError
 
 __all__ = ["Message", "Notified", "cloud_storage_object", "queue_messages"]

@@ -13,10 +13,7 @@ import numpy as np
 
 from stoker._base.arguments import explain_arguments
 from stoker._base.operations import Egress
-from stoker._base.recorder import Sink
 from stoker._base.sizes import parse_bytes
-from stoker._base.store_protocol import Readable
-from stoker._base.tier import Tier
 from stoker._cache.spec import CacheSpec
 from stoker._cache.tiers import Sharers
 from stoker._cost.spending import parse_dollars
@@ -26,6 +23,7 @@ from stoker._fetch.schedule import Continuous, Schedule
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
+from stoker.abc import Readable, Sink, Tier
 from stoker.errors import ConfigError
 from stoker_torch._context import asks_for_context
 

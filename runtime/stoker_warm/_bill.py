@@ -120,7 +120,7 @@ class CostMeter:
     def called(
         self, task: Task, *, billed_seconds: float, memory_bytes: int, vcpus: float, is_cold: bool | None
     ) -> None:
-        """A call was answered; the figures are those of its :class:`~stoker._fanout.executor.Answer`.
+        """A call was answered; the figures are those of its :class:`~stoker.abc.Answer`.
 
         Raises:
             ConfigError: a figure is not a number from 0: what a platform tells is not taken unseen.

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from stoker._fanout import Answer
+from stoker.abc import Answer
 from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError, WireError
 from stoker_warm._life import State
 from stoker_warm._settings import WarmConfig
@@ -17,7 +17,7 @@ from stoker_warm._wake import Report, Task, Wake
 __all__ = ["Billed", "Caller", "Invoke"]
 
 Invoke = Callable[[str, Mapping[str, Any]], Awaitable[Answer]]
-"""Calls a function by its name with an event and waits for its end; raises as :meth:`stoker._fanout.Executor.call`."""
+"""Calls a function by its name with an event and waits for its end; raises as :meth:`stoker.abc.Executor.call`."""
 
 Billed = Callable[[Answer | None, Task], None]
 """Is told what a call came to, and what it was for; None where no answer came."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from stoker._base.store_protocol import Readable
+from stoker.abc import Readable
 from stoker.errors import ConfigError
 from stoker_warm._code import require_codec
 from stoker_warm._handshake import Secret

@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from stoker._base.retry import RetryingReader
-from stoker._base.store_protocol import Readable
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import NameIndex
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
+from stoker.abc import ObjectRef, Readable
 
 __all__ = ["BucketOrigin", "Origin"]
 

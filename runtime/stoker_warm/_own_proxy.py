@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from stoker._cost.prices import FunctionPrices, Prices
-from stoker._fanout import Executor, open_executor
+from stoker._fanout import open_executor
+from stoker.abc import Executor
 from stoker.errors import ConfigError
 from stoker_warm._door import TcpDoor
 from stoker_warm._handshake import Secret

@@ -15,7 +15,7 @@ from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from stoker._base.task_group import task_group
-from stoker._fanout import Answer
+from stoker.abc import Answer
 from stoker.errors import StokerError
 from stoker_warm._bill import CostMeter
 from stoker_warm._calling import Invoke

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from stoker._base.checksum import crc32c
 from stoker._base.task_group import for_each, task_group
-from stoker._base.tier import ObjectRef
+from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, StokerError, StoreError, TransientError
 from stoker_warm._bill import CostMeter
 from stoker_warm._code import Code

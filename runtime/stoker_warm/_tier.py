@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of
+from stoker.abc import ObjectRef
 
 __all__ = ["Keeper", "WarmTier"]
 
@@ -31,7 +31,7 @@ class Keeper(Protocol):
 
 
 class WarmTier:
-    """A :class:`~stoker._base.tier.Tier` over a keeper. For a fetcher, which asks the store as well when it is late.
+    """A :class:`~stoker.abc.Tier` over a keeper. For a fetcher, which asks the store as well when it is late.
 
     Args:
         keeper: of the objects.

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._fanout import Executor, ExecutorOptions, open_executor
+from stoker._fanout import ExecutorOptions, open_executor
+from stoker.abc import Executor
 from stoker.errors import ConfigError
 from stoker_local._host import running
 from stoker_local.functions import FunctionSpec

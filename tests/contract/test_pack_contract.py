@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import Store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._maintenance import gc, plan_removal, rebuild_manifest, remove, verify
 from stoker._maintenance.compaction import compact
 from stoker._pack.catalog import BucketCatalog
 from stoker._stores import S3Options, open_store
+from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
 from stoker_local._config import BucketConfig
 from stoker_local._host import running_bucket

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import stoker
-from stoker._fanout import Answer
+from stoker.abc import Answer
 from stoker.cli import functions, main
 from stoker_local import BucketConfig, BucketSpec
 from stoker_local._host import running_bucket

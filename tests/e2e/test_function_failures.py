@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from stoker._base.store_protocol import ObjectInfo
 from stoker._format import versions
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
 from stoker._stores import S3Options, Store, open_store
+from stoker.abc import ObjectInfo
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
 from stoker_local.functions import (
     EventSource,

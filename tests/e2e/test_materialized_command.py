@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker._fanout import Answer
 from stoker._order.order import Order, OrderConfig
+from stoker.abc import Answer
 from stoker.cli import functions, main
 from stoker_torch import Loader
 from support.fanout import ScriptedExecutor

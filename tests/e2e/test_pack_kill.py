@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._maintenance import gc, verify
 from stoker._pack.log import list_records
+from stoker.abc import Store
 from support.killed_packing import MOMENTS, Death, Moment, PackTask, pack_and_die
 from support.packing import WatchedStore, fresh_store, numbered, pack, puts, stored
 from support.processes import ended, exit_code, running

@@ -12,7 +12,8 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryPolicy
-from stoker._fanout import Answer, Driver, FanoutConfig
+from stoker._fanout import Driver, FanoutConfig
+from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FanoutError, FunctionError, ThrottledError
 from support.fanout import ScriptedExecutor, answer, numbered
 

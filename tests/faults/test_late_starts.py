@@ -11,7 +11,6 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingReader
-from stoker._base.store_protocol import ObjectInfo
 from stoker._base.task_group import task_group
 from stoker._fetch.batch_source import ReadingParts
 from stoker._fetch.fetcher import FetchConfig, Fetcher
@@ -27,6 +26,7 @@ from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
 from stoker._order.partition import Partition
 from stoker._order.steps import Stretch
+from stoker.abc import ObjectInfo
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects
 

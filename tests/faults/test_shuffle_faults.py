@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.store_protocol import Buffer, ObjectInfo
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest, version_key
 from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import SuperSample
 from stoker._order.materialized_layout import EpochLayout
 from stoker._order.order import Order, OrderConfig
+from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     ConnectionLostError,
     NotFoundError,

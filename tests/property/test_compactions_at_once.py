@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import ObjectInfo
 from stoker._maintenance.compaction import Compacted, compact
 from stoker._maintenance.garbage import gc
 from stoker._pack.catalog import BucketCatalog
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit
 from stoker_functions._ingest import ingest_objects
 from support.deployments import Place, TardyStore, plenty

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.store_protocol import ObjectInfo
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo
 from stoker.errors import StokerError
 from stoker_functions._commit import commit
 from stoker_functions._compact import compact

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import Store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows
 from stoker._format.supersample import Packed
+from stoker.abc import Store
 from stoker.errors import ServerError, StoreError
 from support.packing import NO_WAIT, SCHEMA, WatchedStore, fresh_store
 

@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of
+from stoker.abc import ObjectRef
 from stoker.errors import LostShardsError
 from stoker_warm._code import Code, encode, restore
 from stoker_warm._shard import Shard, ShardId, verified

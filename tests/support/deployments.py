@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import SuperSample
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo, Store
 from stoker_functions._deadline import Deadline
 from stoker_functions._deployment import Deployment
 from stoker_functions._notifications import Notified

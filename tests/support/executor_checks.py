@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from stoker._fanout import Executor, ExecutorOptions, open_executor
+from stoker._fanout import ExecutorOptions, open_executor
+from stoker.abc import Executor
 from stoker.errors import ConfigError, FunctionError, ServerError, StokerError, ThrottledError, TransientError
 from support.tiny_functions import FUNCTIONS
 

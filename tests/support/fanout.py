@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from stoker._fanout import Answer, Task
+from stoker._fanout import Task
+from stoker.abc import Answer
 
 __all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered"]
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._base.store_protocol import ObjectInfo
-from stoker._base.tier import ObjectRef
 from stoker._stores.renewal import ExpiredCredentialsError, with_renewal
+from stoker.abc import ObjectInfo, ObjectRef
 from stoker.errors import (
     ConnectionLostError,
     NotFoundError,

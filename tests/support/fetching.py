@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from stoker._base.tier import Tier
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._memory.ring import Ring
+from stoker.abc import Tier
 from support.faulty_store import FaultyStore, Weather, pin
 
 SLOT_BYTES = 4 << 20

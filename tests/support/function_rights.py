@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stoker._base.store_protocol import Buffer, ObjectInfo, Store
+from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import NotFoundError, PermissionDeniedError
 from support.packing import WatchedStore
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeVar, get_args
 
-from stoker._base.store_protocol import Store
 from stoker._format.manifest import POINTER_KEY
+from stoker.abc import Store
 from support.packing import WatchedStore, numbered, pack
 from support.processes import die
 from support.stores import Place, run_with

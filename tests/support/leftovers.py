@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._pack.record import PackRecord
+from stoker.abc import Store
 from stoker.errors import StoreError
 from support.packing import DyingStore, WatchedStore, fresh_store, interrupted, numbered, pack, stored
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from stoker._base.store_protocol import Store
 from stoker._format.versions import read_manifest
 from stoker._order.materialized_layout import EpochLayout
 from stoker._stores import open_store
+from stoker.abc import Store
 from stoker_functions._shuffle_job.plan import EpochPlan
 from stoker_functions._shuffle_job.task import ShuffleTask, Way
 from stoker_functions._shuffle_job.work import perform

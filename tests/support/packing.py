@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import pytest
 
 from stoker._base.retry import RetryPolicy
-from stoker._base.store_protocol import Buffer, ObjectInfo, Store
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Array, Bytes, Schema
@@ -18,6 +17,7 @@ from stoker._format.supersample import SuperSample
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._stores import open_store
+from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ServerError, StoreError
 
 T = TypeVar("T")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker._base.tier import ObjectRef
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
@@ -17,6 +16,7 @@ from stoker._format.schema import Array, Schema
 from stoker._order.order import OrderConfig
 from stoker._order.partition import Partition
 from stoker._order.steps import Stretch
+from stoker.abc import ObjectRef
 from support.packed_objects import packed_objects
 
 COUNTS = [5 + row % 3 for row in range(20)]

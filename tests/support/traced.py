@@ -8,15 +8,14 @@ from collections.abc import Sequence
 
 from stoker._base.checksum import crc32c
 from stoker._base.clock import run_virtual
-from stoker._base.recorder import Recorder, Sink
-from stoker._base.store_protocol import Readable
+from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
-from stoker._base.tier import ObjectRef, Tier
 from stoker._diagnostics.latency import BucketModel
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._memory.ring import Ring
+from stoker.abc import ObjectRef, Readable, Sink, Tier
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from support.faulty_store import FaultyStore, Weather, pin
 

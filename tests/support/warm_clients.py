@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoker._base.checksum import crc32c
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of, size_of
 from stoker._cost.prices import Prices
-from stoker._fanout import Answer
+from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError
 from stoker_warm._client import ClientConfig, WarmClient
 from stoker_warm._connection import Connection

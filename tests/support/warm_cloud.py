@@ -17,9 +17,9 @@ import psutil
 
 import stoker_functions
 from stoker._base.checksum import crc32c
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of, size_of
-from stoker._fanout import Executor, ExecutorOptions, open_executor
+from stoker._fanout import ExecutorOptions, open_executor
+from stoker.abc import Executor, ObjectRef
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
 from stoker_warm._door import TcpDoor
 from stoker_warm._handshake import Secret

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import size_of
+from stoker.abc import ObjectRef
 from stoker.errors import StoreError
 
 __all__ = ["MemoryOrigin"]

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from stoker._base.checksum import crc32c
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of
-from stoker._fanout import Answer
+from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
 from stoker_warm._connection import Connection
 from stoker_warm._handshake import Secret

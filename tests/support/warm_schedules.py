@@ -15,10 +15,10 @@ from multiprocessing import get_context
 from typing import Any
 
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._memory.ring import Ring
+from stoker.abc import ObjectRef
 from stoker.errors import ServerError
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig

@@ -35,7 +35,7 @@ _OF_GCS = ("gcs", "gcs_access", "gcs_signing", "google_identity", "google_tokens
 ADAPTERS = {"stoker.images", *(f"stoker._stores.{name}" for name in (*_OF_S3, *_OF_GCS))}
 
 LAYERS = """
-    errors _version
+    abc errors _version
     _base
     _format
     _order
@@ -67,7 +67,7 @@ UPWARD = {
 """Imports that point up, each of which has to go."""
 
 PUBLIC = {
-    "stoker": ("errors", "images"),
+    "stoker": ("abc", "errors", "images"),
     "stoker_functions": ("aws", "gcp", "serve"),
     "stoker_local": ("functions",),
     "stoker_sim": (),
@@ -75,6 +75,9 @@ PUBLIC = {
     "stoker_warm": (),
 }
 """Packages, and which modules of theirs users may import. All others have an underscore, but for the command line."""
+
+CONTRACTS = "stoker.abc"
+"""The lowest module; the types of what plug-ins are given lie above it, so it names them for type checkers only."""
 
 PURE = ("_order", "_cost", "_trace")
 """Folders of decisions and data, where nothing awaits."""
@@ -93,9 +96,18 @@ def modules(package: str) -> dict[str, Path]:
 EVERY_MODULE = {name: file for package in SOURCES for name, file in modules(package).items()}
 
 
+def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes below one, but for what only type checkers read."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from at_run_time(node)
+
+
 def imported(name: str) -> Iterator[str]:
-    """Yield the modules of ours that a module imports, wherever in it."""
-    for node in ast.walk(ast.parse(EVERY_MODULE[name].read_text())):
+    """Yield the modules of ours that a module imports, wherever in it; of the contracts, those at run time."""
+    tree = ast.parse(EVERY_MODULE[name].read_text())
+    for node in at_run_time(tree) if name == CONTRACTS else ast.walk(tree):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

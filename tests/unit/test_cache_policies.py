@@ -13,8 +13,9 @@ import pytest
 from stoker._cache.fifo import Fifo
 from stoker._cache.lru import Lru
 from stoker._cache.next_use import NextUse
-from stoker._cache.policy import Policy, Residents
+from stoker._cache.policy import Residents
 from stoker._cache.uniform import Uniform
+from stoker.abc import Policy
 from stoker.errors import ConfigError
 from stoker_sim._models.replica_aware import ReplicaAware
 

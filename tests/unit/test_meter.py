@@ -10,10 +10,10 @@ import pytest
 
 from stoker._base.meter import Meter, Reading
 from stoker._base.operations import Operation
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker._stores import open_store
 from stoker._stores.metered import MeteredStore
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,

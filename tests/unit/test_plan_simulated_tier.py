@@ -9,13 +9,13 @@ from operator import attrgetter
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef, Tier
 from stoker._cache.lru import Lru
 from stoker._cache.policy import Residents
 from stoker._cache.uniform import Uniform
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig
+from stoker.abc import ObjectRef, Tier
 from stoker_sim._models.dataset import described
 from stoker_sim._models.simulated_tier import SimulatedTier
 from stoker_sim._scenarios.scenario import Scenario, simulate

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Late
+from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.reclaim import Reclaim

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stoker._base.retry import RetryingStore, holds
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import NotFoundError
 from support.memory import ROUNDS, Memory
 from support.packing import NO_WAIT, FlakyStore, WatchedStore, fresh_store, puts

@@ -10,8 +10,8 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import PACK_POLICY, RetryingStore, RetryPolicy
-from stoker._base.store_protocol import Store
 from stoker._pack.plan import PackConfig
+from stoker.abc import Store
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,

@@ -10,9 +10,9 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingReader, RetryingStore, RetryPolicy
-from stoker._base.store_protocol import Buffer, ObjectInfo, Store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
+from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PreconditionFailedError, ServerError, StoreError
 from support.packing import NO_WAIT, DyingStore, FlakyStore, WatchedStore, fresh_store, labels, numbered, pack, stored
 

@@ -10,7 +10,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from stoker._fanout import Answer, ExecutorOptions
+from stoker._fanout import ExecutorOptions
+from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError
 from stoker_functions._executors.ray_task import perform
 from stoker_functions._executors.runner import answer_of

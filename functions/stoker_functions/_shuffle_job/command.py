@@ -14,7 +14,7 @@ from stoker._base.operations import Operation, PriceKey
 from stoker._base.progress import Amount, Progress, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
-from stoker._fanout import Driver, Executor, FanoutConfig, Task
+from stoker._fanout import Driver, FanoutConfig, Task
 from stoker._fetch.head_memory import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest
@@ -23,6 +23,7 @@ from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
 from stoker._stores import open_store
 from stoker._stores.location import parse_url
 from stoker._stores.metered import MeteredStore, metered, price_key
+from stoker.abc import Executor
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
 from stoker.cli.functions import (

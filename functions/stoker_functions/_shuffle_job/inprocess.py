@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from stoker._base.store_protocol import Store
-from stoker._fanout import Answer
+from stoker.abc import Answer, Store
 from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_functions._shuffle_job.work import perform
 
@@ -16,7 +15,7 @@ __all__ = ["InProcess"]
 
 
 class InProcess:
-    """An :class:`~stoker._fanout.Executor` of the one function ``shuffle``.
+    """An :class:`~stoker.abc.Executor` of the one function ``shuffle``.
 
     Args:
         store: where the data set is; the caller closes it.

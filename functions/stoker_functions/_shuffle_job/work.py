@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.retry import RetryingReader
-from stoker._base.store_protocol import Readable, Store
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.group_plan import MOST_SAMPLES
@@ -28,6 +27,7 @@ from stoker._memory.budget import most_sample_bytes
 from stoker._memory.ring import Ring
 from stoker._order.materialized_layout import EpochLayout
 from stoker._stores.folder import FolderStore
+from stoker.abc import Readable, Store
 from stoker.errors import NotFoundError, PackError
 from stoker_functions._shuffle_job.memory import TaskMemory
 from stoker_functions._shuffle_job.reading import Samples, SampleSource, read_groups, read_whole

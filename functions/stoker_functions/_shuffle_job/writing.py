@@ -14,12 +14,12 @@ from itertools import accumulate
 from types import TracebackType
 
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import Store
 from stoker._base.task_group import InOrder
 from stoker._fetch.materialized_record import PartRecord
 from stoker._format.manifest import Manifest, Rows, object_key, pack_runs
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder
+from stoker.abc import Store
 from stoker.errors import ChecksumError, PackError
 from stoker_functions._shuffle_job.reading import Samples
 

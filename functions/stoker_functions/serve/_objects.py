@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
-from stoker._base.tier import ObjectRef
 from stoker._stores import ObjectInfo, Presigner
+from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, CredentialsError, ObjectChangedError
 from stoker_functions.serve._conditions import asked_range, is_unchanged
 from stoker_functions.serve._config import ServeConfig

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Protocol
 
 from stoker._base.fetch_record import FOLLOWED, Fetch, Phase, Span, merged
+from stoker.abc import Sink
 
-__all__ = ["Recorder", "Sink", "Wait", "explained"]
+__all__ = ["Recorder", "Wait", "explained"]
 
 
 def explained(fetch: Fetch | None, begin_seconds: float, end_seconds: float, offset_seconds: float = 0.0) -> list[Span]:
@@ -77,29 +77,6 @@ class Wait:
         (phase, key), seconds = next(iter(self.by_cause().items()))
         about = f" of {key}" if key else ""
         return f"batch {self.batch} (epoch {self.epoch}) waited {self.seconds:.3f} s: {seconds:.3f} s {phase}{about}"
-
-
-class Sink(Protocol):
-    """Is told of what happened, as it happens; from two threads, and must not block.
-
-    Times of fetches are the loop's; add ``offset_seconds`` for those of ``time.perf_counter``.
-    """
-
-    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
-        """An item is in the ring."""
-        ...
-
-    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """The consumer is done with an item, at a moment in loop time."""
-        ...
-
-    def waited(self, wait: Wait) -> None:
-        """A batch was yielded."""
-        ...
-
-    def flush(self) -> None:
-        """Nothing more comes for a while."""
-        ...
 
 
 class Recorder:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 from stoker._base.checksum import crc32c
-from stoker._base.store_protocol import Buffer, ObjectInfo, Readable, Store
+from stoker.abc import Buffer, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
     NotFoundError,

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoker._base.tier import Tier
 from stoker._cache.future import Future
 from stoker._cache.keeper import CacheStatistics
 from stoker._format.manifest import Manifest
+from stoker.abc import Tier
 
 __all__ = ["KeepingTier", "Nearer"]
 
 
 class KeepingTier(Tier, Protocol):
-    """A :class:`~stoker._base.tier.Tier` that decides by the order what to keep.
+    """A :class:`~stoker.abc.Tier` that decides by the order what to keep.
 
     It opens at the first :meth:`follow`.
     """

@@ -7,13 +7,13 @@ import mmap
 import os
 
 from stoker._base.sizes import format_bytes
-from stoker._base.tier import ObjectRef
 from stoker._cache.future import Future
 from stoker._cache.keeper import CacheStatistics, Keeper
 from stoker._cache.naming import name_of
 from stoker._format.manifest import Manifest
 from stoker._memory.first_touch import populate
 from stoker._memory.ring import ALIGNMENT_BYTES, Ring
+from stoker.abc import ObjectRef
 from stoker.errors import BudgetError
 
 __all__ = ["MemoryTier"]

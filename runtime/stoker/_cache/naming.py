@@ -8,8 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from stoker._base.tier import ObjectRef
 from stoker._format.manifest import Manifest
+from stoker.abc import ObjectRef
 
 __all__ = ["NameIndex", "is_name", "name_of", "size_of"]
 

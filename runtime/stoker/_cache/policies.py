@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from stoker._cache.fifo import Fifo
 from stoker._cache.lru import Lru
 from stoker._cache.next_use import NextUse
-from stoker._cache.policy import Policy
 from stoker._cache.uniform import Uniform
+from stoker.abc import Foresight, Policy
 from stoker.errors import ConfigError
 
-__all__ = ["POLICIES", "Foresight", "check_policy", "made_policy"]
+__all__ = ["POLICIES", "check_policy", "made_policy"]
 
 Key = TypeVar("Key", bound=Hashable)
-Asked = TypeVar("Asked", bound=Hashable, contravariant=True)
-
-
-class Foresight(Protocol[Asked]):
-    """Tells when a key is needed next; a :class:`~stoker._cache.future.Future` is one, of rows."""
-
-    @property
-    def present(self) -> int:
-        """The time that has passed."""
-        ...
-
-    def next_use(self, key: Asked, /) -> int:
-        """Return the time at which a key is needed next, behind the present."""
-        ...
-
 
 POLICIES: Mapping[str, Callable[[Foresight[Any]], Policy[Any]]] = {
     "next-use": lambda future: NextUse(future.next_use, lambda: future.present),

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from stoker.abc import Policy
 from stoker.errors import ConfigError
 
-__all__ = ["Policy", "Residents"]
+__all__ = ["Residents"]
 
 Key = TypeVar("Key", bound=Hashable)
-
-
-class Policy(Protocol[Key]):
-    """Decides who makes room. It knows which keys are there, by being told, and nothing of their sizes."""
-
-    def used(self, key: Key) -> None:
-        """A look-up found a resident."""
-        ...
-
-    def added(self, key: Key) -> None:
-        """A key became resident."""
-        ...
-
-    def removed(self, key: Key) -> None:
-        """A resident is none any more, whoever wanted that."""
-        ...
-
-    def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield residents that may go for a newcomer, the first to go first; ends where staying is worth more.
-
-        Nobody is added or removed while this is iterated over.
-        """
-        ...
 
 
 class Residents(Generic[Key]):

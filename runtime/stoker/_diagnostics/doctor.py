@@ -15,8 +15,6 @@ import numpy as np
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader, RetryPolicy
 from stoker._base.sizes import counted, format_bytes
-from stoker._base.store_protocol import Writable
-from stoker._base.tier import ObjectRef
 from stoker._diagnostics.findings import Finding, Level, machine_findings, package_findings
 from stoker._diagnostics.machine import Machine, look
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
@@ -26,6 +24,7 @@ from stoker._format.versions import newest_manifest, read_manifest
 from stoker._stores import Store, StoreOptions, open_store
 from stoker._stores.location import parse_url
 from stoker._stores.standing import Endpoint, Introduced
+from stoker.abc import ObjectRef, Writable
 from stoker.errors import (
     BucketNotFoundError,
     ChecksumError,

@@ -15,12 +15,11 @@ from itertools import chain, cycle, islice, pairwise
 from statistics import median
 
 from stoker._base.sizes import counted, format_bytes
-from stoker._base.store_protocol import Readable
 from stoker._base.task_group import task_group
-from stoker._base.tier import ObjectRef
 from stoker._diagnostics.latency import BucketModel, Recorded
 from stoker._diagnostics.request_rate import RateLimit, rate_limit_of
 from stoker._diagnostics.timed_read import TimedRead, TimedReader
+from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, DeadlineError
 
 __all__ = ["LEAST_PROBE_BYTES", "Probe", "ProbeLimits", "probe"]

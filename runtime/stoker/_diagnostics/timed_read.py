@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from stoker._base.store_protocol import Readable
-from stoker._base.tier import ObjectRef
 from stoker._diagnostics.request_rate import SentRequest
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.hedge import TransferTimes
+from stoker.abc import ObjectRef, Readable
 from stoker.errors import StoreError, ThrottledError, TransientError
 
 __all__ = ["TimedRead", "TimedReader"]

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from stoker._fanout.config import FanoutConfig, Task
 from stoker._fanout.driver import Driver
-from stoker._fanout.executor import (
-    Answer,
-    Executor,
-    ExecutorOptions,
-    error_of_function,
-    executor_names,
-    open_executor,
-)
+from stoker._fanout.executor import ExecutorOptions, error_of_function, executor_names, open_executor
 from stoker._fanout.report import Report
+from stoker.abc import Answer, Executor
 
 __all__ = [
     "Answer",

@@ -15,10 +15,10 @@ from typing import Any
 
 from stoker._base.retry import backoff_seconds
 from stoker._fanout.config import FanoutConfig, Task
-from stoker._fanout.executor import Answer
 from stoker._fanout.ramp import Ramp
 from stoker._fanout.report import Tally
 from stoker._fanout.stragglers import Stragglers
+from stoker.abc import Answer
 from stoker.errors import FunctionError, StokerError, ThrottledError, TransientError
 
 __all__ = ["Board", "Call"]

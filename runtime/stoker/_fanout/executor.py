@@ -5,36 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from types import TracebackType
-from typing import Any, Protocol
 
 from stoker import errors
 from stoker._stores.network import check_endpoint
+from stoker.abc import Executor
 from stoker.errors import ConfigError, FunctionError, MissingExtraError, StokerError, TransientError
 
-__all__ = ["Answer", "Executor", "ExecutorOptions", "Factory", "error_of_function", "executor_names", "open_executor"]
+__all__ = ["ExecutorOptions", "Factory", "error_of_function", "executor_names", "open_executor"]
 
 _GROUP = "stoker.executors"
 _MAX_MESSAGE = 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What became of a call that ended well.
-
-    Attributes:
-        result: the function's, a JSON object.
-        billed_seconds: that the platform charges for, initialisation included.
-        memory_bytes: that it charges for; 0 if it does not tell.
-        is_cold: whether an instance was started for the call; None if the platform does not tell.
-        vcpus: processors that are charged for apart from memory.
-    """
-
-    result: Mapping[str, Any]
-    billed_seconds: float
-    memory_bytes: int
-    is_cold: bool | None
-    vcpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,52 +54,6 @@ class ExecutorOptions:
                 raise ConfigError(f"{name} of an executor must be greater than zero, not {value!r}")
         if self.endpoint_url is not None and self.endpoint_url.startswith("http"):
             check_endpoint(self.endpoint_url, "endpoint_url")
-
-
-class Executor(Protocol):
-    """Runs functions, many at a time; used inside ``async with``, whose end leaves nothing of its own running.
-
-    Attributes:
-        name: the entry point's.
-        concurrency: calls at once that make sense, at most.
-        platform: whose prices hold, as :class:`stoker._cost.prices.Prices` calls it; None where nothing is charged.
-        sees_files: whether its functions have the files of this machine.
-        heeds: those of :class:`ExecutorOptions` that say where its functions are and as whom they are called; a
-            command refuses the others.
-    """
-
-    name: str
-    concurrency: int
-    platform: str | None
-    sees_files: bool
-    heeds: frozenset[str]
-
-    async def __aenter__(self) -> Executor:
-        """Make ready to call; nothing is started or connected to before."""
-        ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release connections and processes."""
-        ...
-
-    def vcpus(self, function: str) -> float:
-        """Return the processors that a call of a function is charged for apart from memory, before it is made."""
-        ...
-
-    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
-        """Run one function to its end, once: whoever calls tries again.
-
-        A call that is cancelled, or whose answer is lost, may have run: events must be safe to deliver twice.
-
-        Raises:
-            ThrottledError: too many run at once; this one has not.
-            TransientError: it was lost, or ran out of time.
-            FunctionError: the function ended with an error that would come again.
-            StokerError: anything else would meet every other call, too: no such function, no permission.
-        """
-        ...
 
 
 Factory = Callable[[ExecutorOptions], Executor]

@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stoker._base.store_protocol import Readable
 from stoker._fanout.config import Task
 from stoker._format import versions
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
@@ -19,7 +18,7 @@ from stoker._pack.log import list_records
 from stoker._pack.part import Part
 from stoker._pack.plan import check_can_append, check_can_create
 from stoker._sources.parts import split
-from stoker._sources.protocol import Source
+from stoker.abc import Readable, Source
 from stoker.errors import ConfigError
 
 __all__ = ["JobConfig", "PackJob", "plan_job"]

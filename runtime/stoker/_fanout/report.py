@@ -10,7 +10,7 @@ from typing import Any
 from stoker._base.operations import Operation
 from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
-from stoker._fanout.executor import Answer
+from stoker.abc import Answer
 from stoker.errors import ConfigError
 
 __all__ = ["Report", "Tally"]

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
-from stoker._base.store_protocol import Readable
 from stoker._base.threads import LoopThread
 from stoker._cache.keeper import CacheStatistics
 from stoker._cache.keeping import Nearer
@@ -44,6 +43,7 @@ from stoker._order.lane_share import LaneShare
 from stoker._order.order import OrderConfig
 from stoker._order.partition import Dealing, Partition
 from stoker._order.steps import Stretch
+from stoker.abc import Readable
 from stoker.errors import BudgetError, ConfigError, StokerError
 
 __all__ = ["Batch", "BatchSource", "Feed", "FeedConfig", "FeedStatistics"]

@@ -10,14 +10,13 @@ from itertools import count, pairwise
 
 from stoker._base.checksum import crc32c
 from stoker._base.fetch_record import Phase, spoilt, strand
-from stoker._base.store_protocol import Readable
 from stoker._base.task_group import task_group
-from stoker._base.tier import ObjectRef, Tier
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.race import Found, TierChain
 from stoker._fetch.range_reader import Pursuit, RangePart, RangeReader
 from stoker._fetch.statistics import FetchStatistics, FetchTally
 from stoker._memory.ring import Ring, RingStateError
+from stoker.abc import ObjectRef, Readable, Tier
 from stoker.errors import (
     BucketNotFoundError,
     BudgetError,

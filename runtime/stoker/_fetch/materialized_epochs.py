@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import Store
 from stoker._base.task_group import for_each
 from stoker._fetch.materialized_record import RECORD_FOLDER, PartRecord, stored_manifest
 from stoker._format import versions
 from stoker._format.manifest import Manifest, Rows, version_key
 from stoker._order.materialized_layout import EpochLayout
 from stoker._stores.folder import FolderStore
+from stoker.abc import Store
 from stoker.errors import (
     ChecksumError,
     FormatError,

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import Store
 from stoker._base.threads import LoopThread
 from stoker._cache.keeping import Nearer
 from stoker._fetch.feed import Batch, Feed, FeedConfig, FeedStatistics
@@ -34,6 +33,7 @@ from stoker._memory.ring import anonymous_memory
 from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
 from stoker._order.partition import Dealing
 from stoker._stores.folder import FolderStore
+from stoker.abc import Store
 from stoker.errors import (
     BudgetError,
     ChecksumError,

@@ -7,8 +7,8 @@ the same task at the same time.
 from __future__ import annotations
 
 from stoker._base.retry import RetryingReader, RetryingStore
-from stoker._base.store_protocol import ObjectInfo, Readable, Store
 from stoker._format.manifest import Manifest
+from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError
 
 __all__ = ["RECORD_FOLDER", "PartRecord", "stored_manifest"]

@@ -15,12 +15,12 @@ from contextlib import ExitStack
 
 from stoker._base.fetch_record import Phase, note_tier, strand
 from stoker._base.task_group import task_group
-from stoker._base.tier import ObjectRef, Tier
 from stoker._fetch.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.hedge import TransferTimes
 from stoker._fetch.range_reader import LOOK_SECONDS, TIMER_SECONDS, RangeReader
 from stoker._fetch.statistics import FetchTally
+from stoker.abc import ObjectRef, Tier
 from stoker.errors import ChecksumError, StokerError, StoreError
 
 __all__ = ["LATE_SECONDS", "Found", "TierChain"]

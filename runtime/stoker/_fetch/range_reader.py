@@ -17,9 +17,7 @@ from itertools import count
 
 from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
-from stoker._base.store_protocol import Readable
 from stoker._base.task_group import task_group
-from stoker._base.tier import ObjectRef
 from stoker._fetch.aimd import Aimd
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.gate import Gate
@@ -27,6 +25,7 @@ from stoker._fetch.hedge import START_HEDGES, HedgeBudget, TransferTimes
 from stoker._fetch.rate_limit import RateLimit
 from stoker._fetch.statistics import FetchStatistics, FetchTally
 from stoker._memory.ring import Ring
+from stoker.abc import ObjectRef, Readable
 from stoker.errors import (
     DeadlineError,
     FetchError,

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.store_protocol import Readable
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker._fetch.forecast import mean_row_bytes
@@ -31,6 +30,7 @@ from stoker._format.supersample import Head, is_small
 from stoker._memory.byte_budget import ByteBudget
 from stoker._memory.ring import Ring
 from stoker._memory.sample_memory import SampleMemory
+from stoker.abc import Readable
 
 __all__ = ["SampleReader"]
 

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
-from stoker._base.tier import ObjectRef
 from stoker._format import tensorfile
 from stoker._format.dtypes import DTYPES, DType
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
+from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError, SchemaError
 
 __all__ = ["MAX_VERSION", "POINTER_KEY", "Manifest", "PackRun", "Rows", "object_key", "pack_runs", "version_key"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from stoker._base.retry import RetryingReader, RetryingStore
-from stoker._base.store_protocol import ObjectInfo, Readable, Store
 from stoker._base.task_group import for_each
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
+from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
     BucketNotFoundError,
     ChecksumError,

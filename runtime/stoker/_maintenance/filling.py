@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stoker._base.store_protocol import Readable
 from stoker._base.task_group import for_each
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
@@ -19,6 +18,7 @@ from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
 from stoker._order.partition import Partition
 from stoker._order.steps import Steps, Stretch
+from stoker.abc import Readable
 from stoker.errors import ConfigError, StokerError
 
 __all__ = ["CacheFilling", "epoch_stretch", "fill_cache", "rows_that_fit"]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import Manifest, version_key
@@ -18,6 +17,7 @@ from stoker._maintenance.restoration import restored
 from stoker._pack.log import Logged, list_records
 from stoker._pack.part import provisional_dataset
 from stoker._pack.record import PackRecord
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, FormatError, NotFoundError, PackError
 
 __all__ = ["GarbageReport", "Unfinished", "gc"]

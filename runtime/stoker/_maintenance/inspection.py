@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
-from stoker._base.store_protocol import ObjectInfo, Readable
 from stoker._base.task_group import for_each
-from stoker._base.tier import ObjectRef
 from stoker._format import tensorfile
 from stoker._format.manifest import Manifest, object_key
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES, Origin, SuperSample
+from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
     BucketNotFoundError,
     ChecksumError,

@@ -17,7 +17,6 @@ from operator import itemgetter
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import ObjectInfo, Readable, Store
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import MAX_VERSION, Manifest, Rows, object_key, pack_runs
@@ -26,6 +25,7 @@ from stoker._format.supersample import Head, Packed
 from stoker._maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
 from stoker._pack.log import list_records
 from stoker._pack.record import PackRecord
+from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
     ChecksumError,
     FormatError,

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from stoker._base.retry import RetryingReader, RetryingStore
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, object_key
@@ -17,6 +16,7 @@ from stoker._order.materialized_layout import EPOCHS_FOLDER
 from stoker._pack.digest import DIGEST_KEY
 from stoker._pack.log import list_records
 from stoker._pack.record import is_record_key
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError
 
 __all__ = ["Removal", "plan_removal", "remove"]

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from stoker._base.checksum import crc32c, crc32c_combined
 from stoker._base.retry import RetryingReader
-from stoker._base.store_protocol import ObjectInfo, Readable
 from stoker._base.task_group import for_each
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.supersample import Head, Origin, Packed
 from stoker._pack.record import PackRecord
+from stoker.abc import ObjectInfo, Readable
 from stoker.errors import FormatError
 
 __all__ = ["restored"]

@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import Store
 from stoker._base.task_group import for_each
 from stoker._pack.digest import DIGEST_KEY, digest_bytes, digested
 from stoker._pack.known import REMEMBERED_SECONDS
 from stoker._pack.log import Journal, list_records, read_record
 from stoker._pack.record import PackRecord, no_sources, record_key
+from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError, StoreError
 
 __all__ = ["BucketCatalog", "Catalog", "RunJournal"]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker._base.retry import RetryingReader, RetryingStore
-from stoker._base.store_protocol import ObjectInfo, Readable, Store
 from stoker._base.task_group import for_each
 from stoker._pack.record import PackRecord, is_record_key, record_key
+from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
     ChecksumError,
     FormatError,

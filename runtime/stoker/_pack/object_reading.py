@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from stoker._base.store_protocol import ObjectInfo, Readable
+from stoker.abc import ObjectInfo, Readable
 from stoker.errors import TruncatedError
 
 __all__ = [

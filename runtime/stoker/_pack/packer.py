@@ -23,7 +23,6 @@ from typing import Literal, NamedTuple
 from stoker._base.arguments import explain_arguments
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import counted, format_bytes
-from stoker._base.store_protocol import Store
 from stoker._base.threads import LoopThread
 from stoker._format import versions
 from stoker._format.display import describe_columns, html_table
@@ -37,6 +36,7 @@ from stoker._pack.run import PackRunner, RunConfig
 from stoker._pack.uploads import PackProgress, Uploads
 from stoker._stores import open_store
 from stoker._stores.options import StoreOptions
+from stoker.abc import Store
 from stoker.errors import ConfigError, PackError, StoreError
 
 _log = logging.getLogger("stoker")

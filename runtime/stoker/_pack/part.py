@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.fields import Fields, shown
-from stoker._base.store_protocol import ObjectInfo
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.record import SOURCE_BYTES, PackRecord, no_sources
 from stoker._stores.location import check_key
+from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, EventError, FormatError, SchemaError
 
 __all__ = ["PART_KINDS", "KeySlice", "Part", "provisional_dataset", "source_hashes"]

@@ -11,7 +11,6 @@ from typing import Literal
 
 from stoker._base.retry import PACK_POLICY, RetryingReader, RetryPolicy
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import Readable
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Schema
@@ -19,6 +18,7 @@ from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.difference import schema_difference
 from stoker._pack.log import list_records
 from stoker._pack.record import PackRecord, record_key, run_id, run_prefix
+from stoker.abc import Readable
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError
 
 __all__ = [

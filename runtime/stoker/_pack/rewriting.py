@@ -7,14 +7,13 @@ from contextlib import aclosing
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import Readable
-from stoker._base.tier import ObjectRef
 from stoker._format.supersample import SuperSample
 from stoker._pack.catalog import RunJournal
 from stoker._pack.object_reading import in_order
 from stoker._pack.record import PackRecord
 from stoker._pack.run import PackRunner, RunConfig
 from stoker._pack.uploads import Uploads
+from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError
 
 __all__ = ["pack_again"]

@@ -6,16 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import Store
 from stoker._format.manifest import POINTER_KEY
 from stoker._sources.arrays import open_npy
 from stoker._sources.containers import find_containers, named_like, remedy_for
 from stoker._sources.folders import is_image, open_files, open_image_folder
 from stoker._sources.listing import ARCHIVES, Listing, list_source
-from stoker._sources.protocol import Sample, Source
 from stoker._sources.webdataset import open_webdataset
 from stoker._sources.zipped import open_npz
 from stoker._stores.options import StoreOptions
+from stoker.abc import Sample, Source, Store
 from stoker.errors import ConfigError
 
 __all__ = ["KINDS", "Sample", "Source", "detect_kind", "open_source"]

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._base.store_protocol import ObjectInfo, Readable
 from stoker._format.dtypes import dtype_of
 from stoker._format.schema import Array, Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.object_reading import MAX_AHEAD_BYTES, MAX_READS, in_order, read, spans
 from stoker._sources.listing import Listing, fingerprint_of
-from stoker._sources.protocol import Sample
+from stoker.abc import ObjectInfo, Readable, Sample
 from stoker.errors import PackError, SchemaError
 
 __all__ = [

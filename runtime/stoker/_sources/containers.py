@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterable
 
 from stoker._base.checksum import crc32c
-from stoker._base.store_protocol import ObjectInfo, Readable
 from stoker._base.task_group import for_each
 from stoker._pack.object_reading import read
+from stoker.abc import ObjectInfo, Readable
 
 __all__ = ["BEGINNING_BYTES", "begins_like", "find_containers", "named_like", "remedy_for"]
 

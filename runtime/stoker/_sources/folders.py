@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import ObjectInfo
 from stoker._format.schema import Array, Bytes, Schema, Text
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.object_reading import in_order, read
 from stoker._sources.listing import Listing, fingerprint_of
-from stoker._sources.protocol import Sample
+from stoker.abc import ObjectInfo, Sample
 from stoker.errors import ConfigError, PackError
 
 __all__ = [

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import ObjectInfo
+from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, PackError
 
 __all__ = ["check_links", "without_links_out"]

@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._format.schema import Schema
 from stoker._sources.containers import named_like, remedy_for
 from stoker._sources.links import check_links, without_links_out
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
 from stoker._stores.options import StoreOptions
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, NotFoundError, PackError
 
 __all__ = ["ARCHIVES", "Listing", "fingerprint_of", "is_wanted", "list_source", "listed_between"]

@@ -9,16 +9,15 @@ from operator import attrgetter
 from typing import TypeVar
 
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import ObjectInfo
 from stoker._format.schema import Schema
 from stoker._pack.difference import schema_difference
 from stoker._pack.part import KeySlice, Part
 from stoker._sources.arrays import open_npy
 from stoker._sources.folders import FolderSource, belongs
 from stoker._sources.listing import Listing, fingerprint_of, listed_between
-from stoker._sources.protocol import Sample, Source
 from stoker._sources.webdataset import open_webdataset
 from stoker._sources.zipped import open_npz
+from stoker.abc import ObjectInfo, Sample, Source
 from stoker.errors import PackError, SchemaError
 
 __all__ = ["Samples", "grouped", "open_part", "split"]

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 from stoker._base.sizes import counted
-from stoker._base.store_protocol import ObjectInfo
 from stoker._base.task_group import for_each
 from stoker._format.schema import Array, Bytes, Column, Schema, Text
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.object_reading import MAX_READS, PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, read
 from stoker._sources.listing import Listing, fingerprint_of
-from stoker._sources.protocol import Sample
 from stoker._sources.tar import BLOCK_BYTES, Member, members
+from stoker.abc import ObjectInfo, Sample
 from stoker.errors import PackError, SchemaError
 
 __all__ = ["WebDataset", "open_webdataset"]

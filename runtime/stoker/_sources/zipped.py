@@ -15,7 +15,6 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from stoker._base.store_protocol import ObjectInfo, Readable
 from stoker._format.schema import MAX_COLUMNS
 from stoker._pack.object_reading import MAX_AHEAD_BYTES, MAX_READS, PEEK_SPAN_BYTES, ByteStream, read
 from stoker._sources.arrays import (
@@ -29,6 +28,7 @@ from stoker._sources.arrays import (
     read_header,
 )
 from stoker._sources.listing import Listing
+from stoker.abc import ObjectInfo, Readable
 from stoker.errors import PackError
 
 __all__ = ["open_npz"]

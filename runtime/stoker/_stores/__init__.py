@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
-from stoker._base.store_protocol import Buffer, ObjectInfo, Presigner, Readable, Store, Writable
 from stoker._stores.location import parse_url
 from stoker._stores.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
+from stoker.abc import Buffer, ObjectInfo, Presigner, Readable, Store, Writable
 from stoker.errors import ConfigError, MissingExtraError
 
 __all__ = [

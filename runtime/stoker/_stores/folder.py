@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from stoker._base.store_protocol import Buffer, ObjectInfo, Store
+from stoker.abc import Buffer, ObjectInfo, Store
 
 __all__ = ["FolderStore"]
 

@@ -12,7 +12,6 @@ from urllib.parse import quote, urlencode
 import aiohttp
 
 from stoker._base.operations import PriceKey
-from stoker._base.store_protocol import Buffer, ObjectInfo
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.gcs_access import GcsAccess
@@ -23,6 +22,7 @@ from stoker._stores.options import GcsOptions
 from stoker._stores.per_loop import PerLoop
 from stoker._stores.renewal import ExpiredCredentialsError, with_renewal
 from stoker._stores.standing import Endpoint, Identity
+from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
     NotFoundError,

@@ -11,7 +11,6 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
-from stoker._base.store_protocol import Buffer, ObjectInfo
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.http import Destination, Reply
@@ -22,6 +21,7 @@ from stoker._stores.location import Location, check_conditions, check_empty_rang
 from stoker._stores.options import ServedOptions
 from stoker._stores.per_loop import PerLoop
 from stoker._stores.standing import Endpoint, Identity
+from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
     ChecksumError,

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import accumulate
 
-from stoker._base.store_protocol import ObjectInfo
 from stoker._format.manifest import Manifest, version_key
+from stoker.abc import ObjectInfo
 
 __all__ = ["RowIndex", "super_samples", "version_of"]
 

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from stoker._base.store_protocol import Buffer, ObjectInfo
 from stoker._base.threads import in_thread
 from stoker._stores.local_listing import Found, walk
 from stoker._stores.local_writing import is_partial, locked, partial_file, sweep
 from stoker._stores.location import Location, check_conditions, check_key, check_range, check_text
+from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-from stoker._base.store_protocol import Buffer
+from stoker.abc import Buffer
 
 __all__ = ["is_partial", "locked", "partial_file", "sweep"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from stoker._base.store_protocol import ObjectInfo
 from stoker._stores.network import check_endpoint, is_this_machine
+from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
 
 __all__ = [

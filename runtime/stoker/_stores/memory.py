@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from stoker._base.store_protocol import Buffer, ObjectInfo
 from stoker._stores.location import Location, check_conditions, check_range
+from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
     NotFoundError,

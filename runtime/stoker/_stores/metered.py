@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from stoker._base.meter import Meter
 from stoker._base.operations import Egress, Operation, PriceKey
-from stoker._base.store_protocol import Buffer, ObjectInfo, Readable, Store
+from stoker.abc import Buffer, ObjectInfo, Readable, Store
 
 __all__ = ["MeteredStore", "Priced", "metered", "price_key"]
 

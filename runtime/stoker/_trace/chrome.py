@@ -18,8 +18,9 @@ from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 
 from stoker._base.fetch_record import Fetch, Request
-from stoker._base.recorder import Sink, Wait
+from stoker._base.recorder import Wait
 from stoker._trace.event_file import EventFile
+from stoker.abc import Sink
 
 __all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "ProcessTrace", "RanksTrace"]
 
@@ -30,7 +31,7 @@ MOST_RANKS = 16
 
 
 class ProcessTrace:
-    """A :class:`~stoker._base.recorder.Sink` that writes the rows of one process into a file, which it leaves open.
+    """A :class:`~stoker.abc.Sink` that writes the rows of one process into a file, which it leaves open.
 
     Thread-safe, and silent in a forked child.
 

@@ -9,9 +9,9 @@ from typing import Any
 from stoker._base.meter import Reading
 from stoker._base.operations import Operation
 from stoker._base.sizes import counted, format_dollars
-from stoker._base.store_protocol import Store
 from stoker._cost.prices import Prices
 from stoker._stores.metered import MeteredStore, metered
+from stoker.abc import Store
 from stoker.errors import ConfigError
 
 __all__ = ["RequestBill"]

@@ -6,8 +6,9 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stoker._fanout import Executor, ExecutorOptions, open_executor
+from stoker._fanout import ExecutorOptions, open_executor
 from stoker._stores.location import Location, parse_url
+from stoker.abc import Executor
 from stoker.cli.flags import positive
 from stoker.errors import ConfigError
 

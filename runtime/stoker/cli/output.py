@@ -13,7 +13,7 @@ from stoker._base.sizes import counted
 from stoker._format.display import describe_type
 from stoker._format.schema import Array, Bytes, Column, Text
 from stoker._maintenance import BadObject
-from stoker._sources.protocol import Sample, Source
+from stoker.abc import Sample, Source
 
 __all__ = ["bad_object", "counted", "describe", "json_text", "preview", "printable", "sample_lines", "table"]
 

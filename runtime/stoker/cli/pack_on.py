@@ -10,10 +10,10 @@ from contextlib import aclosing
 from stoker._base.progress import Amount, Progress
 from stoker._fanout import Driver, FanoutConfig
 from stoker._fanout.job import JobConfig, plan_job
-from stoker._sources.protocol import Source
 from stoker._sources.webdataset import WebDataset
 from stoker._stores import Store
 from stoker._stores.location import Location, parse_url
+from stoker.abc import Source
 from stoker.cli.flags import size
 from stoker.cli.functions import (
     add_function_options,

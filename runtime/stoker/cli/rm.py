@@ -10,10 +10,10 @@ from pathlib import Path
 
 from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
-from stoker._base.store_protocol import ObjectInfo
 from stoker._maintenance import Removal, plan_removal, remove
 from stoker._stores import Store
 from stoker._stores.location import parse_url
+from stoker.abc import ObjectInfo
 from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened

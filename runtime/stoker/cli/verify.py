@@ -8,11 +8,11 @@ from argparse import ArgumentParser, Namespace
 
 from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
-from stoker._base.tier import ObjectRef
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._maintenance import BadObject, verify
 from stoker._stores import Store
+from stoker.abc import ObjectRef
 from stoker.cli.bill import RequestBill
 from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, positive

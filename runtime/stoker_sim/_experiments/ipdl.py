@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker._base.clock import run_virtual
-from stoker._base.store_protocol import Readable
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.feed import FeedConfig
 from stoker._fetch.schedule import NextBatch
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order, OrderConfig
+from stoker.abc import Readable
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._experiments.published import published
 from stoker_sim._models.bucket import BucketView, SimulatedBucket

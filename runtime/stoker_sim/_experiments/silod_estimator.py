@@ -9,12 +9,12 @@ from itertools import product
 from statistics import median
 
 from stoker._base.sizes import counted
-from stoker._base.tier import ObjectRef
 from stoker._cache.policy import Residents
 from stoker._cache.uniform import Uniform
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig
+from stoker.abc import ObjectRef
 from stoker_sim._allocation.allocation import Job, Share
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._models.dataset import described

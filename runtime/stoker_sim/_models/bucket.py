@@ -8,8 +8,8 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
-from stoker._base.store_protocol import ObjectInfo
 from stoker._diagnostics.latency import BucketModel
+from stoker.abc import ObjectInfo
 from stoker.errors import NotFoundError, ServerError, ThrottledError
 from stoker_sim._models.link import SharedLink
 
@@ -48,7 +48,7 @@ class SimulatedBucket:
 
 
 class BucketView:
-    """A bucket as one machine sees it: a :class:`~stoker._base.store_protocol.Readable` that moves no bytes.
+    """A bucket as one machine sees it: a :class:`~stoker.abc.Readable` that moves no bytes.
 
     Args:
         bucket: what it shares with other machines.

@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from stoker._base.store_protocol import ObjectInfo
+from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, NotFoundError
 
 __all__ = ["Disk", "DiskModel", "DiskView"]
@@ -110,7 +110,7 @@ class Disk:
 
 
 class DiskView:
-    """A disk's files as objects: a :class:`~stoker._base.store_protocol.Readable` that moves no bytes.
+    """A disk's files as objects: a :class:`~stoker.abc.Readable` that moves no bytes.
 
     Args:
         disk: where they are.

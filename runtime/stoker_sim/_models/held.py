@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from stoker._base.store_protocol import ObjectInfo
+from stoker.abc import ObjectInfo
 from stoker_sim._models.bucket import BucketView
 
 __all__ = ["HeldView"]
 
 
 class HeldView:
-    """A :class:`~stoker._base.store_protocol.Readable` that takes a view's time and has these objects.
+    """A :class:`~stoker.abc.Readable` that takes a view's time and has these objects.
 
     Args:
         view: of a bucket whose ``size_of`` knows them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from stoker._base.store_protocol import ObjectInfo, Readable
+from stoker.abc import ObjectInfo, Readable
 from stoker.errors import ConfigError
 from stoker_sim._models.link import Shared
 
@@ -33,7 +33,7 @@ class Processors:
 
 
 class DecodingView:
-    """Another :class:`~stoker._base.store_protocol.Readable`, each of whose ranges is decoded once it is there.
+    """Another :class:`~stoker.abc.Readable`, each of whose ranges is decoded once it is there.
 
     Args:
         wrapped: what is read.

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from stoker._base.tier import ObjectRef
 from stoker._cache.policy import Residents
 from stoker._diagnostics.latency import Constant, Latency
+from stoker.abc import ObjectRef
 from stoker_sim._models.link import SharedLink
 
 __all__ = ["SimulatedTier"]
@@ -19,7 +19,7 @@ _NVME = Constant(0.0001)
 
 
 class SimulatedTier(Generic[Key]):
-    """A :class:`~stoker._base.tier.Tier` on one virtual-clock loop. Nodes that are given the same one share it.
+    """A :class:`~stoker.abc.Tier` on one virtual-clock loop. Nodes that are given the same one share it.
 
     What is offered is resident at once and costs the device nothing: a tier writes behind its readers' backs.
 

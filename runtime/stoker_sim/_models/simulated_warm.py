@@ -18,13 +18,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from stoker._base.retry import RetryingReader, RetryPolicy
-from stoker._base.store_protocol import Readable
 from stoker._base.task_group import for_each, task_group
-from stoker._base.tier import ObjectRef
 from stoker._cache.lru import Lru
 from stoker._cache.policy import Residents
 from stoker._cost.prices import FunctionPrices
 from stoker._diagnostics.latency import Latency, LogNormal
+from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StoreError
 from stoker_sim._models.link import SharedLink
 from stoker_sim._models.reclaim import Reclaim, strikes

@@ -9,10 +9,10 @@ from functools import reduce
 from statistics import median
 
 from stoker._base.operations import Egress, Operation
-from stoker._base.tier import ObjectRef
 from stoker._cost.prices import StorePrices
 from stoker._diagnostics.latency import Constant
 from stoker._memory.budget import plan_slots
+from stoker.abc import ObjectRef
 from stoker_sim._models.link import SharedLink
 from stoker_sim._planning.bound import Bound, Demand, bound_of
 from stoker_sim._planning.excerpt import beginning, excerpt

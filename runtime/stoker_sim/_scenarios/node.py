@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stoker._base.recorder import Recorder
-from stoker._base.store_protocol import Readable
 from stoker._base.task_group import task_group
-from stoker._base.tier import Tier
 from stoker._cache.future import Future
 from stoker._diagnostics.latency import Constant, Latency
 from stoker._fetch.feed import FeedConfig
@@ -23,6 +21,7 @@ from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots
 from stoker._memory.ring import Ring, anonymous_memory
 from stoker._order.steps import OrderSource, PlannedStep, Steps, Stretch
+from stoker.abc import Readable, Tier
 
 __all__ = ["EpochResult", "Node", "NodeParts", "Nothing"]
 

@@ -13,16 +13,16 @@ from functools import cache, lru_cache
 
 from stoker._base.clock import run_virtual
 from stoker._base.operations import Operation
-from stoker._base.recorder import Recorder, Sink
+from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
-from stoker._base.tier import Tier
 from stoker._cache.future import Future
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.feed import FeedConfig
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order
+from stoker.abc import Sink, Tier
 from stoker.errors import ConfigError, StoreError
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import bodiless, size_of

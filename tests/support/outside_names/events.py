@@ -11,9 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 from stoker._base.fields import Fields
-from stoker._base.store_protocol import ObjectInfo
 from stoker._format.schema import Array, Schema
 from stoker._pack.part import KeySlice, Part
+from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit
 from stoker_functions._compact import compact
 from stoker_functions._deployment import Deployment

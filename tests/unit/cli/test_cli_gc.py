@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._format.manifest import PackRun
 from stoker._pack.part import Part
 from stoker._pack.record import PackRecord
 from stoker._sources.folders import files_schema
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.cli import main
 from support.leftovers import leave_half
 from support.packing import numbered, pack, stored

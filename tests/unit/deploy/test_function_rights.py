@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._stores import open_store
+from stoker.abc import Store
 from stoker.errors import PermissionDeniedError
 from stoker_functions._commit import commit
 from stoker_functions._compact import compact

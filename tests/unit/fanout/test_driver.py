@@ -10,7 +10,8 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._base.progress import Amount
 from stoker._base.retry import RetryPolicy
-from stoker._fanout import Answer, Driver, FanoutConfig, Report, Task
+from stoker._fanout import Driver, FanoutConfig, Report, Task
+from stoker.abc import Answer
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,

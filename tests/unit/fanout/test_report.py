@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from stoker._cost.prices import GB_BYTES, Prices
-from stoker._fanout import Answer
 from stoker._fanout.report import Tally
+from stoker.abc import Answer
 
 LAMBDA = Prices.load().functions["lambda"]
 CLOUD_RUN = Prices.load().functions["cloud-run"]

@@ -13,9 +13,9 @@ import pytest
 
 from stoker._base.checksum import crc32c
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef
 from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig, RangePart
 from stoker._memory.ring import RingStateError
+from stoker.abc import ObjectRef
 from stoker.errors import (
     BudgetError,
     ChecksumError,

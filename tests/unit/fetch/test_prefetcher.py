@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker._memory.ring import Ring, RingStateError
+from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, FetchError, NotFoundError, StokerError
 from support.faulty_store import FaultyStore, Weather, pin
 

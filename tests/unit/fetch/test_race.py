@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef
 from stoker._fetch.fetcher import FetchConfig
+from stoker.abc import ObjectRef
 from stoker.errors import ConnectionLostError, FetchError
 from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds

@@ -11,7 +11,6 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._format import versions
 from stoker._format.schema import Bytes, Schema, Text
 from stoker._maintenance.garbage import gc
@@ -21,6 +20,7 @@ from stoker._pack.merge import merge
 from stoker._pack.part import Part
 from stoker._pack.record import record_key
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
 from stoker_functions._catalog import open_catalog
 from stoker_functions._commit import commit

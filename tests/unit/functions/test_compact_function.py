@@ -14,7 +14,6 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._format import versions
 from stoker._format.manifest import PackRun
 from stoker._maintenance.compaction import _MOST_REPLACED, Compacted
@@ -26,6 +25,7 @@ from stoker._pack.catalog import BucketCatalog
 from stoker._pack.known import remembered
 from stoker._pack.record import PackRecord, record_key
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
 from stoker_functions._commit import commit
 from stoker_functions._compact import compact

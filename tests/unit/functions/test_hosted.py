@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.store_protocol import ObjectInfo
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,

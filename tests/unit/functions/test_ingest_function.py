@@ -15,7 +15,6 @@ from urllib.parse import quote_plus
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._format import versions
 from stoker._format.schema import Array, Schema, Text
 from stoker._format.supersample import SuperSample
@@ -26,6 +25,7 @@ from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._sources.folders import files_schema
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
 from stoker_functions._commit import commit
 from stoker_functions._deadline import Deadline

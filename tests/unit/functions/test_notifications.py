@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._base.store_protocol import ObjectInfo
+from stoker.abc import ObjectInfo
 from stoker.errors import EventError
 from stoker_functions._notifications import Notified, cloud_storage_object, queue_messages
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._stores import open_store
+from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
 from stoker_functions._deadline import Deadline
 from stoker_functions._deployment import Deployment

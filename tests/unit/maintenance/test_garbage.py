@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, object_key, version_key
 from stoker._maintenance import Unfinished, gc, rebuild_manifest, verify
 from stoker._pack.record import record_key
+from stoker.abc import Store
 from stoker.errors import ChecksumError, ConfigError, NotFoundError, PackError
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
 from support.packing import WatchedStore, fresh_store, labels, numbered, pack, stored

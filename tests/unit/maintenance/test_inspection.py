@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from stoker._base.checksum import crc32c
-from stoker._base.store_protocol import ObjectInfo, Store
-from stoker._base.tier import ObjectRef
 from stoker._format import versions
 from stoker._format.manifest import PackRun, Rows, object_key
 from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import Origin, SuperSample
 from stoker._maintenance import BadObject, verify
 from stoker._stores import open_store
+from stoker.abc import ObjectInfo, ObjectRef, Store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
 from support.leftovers import data_set, flipped
 from support.packing import SCHEMA, WatchedStore, fresh_store, numbered, pack

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._format.schema import Array, Bytes, Schema, Text
 from stoker._maintenance.restoration import restored
 from stoker._pack.cutter import Cutter
@@ -17,6 +16,7 @@ from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import PackRecord, record_key
 from stoker._stores import open_store
+from stoker.abc import Store
 from stoker.errors import FormatError
 from stoker_functions._pack import pack
 from support.deployments import Place, plenty

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Schema
 from stoker._format.supersample import Packed
@@ -21,6 +20,7 @@ from stoker._pack.catalog import BucketCatalog
 from stoker._pack.digest import DIGEST_KEY, digest_bytes, digested
 from stoker._pack.known import REMEMBERED_SECONDS
 from stoker._pack.record import SOURCE_BYTES, PackRecord, record_key
+from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, PermissionDeniedError, StokerError
 from support.fuzzed.mutations import mutated_file
 from support.packing import WatchedStore, fresh_store

@@ -11,7 +11,6 @@ import pytest
 
 import stoker
 from stoker._base.retry import RetryingStore
-from stoker._base.store_protocol import Store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, version_key
 from stoker._format.schema import Array, Schema
@@ -19,6 +18,7 @@ from stoker._maintenance import gc, rebuild_manifest, verify
 from stoker._maintenance.compaction import compact
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.packer import AsyncPacker
+from stoker.abc import Store
 from stoker.errors import DatasetExistsError, PackError
 from stoker_torch import Loader
 from support.packing import breaking, config, contents, fresh_store, labels, numbered, pack

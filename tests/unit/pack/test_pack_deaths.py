@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._format import versions
 from stoker._pack.packer import AsyncPacker
+from stoker.abc import Store
 from stoker.errors import NotFoundError, StoreError
 from support.packing import (
     DyingStore,

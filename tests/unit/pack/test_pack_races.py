@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker._base.store_protocol import Store
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._maintenance import gc
 from stoker._pack.packer import AsyncPacker
+from stoker.abc import Store
 from stoker.errors import DatasetExistsError, PackError
 from support.packing import WatchedStore, config, fresh_store, labels, numbered, pack, stored
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._base.store_protocol import Buffer, ObjectInfo
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.schema import Array, Schema
@@ -24,6 +23,7 @@ from stoker._pack.packer import AsyncPacker, Packer, PackProgress
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import record_key
 from stoker._stores import Store
+from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError, StoreError
 from support.packing import (
     SCHEMA,

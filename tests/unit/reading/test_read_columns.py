@@ -12,7 +12,6 @@ import pytest
 
 import stoker
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef, Tier
 from stoker._fetch.batch_source import ReadingParts
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import FetchConfig, Fetcher
@@ -22,6 +21,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head
 from stoker._memory.ring import Ring
+from stoker.abc import ObjectRef, Tier
 from stoker.errors import FetchError, FormatError
 from stoker_torch import Loader
 from support.faulty_store import FaultyStore, Weather

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
-from stoker._base.store_protocol import Store
 from stoker._base.threads import LoopThread
 from stoker._fetch.feed import Batch, FeedConfig
 from stoker._fetch.materialized_feed import MaterializedFeed
@@ -22,6 +21,7 @@ from stoker._format.versions import read_manifest
 from stoker._order.materialized_layout import EpochLayout
 from stoker._order.order import Order, OrderConfig
 from stoker._stores import open_store
+from stoker.abc import Store
 from stoker.errors import (
     CredentialsError,
     NotFoundError,

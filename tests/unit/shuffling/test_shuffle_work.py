@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.store_protocol import ObjectInfo, Store
 from stoker._cost.prices import Prices
 from stoker._fetch.head_memory import HeadMemory
 from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
@@ -25,6 +24,7 @@ from stoker._format.versions import read_manifest
 from stoker._order.order import Order, OrderConfig
 from stoker._stores import open_store
 from stoker._stores.folder import FolderStore
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
 from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways
 from stoker_functions._shuffle_job.task import ShuffleTask, Way

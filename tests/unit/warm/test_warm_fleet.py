@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._fanout import Answer
+from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, NotFoundError, StokerError
 from stoker_warm._fleet import Node
 from stoker_warm._life import State

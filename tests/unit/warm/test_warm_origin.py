@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of
 from stoker._format.manifest import Manifest
+from stoker.abc import ObjectRef
 from stoker.errors import NotFoundError, ObjectChangedError
 from stoker_warm._origin import BucketOrigin
 from support.packing import WatchedStore, fresh_store, numbered, pack

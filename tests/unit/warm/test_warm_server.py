@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker._base.tier import ObjectRef
 from stoker._cache.naming import name_of
+from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, ConnectionLostError, ServerError
 from stoker_warm._client import ClientConfig
 from stoker_warm._code import Code

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stoker._fanout import Answer, ExecutorOptions
+from stoker._fanout import ExecutorOptions
+from stoker.abc import Answer
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,

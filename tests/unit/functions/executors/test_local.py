@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from stoker._base.retry import RetryPolicy
-from stoker._fanout import Answer, Driver, ExecutorOptions, FanoutConfig, Task
+from stoker._fanout import Driver, ExecutorOptions, FanoutConfig, Task
+from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FunctionError
 from stoker_functions._executors.local import LocalExecutor
 from support.executor_checks import own_functions
