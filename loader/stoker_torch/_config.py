@@ -23,7 +23,7 @@ from stoker._fetch.schedule import Continuous, Schedule
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
-from stoker.abc import Readable, Sink, Tier
+from stoker.abc import Readable, Tier, TraceSink
 from stoker.errors import ConfigError
 from stoker_torch._context import asks_for_context
 
@@ -168,7 +168,7 @@ class LoaderConfig:
     max_dollars_per_epoch: float = 1.0
     egress: Egress = "same_region"
     budget: float | str | None = None
-    trace: str | os.PathLike[str] | Sink | Sequence[Sink] | None = None
+    trace: str | os.PathLike[str] | TraceSink | Sequence[TraceSink] | None = None
 
     def __post_init__(self) -> None:
         shuffle: object = self.shuffle
@@ -247,7 +247,7 @@ class LoaderConfig:
             fetch=self.fetch,
         )
 
-    def sinks(self) -> tuple[Sink, ...]:
+    def sinks(self) -> tuple[TraceSink, ...]:
         """Return what ``trace`` names besides a file.
 
         Raises:
@@ -369,4 +369,4 @@ class Settings(SharedSettings, total=False):
     pin_memory: bool
     reuse_buffers: bool
     budget: float | str | None
-    trace: str | os.PathLike[str] | Sink | Sequence[Sink] | None
+    trace: str | os.PathLike[str] | TraceSink | Sequence[TraceSink] | None

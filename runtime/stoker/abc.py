@@ -20,14 +20,14 @@ __all__ = [
     "Answer",
     "Buffer",
     "Executor",
-    "Foresight",
+    "NextUseOracle",
     "ObjectInfo",
     "ObjectRef",
-    "Policy",
+    "EvictionPolicy",
     "Presigner",
     "Readable",
     "Sample",
-    "Sink",
+    "TraceSink",
     "Source",
     "Store",
     "Tier",
@@ -350,7 +350,7 @@ class Executor(Protocol):
 # Eviction policies.
 
 
-class Policy(Protocol[Key]):
+class EvictionPolicy(Protocol[Key]):
     """Decides who makes room. It knows which keys are there, by being told, and nothing of their sizes."""
 
     def used(self, key: Key) -> None:
@@ -373,7 +373,7 @@ class Policy(Protocol[Key]):
         ...
 
 
-class Foresight(Protocol[Asked]):
+class NextUseOracle(Protocol[Asked]):
     """Tells when a key is needed next; a :class:`~stoker._cache.future.Future` is one, of rows."""
 
     @property
@@ -389,7 +389,7 @@ class Foresight(Protocol[Asked]):
 # Trace sinks.
 
 
-class Sink(Protocol):
+class TraceSink(Protocol):
     """Is told of what happened, as it happens; from two threads, and must not block.
 
     Times of fetches are the loop's; add ``offset_seconds`` for those of ``time.perf_counter``.

@@ -15,7 +15,7 @@ from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._memory.ring import Ring
-from stoker.abc import ObjectRef, Readable, Sink, Tier
+from stoker.abc import ObjectRef, Readable, Tier, TraceSink
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from support.faulty_store import FaultyStore, Weather, pin
 
@@ -34,7 +34,7 @@ class TracedRun:
         config: FetchConfig | None = None,
         compute_seconds: float = 0.0,
         tiers: Sequence[Tier] = (),
-        sinks: Sequence[Sink] = (),
+        sinks: Sequence[TraceSink] = (),
         schedule: Schedule | None = None,
         bucket: BucketModel | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from stoker._cache.lru import Lru
 from stoker._cache.next_use import NextUse
 from stoker._cache.policy import Residents
 from stoker._cache.uniform import Uniform
-from stoker.abc import Policy
+from stoker.abc import EvictionPolicy
 from stoker.errors import ConfigError
 from stoker_sim._models.replica_aware import ReplicaAware
 
@@ -36,7 +36,7 @@ class Known:
         return NextUse(self.next_use, lambda: self.present)
 
 
-def hits(requests: list[Any], capacity: int, policy: Policy[Any], known: Known | None = None) -> int:
+def hits(requests: list[Any], capacity: int, policy: EvictionPolicy[Any], known: Known | None = None) -> int:
     residents = Residents(policy, capacity)
     found = 0
     for time, key in enumerate(requests):
@@ -47,7 +47,7 @@ def hits(requests: list[Any], capacity: int, policy: Policy[Any], known: Known |
     return found
 
 
-POLICIES: dict[str, Callable[[list[int]], tuple[Policy[int], Known | None]]] = {
+POLICIES: dict[str, Callable[[list[int]], tuple[EvictionPolicy[int], Known | None]]] = {
     "fifo": lambda requests: (Fifo(), None),
     "lru": lambda requests: (Lru(), None),
     "uniform": lambda requests: (Uniform(), None),
@@ -57,7 +57,7 @@ POLICIES: dict[str, Callable[[list[int]], tuple[Policy[int], Known | None]]] = {
 
 
 @pytest.fixture(params=POLICIES)
-def made(request: pytest.FixtureRequest) -> Callable[[list[int]], tuple[Policy[int], Known | None]]:
+def made(request: pytest.FixtureRequest) -> Callable[[list[int]], tuple[EvictionPolicy[int], Known | None]]:
     return POLICIES[request.param]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from stoker._base.fetch_record import FOLLOWED, Fetch, Phase, Span, merged
-from stoker.abc import Sink
+from stoker.abc import TraceSink
 
 __all__ = ["Recorder", "Wait", "explained"]
 
@@ -92,7 +92,7 @@ class Recorder:
         seconds: the whole waits by phase.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(self, sinks: Sequence[TraceSink] = ()) -> None:
         self.seconds: dict[Phase, float] = dict.fromkeys(Phase, 0.0)
         self._sinks = tuple(sinks)
         self._offset_seconds = 0.0

@@ -9,14 +9,14 @@ from stoker._cache.fifo import Fifo
 from stoker._cache.lru import Lru
 from stoker._cache.next_use import NextUse
 from stoker._cache.uniform import Uniform
-from stoker.abc import Foresight, Policy
+from stoker.abc import EvictionPolicy, NextUseOracle
 from stoker.errors import ConfigError
 
 __all__ = ["POLICIES", "check_policy", "made_policy"]
 
 Key = TypeVar("Key", bound=Hashable)
 
-POLICIES: Mapping[str, Callable[[Foresight[Any]], Policy[Any]]] = {
+POLICIES: Mapping[str, Callable[[NextUseOracle[Any]], EvictionPolicy[Any]]] = {
     "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
     "uniform": lambda _: Uniform(),
     "lru": lambda _: Lru(),
@@ -35,7 +35,7 @@ def check_policy(name: str) -> None:
         raise ConfigError(f"policy is one of {', '.join(POLICIES)}, not {name!r:.40}")
 
 
-def made_policy(name: str, future: Foresight[Key]) -> Policy[Key]:
+def made_policy(name: str, future: NextUseOracle[Key]) -> EvictionPolicy[Key]:
     """Return a policy that nobody uses yet.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-from stoker.abc import Policy
+from stoker.abc import EvictionPolicy
 from stoker.errors import ConfigError
 
 __all__ = ["Residents"]
@@ -23,7 +23,7 @@ class Residents(Generic[Key]):
         capacity: in the unit of the sizes.
     """
 
-    def __init__(self, policy: Policy[Key], capacity: int) -> None:
+    def __init__(self, policy: EvictionPolicy[Key], capacity: int) -> None:
         if capacity < 0:
             raise ConfigError(f"a cache's capacity must be at least 0, not {capacity}")
         self.capacity = capacity

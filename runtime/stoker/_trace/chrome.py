@@ -20,7 +20,7 @@ from pathlib import Path
 from stoker._base.fetch_record import Fetch, Request
 from stoker._base.recorder import Wait
 from stoker._trace.event_file import EventFile
-from stoker.abc import Sink
+from stoker.abc import TraceSink
 
 __all__ = ["LOOP_ROW", "MOST_RANKS", "REQUEST_ROWS", "SLOT_ROWS", "ChromeTrace", "ProcessTrace", "RanksTrace"]
 
@@ -31,7 +31,7 @@ MOST_RANKS = 16
 
 
 class ProcessTrace:
-    """A :class:`~stoker.abc.Sink` that writes the rows of one process into a file, which it leaves open.
+    """A :class:`~stoker.abc.TraceSink` that writes the rows of one process into a file, which it leaves open.
 
     Thread-safe, and silent in a forked child.
 
@@ -225,7 +225,7 @@ class RanksTrace:
         self._file = EventFile(path, limit=limit)
         self._finalizer = weakref.finalize(self, self._file.close)
 
-    def sinks(self, rank: int) -> Sequence[Sink]:
+    def sinks(self, rank: int) -> Sequence[TraceSink]:
         """Return what is to be told of a rank: nothing of those that have no place."""
         return [ProcessTrace(self._file, rank + 1, f"rank {rank}", 0.0)] if rank < MOST_RANKS else []
 

@@ -25,7 +25,7 @@ _SCOPE = "stoker"
 
 
 class OpenTelemetrySink:
-    """A :class:`~stoker.abc.Sink` that makes spans and metrics of what it is told.
+    """A :class:`~stoker.abc.TraceSink` that makes spans and metrics of what it is told.
 
     A wait is a span ``stoker.wait`` with one below it for each phase; a fetch is a span ``stoker.fetch``, likewise.
     Counters: ``stoker.wait.time`` (s, by ``stoker.phase``), ``stoker.batches``, ``stoker.read`` (By),

@@ -38,7 +38,7 @@ class _Metrics:
 
 
 class PrometheusSink:
-    """A :class:`~stoker.abc.Sink` that counts, and serves the counts.
+    """A :class:`~stoker.abc.TraceSink` that counts, and serves the counts.
 
     Args:
         port: to serve ``/metrics`` on; 0 for any that is free (see :attr:`port`), None to serve nothing, where the

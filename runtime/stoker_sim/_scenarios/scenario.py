@@ -22,7 +22,7 @@ from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.feed import FeedConfig
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order
-from stoker.abc import Sink, Tier
+from stoker.abc import Tier, TraceSink
 from stoker.errors import ConfigError, StoreError
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import bodiless, size_of
@@ -136,7 +136,7 @@ class Run:
         return self.requests * prices.request_dollars(url, Operation.GET)
 
 
-def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink]] = lambda rank: ()) -> Run:
+def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]] = lambda rank: ()) -> Run:
     """Run a scenario on a virtual clock; the same scenario gives the same run.
 
     Args:
@@ -159,7 +159,7 @@ def simulate(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink]] = lam
         ) from error
 
 
-async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Sink]]) -> Run:
+async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[TraceSink]]) -> Run:
     manifest, feed = bodiless(scenario.manifest), scenario.feed
     bucket = SimulatedBucket(scenario.bucket, size_of(manifest))
     meet = asyncio.Barrier(feed.world_size) if scenario.in_step else None
