@@ -24,11 +24,11 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Most tests wait for other processes, so two at a time take little more than half as long; more than four would be noise to
+# Many tests wait for other processes, so one more than there are cores keeps these busy; more than four would be noise to
 # each other. The tests of a file stay together. Files run in their order, not the one with the most tests first: the few
 # long tests of tests/e2e are then done early, and the many short ones of tests/unit keep all processes busy to the end.
 test: lint
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))') --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

@@ -139,7 +139,7 @@ def test_heads_used_longest_ago_make_room_and_are_read_again() -> None:
 
 @pytest.mark.parametrize("schema", [EVERY_KIND, every_dtype()], ids=["every kind", "every dtype"])
 def test_an_open_head_takes_no_more_memory_than_it_counts_for(schema: Schema) -> None:
-    objects = packed_objects(schema, samples_of(schema, 400), [2] * 200)
+    objects = packed_objects(schema, samples_of(schema, 200), [2] * 100)
     memory = Memory()
     for _ in range(ROUNDS):
         reading = SampleBench(*objects, columns=[next(iter(schema))])
@@ -148,9 +148,9 @@ def test_an_open_head_takes_no_more_memory_than_it_counts_for(schema: Schema) ->
         before = heads.held_bytes
         gc.collect()
         with memory.round():
-            assert len(reading.asked(*range(2, 400, 2))) >= 199
+            assert len(reading.asked(*range(2, 200, 2))) >= 99
             gc.collect()
-    logged_bytes = 199 * 400  # what the store of the test keeps of each request
+    logged_bytes = 99 * 400  # what the store of the test keeps of each request
     assert 0.4 * memory.kept_bytes < heads.held_bytes - before
     assert memory.kept_bytes - logged_bytes < heads.held_bytes - before
 
