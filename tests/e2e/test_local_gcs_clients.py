@@ -12,7 +12,7 @@ from gcloud.aio.storage import Storage
 from yarl import URL
 
 from stoker_local import GcsConfig, LocalGcs, running_gcs
-from stoker_local._gcs.protocol import GcsError, split_upload
+from stoker_local._gcs import GcsError, split_upload
 
 DATA = bytes(range(256)) * 40
 

@@ -9,7 +9,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_local._gcs.protocol import resource_of
+from stoker_local._gcs import resource_of
 from stoker_local._objects import ObjectCreated
 from stoker_local.functions._google.service import Call, Service
 from stoker_local.functions._triggers.queue import LocalQueue
