@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from stoker_local._config import BucketConfig
-from stoker_local._host import bucket_process
-from stoker_local._shape import PROFILES
+from stoker_local import PROFILES, BucketConfig, bucket_process
 from stoker_torch import CachedDataset, InformedDataLoader, MemoryCache, PrefetchSampler
 
 SAMPLES, BATCH_SIZE, EPOCHS, STEP_SECONDS = 100, 10, 2, 0.2

@@ -17,10 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from stoker._stores import GcsOptions, HttpOptions, S3Options
-from stoker_local._bucket import LocalBucket
-from stoker_local._config import BucketConfig
-from stoker_local._gcs import LocalGcs
-from stoker_local._host import running_bucket, running_gcs
+from stoker_local import BucketConfig, LocalBucket, LocalGcs, running_bucket, running_gcs
 from support.local_bucket import s3_client
 from support.stores import Deviation, Place
 

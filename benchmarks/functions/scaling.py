@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.document import table
 from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import Stage, function, pack_event, stage
-from stoker_local._shape import Shape
+from stoker_local import Shape
 
 __all__ = ["scaling"]
 

@@ -18,8 +18,7 @@ from stoker._cost.prices import GB_BYTES
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
 from stoker.abc import ObjectInfo
-from stoker_local import BucketConfig, BucketSpec, LocalBucket
-from stoker_local._shape import Shape
+from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud
 from stoker_warm._handshake import Secret
 

@@ -27,7 +27,7 @@ from stoker._pack.part import Part
 from stoker._pack.record import PackRecord, record_key
 from stoker_functions._commit import commit
 from stoker_functions._pack import pack
-from stoker_local._host import running_bucket
+from stoker_local import running_bucket
 from support.deployments import content, plenty
 from support.earlier_versions import files_of, options_of, stored, upload
 from support.redis_server import PASSWORD, RedisServer

@@ -20,7 +20,7 @@ from stoker._pack.part import provisional_dataset
 from stoker._stores.access_token import Grant, TokenKeys, key_text
 from stoker.cli import main
 from stoker_functions._shuffle_job.task import ShuffleTask
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from stoker_torch import Loader, StreamDataset
 from support.earlier_versions import options_of, upload
 from support.materialized import phases

@@ -9,7 +9,7 @@ import pytest
 
 import stoker
 from golden.v1.make_fixtures import COMMON, FOLDER, LOADED, SEED, numbers_of, stream_loader
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from stoker_torch import Loader, StreamDataset, merge_states
 from support.earlier_versions import options_of, upload
 

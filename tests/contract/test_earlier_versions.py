@@ -15,7 +15,7 @@ from golden.v1 import make_fixtures
 from golden.v1.make_fixtures import COMMON, CREATED, FOLDER, INTERRUPTED, SAMPLES, SCHEMA, TAGS, numbers_of, plain
 from stoker._format.manifest import Manifest
 from stoker.cli import main
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from stoker_torch import Loader
 from support.earlier_versions import files_of, options_of, stored, upload
 from support.stores import run_with

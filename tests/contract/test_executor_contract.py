@@ -16,7 +16,7 @@ import pytest
 from stoker._fanout import ExecutorOptions, open_executor
 from stoker.abc import Executor
 from stoker.errors import ConfigError
-from stoker_local._host import running
+from stoker_local import running_server
 from stoker_local.functions import FunctionSpec
 from support.executor_checks import CHECKS, own_functions
 from support.function_cloud import cloud_of
@@ -42,7 +42,7 @@ def lambda_url() -> Iterator[str]:
         for name in FUNCTIONS
     ]
     # The checks meet the functions in folders of this machine's /tmp.
-    with running(lambda: cloud_of(*functions, tmp="folder")) as cloud:
+    with running_server(lambda: cloud_of(*functions, tmp="folder")) as cloud:
         yield cloud.url
 
 

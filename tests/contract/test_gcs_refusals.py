@@ -21,8 +21,7 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
-from stoker_local._gcs import GcsConfig, LocalGcs
-from stoker_local._host import running_gcs
+from stoker_local import GcsConfig, LocalGcs, running_gcs
 from support.stores import run_with
 from support.uses import USES, Use, error_of, every_use
 

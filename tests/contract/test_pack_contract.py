@@ -18,9 +18,7 @@ from stoker._pack.catalog import BucketCatalog
 from stoker._stores import S3Options, open_store
 from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
-from stoker_local._config import BucketConfig
-from stoker_local._host import running_bucket
-from stoker_local._s3.model import BucketSpec
+from stoker_local import BucketConfig, BucketSpec, running_bucket
 from support.packing import labels, numbered, pack, stored
 from support.stores import Deviation, Place
 

@@ -18,7 +18,7 @@ from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores import HttpOptions, ObjectInfo, S3Options, ServedOptions, Store, StoreOptions, open_store
 from stoker.errors import BucketNotFoundError, ConfigError, NotFoundError, ObjectChangedError, TruncatedError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
-from stoker_local._s3.signature import KeyPair
+from stoker_local import KeyPair
 from support.datasets import SCHEMA, sample_of
 from support.platform_doors import OPEN, REGION, IamDoor, enter
 from support.serving_host import running_service

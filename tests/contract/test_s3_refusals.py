@@ -24,12 +24,7 @@ from stoker.errors import (
     TruncatedError,
     WrongRegionError,
 )
-from stoker_local._bucket import LocalBucket
-from stoker_local._config import BucketConfig
-from stoker_local._faults import Fault, FaultKind, FaultPlan
-from stoker_local._host import running_bucket
-from stoker_local._s3.model import BucketSpec
-from stoker_local._s3.signature import KeyPair
+from stoker_local import BucketConfig, BucketSpec, Fault, FaultKind, FaultPlan, KeyPair, LocalBucket, running_bucket
 from support.stores import eventually, keys_of, read_range, run_with
 from support.uses import USES, Use, error_of, every_use
 

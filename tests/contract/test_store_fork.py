@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 
 PROGRAM = """
 import asyncio, gc, os, sys

@@ -14,8 +14,7 @@ import pytest
 
 import stoker
 from stoker._stores import S3Options, open_store
-from stoker_local import BucketConfig, BucketSpec, LocalBucket
-from stoker_local._host import running
+from stoker_local import BucketConfig, BucketSpec, LocalBucket, running_server
 from stoker_local.functions import (
     FunctionCloud,
     FunctionCloudConfig,
@@ -56,7 +55,7 @@ async def both() -> AsyncIterator[Clouds]:
 
 @pytest.fixture(scope="module")
 def clouds() -> Iterator[Clouds]:
-    with running(both) as clouds:
+    with running_server(both) as clouds:
         asyncio.run(put(options(clouds[0])))
         yield clouds
 

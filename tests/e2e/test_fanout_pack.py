@@ -20,8 +20,7 @@ import pytest
 import stoker
 from stoker.abc import Answer
 from stoker.cli import functions, main
-from stoker_local import BucketConfig, BucketSpec
-from stoker_local._host import running_bucket
+from stoker_local import BucketConfig, BucketSpec, running_bucket
 from support.fanout import ScriptedExecutor, answer
 from support.places import tar_of
 

@@ -10,8 +10,7 @@ import boto3  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from botocore.exceptions import ClientError
 
-from stoker_local import KeyPair
-from stoker_local._host import running
+from stoker_local import KeyPair, running_server
 from stoker_local.functions import QueueSpec
 from support.function_cloud import cloud_of, function, lambda_client, until
 
@@ -45,7 +44,7 @@ def test_a_function_is_called_and_its_instance_used_again() -> None:
 
 
 def test_boto3_calls_functions_from_a_program_without_an_event_loop() -> None:
-    with running(lambda: cloud_of(function("echo"))) as cloud:
+    with running_server(lambda: cloud_of(function("echo"))) as cloud:
         client = boto3.client(
             "lambda",
             endpoint_url=cloud.url,

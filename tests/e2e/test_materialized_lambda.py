@@ -14,8 +14,7 @@ import pytest
 
 import stoker
 from stoker._stores import S3Options
-from stoker_local import BucketConfig, BucketSpec, LocalBucket
-from stoker_local._host import running
+from stoker_local import BucketConfig, BucketSpec, LocalBucket, running_server
 from stoker_local.functions import (
     FunctionCloud,
     FunctionCloudConfig,
@@ -52,7 +51,7 @@ async def both() -> AsyncIterator[Clouds]:
 
 @pytest.fixture(scope="module")
 def clouds() -> Iterator[Clouds]:
-    with running(both) as clouds:
+    with running_server(both) as clouds:
         schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (20, 20))}
         store = options(clouds[0])
         with stoker.Packer(DATASET, schema=schema, super_sample_bytes=32 << 10, options=store) as packer:

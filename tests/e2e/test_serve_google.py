@@ -14,8 +14,7 @@ import stoker
 import stoker_functions.gcp
 from stoker._stores import GcsOptions, ServedOptions
 from stoker.errors import CredentialsError
-from stoker_local import GcsConfig, LocalGcs
-from stoker_local._host import running
+from stoker_local import GcsConfig, LocalGcs, running_server
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, GoogleSpec, function_cloud
 from stoker_torch import Loader
 from support.google_metadata import machine_account
@@ -46,7 +45,7 @@ async def both() -> AsyncIterator[Clouds]:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """The URL of the function."""
-    with running(both) as (gcs, cloud):
+    with running_server(both) as (gcs, cloud):
         schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (50_000,))}
         options = GcsOptions(endpoint_url=gcs.url)
         with stoker.Packer(DATASET, schema=schema, super_sample_bytes=4 << 20, options=options) as packer:

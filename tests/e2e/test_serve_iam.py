@@ -13,10 +13,8 @@ from stoker import cli
 from stoker._stores import S3Options, ServedOptions, Store, open_store
 from stoker.errors import CredentialsError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
-from stoker_local import BucketConfig, BucketSpec, LocalBucket
+from stoker_local import BucketConfig, BucketSpec, KeyPair, LocalBucket, running_server
 from stoker_local._config import WELL_KNOWN
-from stoker_local._host import running
-from stoker_local._s3.signature import KeyPair
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_torch import Loader
 from support.platform_doors import enter
@@ -51,7 +49,7 @@ async def both() -> AsyncIterator[Clouds]:
 
 @pytest.fixture(scope="module")
 def clouds() -> Iterator[Clouds]:
-    with running(both) as (bucket, cloud):
+    with running_server(both) as (bucket, cloud):
         keys = S3Options(
             endpoint_url=bucket.url,
             region="us-east-1",

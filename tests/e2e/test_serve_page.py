@@ -21,7 +21,7 @@ from stoker._stores import S3Options
 from stoker._stores.access_token import TokenKeys
 from stoker._stores.options import Auth
 from stoker_functions.serve._asgi import AsgiApp
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.serving_host import hosting, running_service
 

@@ -18,7 +18,7 @@ from stoker._stores import S3Options, ServedOptions
 from stoker._stores.access_token import Grant, TokenKeys
 from stoker.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError
 from stoker_functions.serve import Refusal, Request, Response
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from stoker_torch import Loader
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
 from support.serving_host import running_service

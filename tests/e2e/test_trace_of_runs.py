@@ -13,10 +13,8 @@ import stoker
 from stoker._fetch.config import FetchConfig
 from stoker._trace.recording import Recording, read_trace
 from stoker.cli import main
+from stoker_local import BucketConfig, Shape, running_bucket
 from stoker_local._bucket import environment_of
-from stoker_local._config import BucketConfig
-from stoker_local._host import running_bucket
-from stoker_local._shape import Shape
 from stoker_torch import Loader
 from support.processes import ended, running
 from support.traced_training import train_and_die

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import stoker
-from stoker_local._bucket import LocalBucket, environment_of
+from stoker_local import LocalBucket
+from stoker_local._bucket import environment_of
 from support.places import with_store
 from support.ports import kept_port
 

@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from stoker.errors import ConfigError
-from stoker_local._host import running
+from stoker_local import running_server
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_torch import Loader, StreamDataset
 from stoker_warm._handshake import Secret
@@ -49,7 +49,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FunctionCloud]:
         )
         for number in range(NODES)
     )
-    with running(lambda: function_cloud(FunctionCloudConfig(functions=functions, init_seconds=60.0))) as cloud:
+    with running_server(lambda: function_cloud(FunctionCloudConfig(functions=functions, init_seconds=60.0))) as cloud:
         for name, value in cloud.environment().items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("STOKER_WARM_SECRET", SECRET.reveal())

@@ -15,8 +15,7 @@ import psutil
 
 import stoker
 from stoker._stores import S3Options
-from stoker_local import BucketConfig, BucketSpec, LocalBucket
-from stoker_local._shape import Shape
+from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._wake import Task, Wake

@@ -35,7 +35,7 @@ from stoker_local import (
     running_bucket,
     running_gcs,
 )
-from stoker_local._s3.errors import S3Error
+from stoker_local._s3.model import S3Error
 from support.serving_host import running_service
 
 GOOD = Machine(memory_bytes=8 << 30, free_bytes=4 << 30, limited_by="", cores=4, open_files=4096, most_open_files=4096)

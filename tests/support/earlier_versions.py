@@ -6,7 +6,7 @@ from typing import Any
 
 import stoker
 from golden.v1.make_fixtures import FOLDER
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from support.stores import run_with
 
 __all__ = ["files_of", "options_of", "stored", "upload"]

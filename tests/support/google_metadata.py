@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from stoker._stores import google_identity
-from stoker_local._host import running
+from stoker_local import running_server
 
 __all__ = ["machine_account"]
 
@@ -35,7 +35,7 @@ def machine_account(monkeypatch: pytest.MonkeyPatch, token: Callable[[], str]) -
         finally:
             await runner.cleanup()
 
-    with running(serving) as url:
+    with running_server(serving) as url:
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
         monkeypatch.setenv("CLOUDSDK_CONFIG", "/no/such/folder")
         monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "?audience={audience}")

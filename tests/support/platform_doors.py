@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from aiohttp import web
 
-from stoker_local._s3.signature import KeyPair
+from stoker_local import KeyPair
+from stoker_local.functions import ServiceError
 from stoker_local.functions._authority import Authority
-from stoker_local.functions._errors import ServiceError
 
 __all__ = ["OPEN", "REGION", "BearerDoor", "Door", "IamDoor", "enter"]
 

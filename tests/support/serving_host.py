@@ -12,7 +12,7 @@ from aiohttp import web
 from stoker._stores import Store, StoreOptions, open_store
 from stoker_functions.serve import Request, Response, ServeConfig, Service, asgi_app
 from stoker_functions.serve._asgi import AsgiApp
-from stoker_local._host import running
+from stoker_local import running_server
 from support.platform_doors import OPEN, Door
 
 __all__ = ["Hosted", "hosting", "running_service"]
@@ -122,5 +122,5 @@ def running_service(
     ``spoil(request, before, response)`` is sent in the place of each response; the same was asked ``before`` times.
     """
     config = ServeConfig(datasets=datasets, **changes)
-    with running(lambda: _serving(config, options, with_token=with_token, spoil=spoil, door=door)) as hosted:
+    with running_server(lambda: _serving(config, options, with_token=with_token, spoil=spoil, door=door)) as hosted:
         yield hosted

@@ -6,24 +6,23 @@ import asyncio
 import ipaddress
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
 from types import TracebackType
+from typing import Any
 
 from stoker_local._config import BucketConfig
-from stoker_local._counts import Counts
 from stoker_local._faults import Fault, FaultInjector, FaultKind, FaultPlan, Step, StepKind, answer_steps
-from stoker_local._http1 import BadRequestError, Body, Request, Response, compose_head, parse_head
+from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
 from stoker_local._objects import ObjectMap, StoredObject
-from stoker_local._s3.errors import S3Error
-from stoker_local._s3.model import Call
+from stoker_local._s3.model import Call, S3Error
 from stoker_local._s3.operations import etag_of
 from stoker_local._s3.service import S3Service
 from stoker_local._shape import Pacer, Shape, Shaper
-from stoker_local._wire import Wire
 
-__all__ = ["LocalBucket", "environment_of"]
+__all__ = ["Counts", "LocalBucket", "environment_of"]
 
 _PACED_BYTES = 1 << 18
 _ADMIN = "/-/"
@@ -261,3 +260,59 @@ class LocalBucket:
                 response = Response(status=404)
         await wire.write(compose_head(response, keep_alive=request.keep_alive) + bytes(response.body))
         return True
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters since the start or the last reset.
+
+    Attributes:
+        requests: by S3 operation (``GetObject`` …); malformed requests count as ``Malformed``.
+        statuses: answers by HTTP status.
+        faults: injected faults by kind; ``tail`` counts GETs delayed by the shape's tail.
+        bytes_in: body bytes received.
+        bytes_out: body bytes sent or, of the answers under way, about to be.
+        connections: open now.
+        connections_opened: in all.
+        peak_connections: most that were open at once.
+    """
+
+    requests: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    connections: int = 0
+    connections_opened: int = 0
+    peak_connections: int = 0
+
+    def opened(self) -> None:
+        """Count a new connection."""
+        self.connections += 1
+        self.connections_opened += 1
+        self.peak_connections = max(self.peak_connections, self.connections)
+
+    def closed(self) -> None:
+        """Count a connection that has ended."""
+        self.connections -= 1
+
+    def reset(self) -> None:
+        """Start again from zero; open connections stay counted as open."""
+        self.requests.clear()
+        self.statuses.clear()
+        self.faults.clear()
+        self.bytes_in = self.bytes_out = self.connections_opened = 0
+        self.peak_connections = self.connections
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters as JSON-ready values."""
+        return {
+            "requests": dict(self.requests),
+            "statuses": {str(status): count for status, count in self.statuses.items()},
+            "faults": dict(self.faults),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "connections": self.connections,
+            "connections_opened": self.connections_opened,
+            "peak_connections": self.peak_connections,
+        }

@@ -10,7 +10,8 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -22,8 +23,8 @@ from aiohttp import web
 
 from stoker._base.checksum import crc32c
 from stoker_local._config import is_this_machine
-from stoker_local._objects import ObjectCreated, ObjectMap, StoredObject
-from stoker_local._ranges import UnsatisfiableRangeError, byte_range
+from stoker_local._host import running_server
+from stoker_local._objects import ObjectCreated, ObjectMap, StoredObject, UnsatisfiableRangeError, byte_range
 from stoker_local._s3.model import iso_time
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "integer",
     "json_object",
     "resource_of",
+    "running_gcs",
     "split_upload",
 ]
 
@@ -385,3 +387,10 @@ def resource_of(bucket: str, key: str, stored: StoredObject) -> dict[str, Any]:
         "timeCreated": iso_time(stored.modified_at),
         "updated": iso_time(stored.modified_at),
     }
+
+
+@contextmanager
+def running_gcs(config: GcsConfig | None = None) -> Iterator[LocalGcs]:
+    """Run a local GCS on a thread of its own, for synchronous tests."""
+    with running_server(lambda: LocalGcs(config)) as gcs:
+        yield gcs

@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 
 from stoker_local._bucket import LocalBucket, environment_of
 from stoker_local._config import BucketConfig
-from stoker_local._gcs import GcsConfig, LocalGcs
 from stoker_local._shape import Shape
 
-__all__ = ["BucketProcess", "bucket_process", "running", "running_bucket", "running_gcs"]
+__all__ = ["BucketProcess", "bucket_process", "running_bucket", "running_server"]
 
 _EXIT_SECONDS = 10.0
 _URL = "AWS_ENDPOINT_URL="
@@ -28,8 +27,8 @@ T = TypeVar("T")
 
 
 @contextmanager
-def running(make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
-    """Run the server that ``make`` makes on an event loop of its own, on a thread of its own.
+def running_server(create: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+    """Run the server that ``create`` returns on an event loop of its own, on a thread of its own.
 
     An error of its start is raised here; leaving ends the server, its loop and its thread.
     """
@@ -37,7 +36,7 @@ def running(make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with make() as server:
+        async with create() as server:
             ready.set_result((server, asyncio.get_running_loop(), stop))
             await stop.wait()
 
@@ -60,15 +59,8 @@ def running(make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[T]:
 @contextmanager
 def running_bucket(config: BucketConfig | None = None) -> Iterator[LocalBucket]:
     """Run a local bucket on a thread of its own, for synchronous tests."""
-    with running(lambda: LocalBucket(config)) as bucket:
+    with running_server(lambda: LocalBucket(config)) as bucket:
         yield bucket
-
-
-@contextmanager
-def running_gcs(config: GcsConfig | None = None) -> Iterator[LocalGcs]:
-    """Run a local GCS on a thread of its own, for synchronous tests."""
-    with running(lambda: LocalGcs(config)) as gcs:
-        yield gcs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +76,7 @@ class BucketProcess:
         return environment_of(self.config, self.url)
 
     def counts(self) -> dict[str, Any]:
-        """Return its counters; see :class:`~stoker_local._counts.Counts`."""
+        """Return its counters; see :class:`~stoker_local._bucket.Counts`."""
         counts: dict[str, Any] = json.loads(self._ask("GET", "/-/counts"))
         return counts
 

@@ -1,22 +1,33 @@
-"""HTTP/1.1 as values: parse a request head, compose a response head. No I/O.
+"""HTTP/1.1: request heads and response heads as values, and one connection as awaitable reads and writes.
 
 Strict where leniency is how requests are smuggled: one length per message, no folded headers, no bare line feeds.
+An object's bytes are received straight into the buffer they stay in, and sent in slices of it, each handed to the
+transport only when the one before has left it, so a slow reader costs the server no memory.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Mapping
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any, cast
 from urllib.parse import unquote, unquote_plus
 
-__all__ = ["BadRequestError", "Request", "Response", "compose_head", "parse_head", "parse_query"]
+__all__ = ["BadRequestError", "Request", "Response", "Wire", "compose_head", "parse_head", "parse_query"]
 
 Body = bytes | bytearray | memoryview
-
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
+_INBOX_BYTES = 1 << 16
+_LINGER_SECONDS = 1.0
+_GROWTH_BYTES = 1 << 22
+_SLICE_BYTES = 1 << 19
+Serve = Callable[["Wire"], Coroutine[Any, Any, None]]
 
 
 class BadRequestError(Exception):
@@ -147,3 +158,170 @@ def compose_head(response: Response, *, keep_alive: bool) -> bytes:
     if not keep_alive:
         lines.append("Connection: close")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+class Wire(asyncio.BufferedProtocol):
+    """A connection that is served by one task, which ends with it (and it with the task).
+
+    asyncio has already switched Nagle's algorithm off (TCP_NODELAY).
+
+    The task is cancelled when the peer goes away, so none of the awaits here needs a time limit of its own. A peer that
+    closes only its sending side counts as gone, so that an abandoned request does not outlive its client.
+    """
+
+    def __init__(self, serve: Serve, on_change: Callable[[Wire, bool], None]) -> None:
+        self._serve = serve
+        self._on_change = on_change
+        self._scratch = memoryview(bytearray(_INBOX_BYTES))
+        self._inbox = bytearray()
+        self._sink: memoryview | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    # --- asyncio's side -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the task that serves the connection."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=0)
+        self.socket: socket.socket = transport.get_extra_info("socket")
+        self.peer_address: str = (transport.get_extra_info("peername") or ("0.0.0.0",))[0]  # noqa: S104  (nobody's)
+        self.task = asyncio.get_running_loop().create_task(self._run())
+        self._on_change(self, True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the task; there is nobody to answer."""
+        if self.task is not None:
+            self.task.cancel()
+        self._on_change(self, False)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go: into the body that is awaited, else into the inbox."""
+        return self._scratch if self._sink is None else self._sink
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take note of received bytes."""
+        if self._sink is not None:
+            self._sink = self._sink[nbytes:] or None
+            if self._sink is not None:
+                return
+        else:
+            self._inbox += self._scratch[:nbytes]
+            if len(self._inbox) >= _INBOX_BYTES:
+                self._transport.pause_reading()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Hold back writers: the transport has bytes that the socket would not take."""
+        self._drained = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """Let writers go on."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    # --- the serving task's side --------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            await self._serve(self)
+        finally:
+            self._transport.close()
+
+    async def _arrive(self) -> None:
+        self._transport.resume_reading()
+        self._arrival = asyncio.get_running_loop().create_future()
+        await self._arrival
+
+    async def read_until(self, mark: bytes, *, limit_bytes: int = _INBOX_BYTES) -> bytes:
+        """Read up to ``mark`` and return what stands before it.
+
+        Raises:
+            BadRequestError: ``mark`` is not within ``limit_bytes``.
+        """
+        searched = 0
+        while (found := self._inbox.find(mark, max(0, searched - len(mark)))) < 0:
+            searched = len(self._inbox)
+            if searched >= limit_bytes:
+                raise BadRequestError("too many bytes without an end", status=431)
+            await self._arrive()
+        taken = bytes(self._inbox[:found])
+        del self._inbox[: found + len(mark)]
+        return taken
+
+    async def read_exactly(self, size_bytes: int) -> bytearray:
+        """Read ``size_bytes`` bytes; memory grows with what arrives, not with what was announced."""
+        body = self._inbox[:size_bytes]
+        del self._inbox[:size_bytes]
+        filled = len(body)
+        while filled < size_bytes:
+            grown = min(size_bytes - filled, max(filled, _GROWTH_BYTES))
+            body.extend(bytes(grown))
+            self._sink = memoryview(body)[filled:]
+            try:
+                await self._arrive()
+            finally:
+                self._sink = None
+            filled += grown
+        return body
+
+    async def read_chunked(self, *, limit_bytes: int) -> bytearray:
+        """Read a body in HTTP chunks and skip its trailers.
+
+        Raises:
+            BadRequestError: a chunk is malformed, or all are longer than ``limit_bytes``.
+        """
+        body = bytearray()
+        while size := _chunk_bytes(await self.read_until(b"\r\n", limit_bytes=1024)):
+            if len(body) + size > limit_bytes:
+                raise BadRequestError("the body is too large", status=413)
+            body += await self.read_exactly(size)
+            if await self.read_exactly(2) != b"\r\n":
+                raise BadRequestError("malformed chunk")
+        while await self.read_until(b"\r\n"):
+            pass
+        return body
+
+    async def write(self, data: Body) -> None:
+        """Write, and return once the transport holds none of it; slices as it goes, copies nothing that fits.
+
+        Once the connection is lost, the rest is dropped: asyncio would complain, and the task is about to end.
+        """
+        view = memoryview(data)
+        for start in range(0, len(view), _SLICE_BYTES):
+            if self._transport.is_closing():
+                return
+            self._transport.write(view[start : start + _SLICE_BYTES])
+            if self._drained is not None:
+                await self._drained
+
+    async def linger(self) -> None:
+        """End our side and discard what still comes, for a moment.
+
+        Closing with unread bytes would reset the connection, and the peer might never see why it was refused.
+        """
+        self._transport.write_eof()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while True:
+                    self._inbox.clear()
+                    await self._arrive()
+
+    def reset(self) -> None:
+        """Drop the connection so that the peer sees a reset, not an end."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        self._transport.abort()
+
+
+def _chunk_bytes(line: bytes) -> int:
+    digits = line.partition(b";")[0]
+    if not 0 < len(digits) <= 15 or digits.strip(b"0123456789abcdefABCDEF"):
+        raise BadRequestError("malformed chunk size")
+    return int(digits, 16)

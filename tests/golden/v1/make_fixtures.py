@@ -26,7 +26,7 @@ import stoker
 from stoker._format.dtypes import DTYPES
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
-from stoker_local._host import running_bucket
+from stoker_local import running_bucket
 from stoker_torch import Loader, StreamDataset, merge_states
 from support.materialized import carry_out, phases
 from support.stores import run_with

@@ -14,9 +14,7 @@ import pytest
 from stoker import cli
 from stoker._base.operations import Operation
 from stoker._cost.prices import Prices
-from stoker_local._bucket import LocalBucket
-from stoker_local._config import BucketConfig
-from stoker_local._host import running_bucket
+from stoker_local import BucketConfig, LocalBucket, running_bucket
 
 _OPERATIONS = {
     "GetObject": Operation.GET,

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from stoker_local._objects import StoredObject
-from stoker_local._s3.conditions import COPY_SOURCE_IF, Outcome, read_outcome
-from stoker_local._s3.copying import parse_copy_source
-from stoker_local._s3.errors import S3Error
+from stoker_local._s3.model import S3Error
+from stoker_local._s3.multipart import parse_copy_source
+from stoker_local._s3.operations import COPY_SOURCE_IF, Outcome, read_outcome
 
 MODIFIED_AT = 784_111_777.9  # Sun, 06 Nov 1994 08:49:37.9 GMT
 STORED = StoredObject(data=b"", tag='"tag"', modified_at=MODIFIED_AT)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from stoker_local._wire import Wire
+from stoker_local._http1 import Wire
 
 
 def test_nothing_is_written_to_a_connection_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:

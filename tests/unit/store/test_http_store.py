@@ -38,7 +38,7 @@ from stoker.errors import (
     TruncatedError,
     UnexpectedAnswerError,
 )
-from stoker_local._s3.signature import KeyPair
+from stoker_local import KeyPair
 from support.datasets import pack_numbers
 from support.places import with_store
 from support.platform_doors import enter

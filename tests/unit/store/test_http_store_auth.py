@@ -25,7 +25,7 @@ from stoker.errors import (
     StokerError,
     StoreError,
 )
-from stoker_local._s3.signature import KeyPair
+from stoker_local import KeyPair
 from support.datasets import pack_numbers
 from support.google_metadata import machine_account
 from support.platform_doors import REGION, BearerDoor, Door, IamDoor, enter

@@ -21,7 +21,7 @@ from yarl import URL
 
 from stoker._stores import GcsOptions, Presigner, S3Options, Store, open_store
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from support.stores import run_with
 
 ODD_KEY = "a b/ü+%2F?&=~'*"

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from stoker_local._http1 import Response
-from stoker_local._listing import Page, successor
-from stoker_local._s3.errors import S3Error
-from stoker_local._s3.model import OWNER, Bucket, Call, element, iso_time, xml_response
+from stoker_local._objects import Page, successor
+from stoker_local._s3.model import OWNER, Bucket, Call, S3Error, element, iso_time, xml_response
 
 __all__ = ["NULL_VERSION", "list_object_versions", "list_objects", "list_objects_v2", "number_parameter", "url_coder"]
 

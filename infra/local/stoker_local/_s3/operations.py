@@ -1,27 +1,182 @@
-"""S3's operations on objects: read, write, delete."""
+"""S3's operations on objects and their tags, with preconditions.
+
+Source of the preconditions: the S3 API reference, which refers to RFC 7232 (now RFC 9110, section 13): a comparison of
+ETags takes precedence over the comparison of times of the same kind. Times are compared in whole seconds, as
+``Last-Modified`` states them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from email.utils import formatdate
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC
+from email.utils import formatdate, parsedate_to_datetime
+from enum import Enum
 
-from stoker_local._http1 import Body, Request, Response
-from stoker_local._objects import StoredObject
-from stoker_local._ranges import UnsatisfiableRangeError, byte_range
-from stoker_local._s3.conditions import Outcome, check_delete_condition, check_write_conditions, failed, read_outcome
-from stoker_local._s3.errors import S3Error
+from stoker_local._http1 import Body, Request, Response, parse_query
+from stoker_local._objects import StoredObject, UnsatisfiableRangeError, byte_range
 from stoker_local._s3.listings import NULL_VERSION
-from stoker_local._s3.model import Bucket, Call, element, parse_xml, xml_response
-from stoker_local._s3.payload import decode_payload
-from stoker_local._s3.tagging import tags_of_header
+from stoker_local._s3.model import Bucket, Call, S3Error, decode_payload, element, parse_xml, xml_response
 
-__all__ = ["delete_object", "delete_objects", "etag_of", "get_object", "object_headers", "put_object"]
+__all__ = [
+    "COPY_SOURCE_IF",
+    "Outcome",
+    "check_delete_condition",
+    "check_write_conditions",
+    "delete_object",
+    "delete_objects",
+    "delete_tags",
+    "etag_of",
+    "failed",
+    "get_object",
+    "get_tags",
+    "object_headers",
+    "put_object",
+    "put_tags",
+    "read_outcome",
+    "tags_of_header",
+]
 
+COPY_SOURCE_IF = "x-amz-copy-source-if-"
+_MAX_TAGS = 10
+_MAX_NAME_CHARACTERS = 128
+_MAX_VALUE_CHARACTERS = 256
 _KEPT_HEADERS = ("cache-control", "content-disposition", "content-language", "content-type", "expires")
 _OVERRIDABLE = (*_KEPT_HEADERS, "content-encoding")
 _MAX_KEYS = 1000
 _PART_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
+
+
+class Outcome(Enum):
+    """What the conditions of a read come to."""
+
+    HOLD = "hold"
+    NOT_MODIFIED = "not modified"  # the client has this version: 304 for a read
+    FAILED = "failed"  # 412
+
+
+def read_outcome(headers: Mapping[str, str], stored: StoredObject, *, prefix: str = "if-") -> Outcome:
+    """Return what a read's conditions come to; ``prefix`` is ``COPY_SOURCE_IF`` for those on the source of a copy.
+
+    ``…match`` that holds makes ``…unmodified-since`` void, and ``…none-match`` makes ``…modified-since`` void. A time
+    that is not a valid HTTP date is ignored (RFC 9110, section 13.1.3).
+    """
+    modified_at = int(stored.modified_at)
+    if (tags := headers.get(prefix + "match")) is not None:
+        if not _matches(tags, stored.tag):
+            return Outcome.FAILED
+    elif (time := _posix_time(headers.get(prefix + "unmodified-since"))) is not None and modified_at > time:
+        return Outcome.FAILED
+    if (tags := headers.get(prefix + "none-match")) is not None:
+        if _matches(tags, stored.tag):
+            return Outcome.NOT_MODIFIED
+    elif (time := _posix_time(headers.get(prefix + "modified-since"))) is not None and modified_at <= time:
+        return Outcome.NOT_MODIFIED
+    return Outcome.HOLD
+
+
+def check_write_conditions(bucket: Bucket, call: Call) -> None:
+    """Refuse a write whose ``If-None-Match: *`` or ``If-Match`` does not hold, where the bucket heeds them.
+
+    Raises:
+        S3Error: it does not hold, or is one that S3 does not implement: ``If-None-Match`` with an ETag, or both.
+    """
+    headers = call.request.headers
+    if bucket.spec.ignores_conditions:
+        return
+    absent = headers.get("if-none-match")
+    if absent is not None:
+        if absent != "*" or "if-match" in headers:
+            message = "A header you provided implies functionality that is not implemented"
+            raise S3Error("NotImplemented", message, elements={"Header": "If-None-Match"})
+        if call.key in bucket.objects:
+            raise failed("If-None-Match")
+    check_delete_condition(bucket, call.key, headers.get("if-match"))
+
+
+def check_delete_condition(bucket: Bucket, key: str, tag: str | None) -> None:
+    """Refuse to replace or delete an object that does not have the ETag ``tag``, or, for ``*``, is not there.
+
+    Raises:
+        S3Error: it does not hold.
+    """
+    if tag is None:
+        return
+    if not _matches(tag, bucket.stored_object(key).tag):
+        raise failed("If-Match")
+
+
+def failed(condition: str) -> S3Error:
+    """Return the error of a condition that does not hold; ``condition`` is its header."""
+    message = "At least one of the pre-conditions you specified did not hold"
+    return S3Error("PreconditionFailed", message, elements={"Condition": condition})
+
+
+def _matches(condition: str, tag: str) -> bool:
+    wanted = [part.strip().removeprefix("W/") for part in condition.split(",")]
+    return "*" in wanted or tag in wanted or tag.strip('"') in wanted
+
+
+def _posix_time(date: str | None) -> int | None:
+    if date is None:
+        return None
+    try:
+        parsed = parsedate_to_datetime(date)
+        return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return None
+
+
+def tags_of_header(header: str) -> Mapping[str, str]:
+    """Return the tags in an ``x-amz-tagging`` header, which are encoded like a query.
+
+    Raises:
+        S3Error: they are not, or S3 does not take them.
+    """
+    try:
+        pairs = parse_query(header)
+    except UnicodeDecodeError as error:
+        raise S3Error(
+            "InvalidArgument", "The header 'x-amz-tagging' shall be encoded as UTF-8 then URLEncoded."
+        ) from error
+    return _checked(pairs)
+
+
+def get_tags(bucket: Bucket, call: Call, now: float) -> Response:
+    """GetObjectTagging."""
+    tags = bucket.stored_object(call.key).tags
+    listed = (f"<Tag>{element('Key', name)}{element('Value', value)}</Tag>" for name, value in sorted(tags.items()))
+    return xml_response("Tagging", f"<TagSet>{''.join(listed)}</TagSet>")
+
+
+def put_tags(bucket: Bucket, call: Call, now: float) -> Response:
+    """PutObjectTagging: replaces all tags."""
+    stored = bucket.stored_object(call.key)
+    nodes = parse_xml(decode_payload(call.request, call.body)).findall("TagSet/Tag")
+    tags = _checked(tuple((node.findtext("Key") or "", node.findtext("Value") or "") for node in nodes))
+    bucket.objects[call.key] = replace(stored, tags=tags)
+    return Response()
+
+
+def delete_tags(bucket: Bucket, call: Call, now: float) -> Response:
+    """DeleteObjectTagging."""
+    bucket.objects[call.key] = replace(bucket.stored_object(call.key), tags={})
+    return Response(status=204)
+
+
+def _checked(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    tags = dict(pairs)
+    if len(pairs) > _MAX_TAGS:
+        raise S3Error("BadRequest", f"Object tags cannot be greater than {_MAX_TAGS}")
+    if len(tags) < len(pairs):
+        raise S3Error("InvalidTag", "Cannot provide multiple Tags with the same key")
+    if any(not 0 < len(name) <= _MAX_NAME_CHARACTERS for name in tags):
+        raise S3Error("InvalidTag", "The TagKey you have provided is invalid")
+    if any(len(value) > _MAX_VALUE_CHARACTERS for value in tags.values()):
+        raise S3Error("InvalidTag", "The TagValue you have provided is invalid")
+    return tags
 
 
 def etag_of(data: Body) -> str:

@@ -9,20 +9,20 @@ from types import MappingProxyType
 
 from stoker_local._http1 import Body, Request, Response
 from stoker_local._objects import ObjectCreated
-from stoker_local._s3 import copying, listings, multipart, operations, tagging, uploads
-from stoker_local._s3.errors import S3Error
+from stoker_local._s3 import listings, multipart, operations
 from stoker_local._s3.model import (
     OWNER,
     Bucket,
     BucketSpec,
     Call,
     CopySource,
+    S3Error,
+    decode_payload,
     element,
     iso_time,
     parse_xml,
     xml_response,
 )
-from stoker_local._s3.payload import decode_payload
 from stoker_local._s3.signature import KeyPair, read_claim, verify
 
 __all__ = ["S3Service"]
@@ -118,19 +118,19 @@ _OPERATIONS: MappingProxyType[str, Callable[[Bucket, Call, float], Response]] = 
         "HeadObject": operations.get_object,
         "PutObject": operations.put_object,
         "DeleteObject": operations.delete_object,
-        "GetObjectTagging": tagging.get_tags,
-        "PutObjectTagging": tagging.put_tags,
-        "DeleteObjectTagging": tagging.delete_tags,
+        "GetObjectTagging": operations.get_tags,
+        "PutObjectTagging": operations.put_tags,
+        "DeleteObjectTagging": operations.delete_tags,
         "CreateMultipartUpload": multipart.create_upload,
         "UploadPart": multipart.upload_part,
         "CompleteMultipartUpload": multipart.complete_upload,
         "AbortMultipartUpload": multipart.abort_upload,
-        "ListMultipartUploads": uploads.list_uploads,
-        "ListParts": uploads.list_parts,
+        "ListMultipartUploads": multipart.list_uploads,
+        "ListParts": multipart.list_parts,
     }
 )
 _COPIES: MappingProxyType[str, Callable[[Bucket, Call, CopySource, float], Response]] = MappingProxyType(
-    {"CopyObject": copying.copy_object, "UploadPartCopy": copying.upload_part_copy}
+    {"CopyObject": multipart.copy_object, "UploadPartCopy": multipart.upload_part_copy}
 )
 _CREATIONS = MappingProxyType(
     {
@@ -180,7 +180,7 @@ class S3Service:
         asked = [name for name, _ in request.query if name in _SUBRESOURCES]
         subresource = "uploadId" if "uploadId" in asked else asked[0] if asked else ""
         operation = _ROUTES.get((request.method, level, subresource), "Unknown")
-        if copying.COPY_SOURCE in request.headers:
+        if multipart.COPY_SOURCE in request.headers:
             operation = _WITH_SOURCE.get(operation, operation)
         return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)
 
@@ -232,7 +232,7 @@ class S3Service:
 
     def _copy_source(self, call: Call, key: KeyPair | None) -> CopySource:
         """Return the object that a copy reads, if who asks may read it."""
-        name, source_key = copying.parse_copy_source(call.request.headers[copying.COPY_SOURCE])
+        name, source_key = multipart.parse_copy_source(call.request.headers[multipart.COPY_SOURCE])
         self._check_rights(call, name, key, reads=True)
         return CopySource(bucket=name, key=source_key, stored=self._bucket(name).stored_object(source_key))
 

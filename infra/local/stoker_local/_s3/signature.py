@@ -15,7 +15,7 @@ from functools import lru_cache
 from urllib.parse import quote
 
 from stoker_local._http1 import Request
-from stoker_local._s3.errors import S3Error
+from stoker_local._s3.model import S3Error
 
 __all__ = ["Claim", "KeyPair", "read_claim", "verify"]
 

@@ -8,6 +8,7 @@ from stoker_local.functions._google.spec import GoogleSpec, ObjectFinalized
 from stoker_local.functions._outcome import Outcome
 from stoker_local.functions._spec import FunctionSpec
 from stoker_local.functions._statistics import FunctionStatistics, Happening, total
+from stoker_local.functions._triggers.queue import LocalQueue
 from stoker_local.functions._triggers.spec import EventSource, Notification, QueueSpec, Schedule
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "FunctionStatistics",
     "GoogleSpec",
     "Happening",
+    "LocalQueue",
     "Notification",
     "ObjectFinalized",
     "Outcome",

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from aiohttp import web
 
 from stoker_local._http1 import BadRequestError, Request, parse_query
-from stoker_local._s3.errors import S3Error
+from stoker_local._s3.model import S3Error
 from stoker_local._s3.signature import KeyPair, read_claim, verify
 from stoker_local.functions._errors import ServiceError
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker_local.functions import EventSource, Outcome, QueueSpec, ServiceError
+from stoker_local.functions import EventSource, LocalQueue, Outcome, QueueSpec, ServiceError
 from stoker_local.functions._payload import MAX_REQUEST_BYTES
 from stoker_local.functions._triggers.event_source import batch_event, failed_messages, poll
-from stoker_local.functions._triggers.queue import Delivery, LocalQueue
+from stoker_local.functions._triggers.queue import Delivery
 
 BATCH = [
     Delivery(receipt=f"r{i}", message_id=f"m{i}", body=f"body {i}", sent_at=1.5, first_received_at=2.5, receives=3)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from stoker._cost.prices import Prices
-from stoker_local.functions import FunctionSpec, total
-from stoker_local.functions._outcome import Outcome, billed_milliseconds, failure, report
+from stoker_local.functions import FunctionSpec, Outcome, total
+from stoker_local.functions._outcome import billed_milliseconds, failure, report
 from stoker_local.functions._statistics import Journal, Meter
 
 GIB = 1 << 30

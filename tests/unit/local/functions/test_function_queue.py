@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker._base.clock import run_virtual
-from stoker_local.functions import QueueSpec
-from stoker_local.functions._triggers.queue import Delivery, LocalQueue
+from stoker_local.functions import LocalQueue, QueueSpec
+from stoker_local.functions._triggers.queue import Delivery
 
 
 def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQueue:

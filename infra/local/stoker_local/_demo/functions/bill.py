@@ -41,7 +41,7 @@ class Bill:
 
         Args:
             figures: of each function.
-            counts: of the bucket, as :meth:`~stoker_local._counts.Counts.as_dict` has them.
+            counts: of the bucket, as :meth:`~stoker_local._bucket.Counts.as_dict` has them.
             prices: to use.
             raw_puts: requests that brought the raw samples, which are left out: they are the same in any case.
         """
