@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
 
@@ -86,6 +86,21 @@ class _Orphan:
     first_checksums: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Adoption:
+    """Which orphans belong to the data set.
+
+    Attributes:
+        dataset: that they belong to; None if there is none.
+        orphans: those that do.
+        refused: the others, and why.
+    """
+
+    dataset: _Dataset | None
+    orphans: Mapping[Place, _Orphan] = field(default_factory=dict)
+    refused: tuple[BadObject, ...] = ()
+
+
 async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = False) -> RebuildReport:
     """Commit a manifest of every super-sample that belongs to the data set and is there.
 
@@ -105,38 +120,33 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
     """
     reader = RetryingReader(store)
     survey = await _survey(reader)
-    dataset = next((_Dataset(source.dataset, source.schema) for source in survey.sources), None)
     claimed = dict(place for source in survey.sources for place in _places(source))
-    twice = _packed_twice(survey, claimed)
-    claimed = {place: packed for place, packed in claimed.items() if place not in twice}
-    found, lost = await _check_claimed(reader, claimed, survey.objects, whole=verify)
-    orphans = sorted(await _orphans(reader, survey, {*claimed, *twice}))
-    adopted: dict[Place, _Orphan] = {}
-    refused: list[BadObject] = []
-    if adopt and survey.may_have_replaced:
-        reason = "belongs to no run; functions add to this data set, so its samples may be there already"
-        refused = [BadObject(object_key(*place), f"{object_key(*place)} {reason}") for place in orphans]
-    elif adopt:
-        dataset, adopted, refused = await _adopt(reader, orphans, dataset)
-    if dataset is None or not (found or adopted):
+    repeated = _repeated(survey, claimed)
+    wanted = {place: packed for place, packed in claimed.items() if place not in repeated}
+    found, lost = await _check_claimed(reader, wanted, survey.objects, whole=verify)
+    owned = claimed.keys() | repeated
+    orphans = sorted(await _orphans(reader, survey, owned))
+    adoption = await _adopt(reader, survey, orphans) if adopt else _Adoption(survey.dataset)
+    adopted = adoption.orphans
+    rows = {**found, **{place: orphan.packed for place, orphan in adopted.items()}}
+    if adoption.dataset is None or not rows:
         await versions.check_bucket(store, "super-sample")
-        raise NotFoundError(_nothing_found(store.url, orphans, refused))
+        raise NotFoundError(_nothing_found(store.url, orphans, adoption.refused))
     if survey.newest_version >= MAX_VERSION:
         raise PackError(
             f"{store.url} tells of version {survey.newest_version}, which none can follow; delete the manifest or pack "
             "record that says so and rebuild again"
         )
-    rows = {**found, **{place: orphan.packed for place, orphan in adopted.items()}}
-    rebuilt = _manifest(dataset, survey.newest_version + 1, rows)
+    rebuilt = _manifest(adoption.dataset, survey.newest_version + 1, rows)
     manifest = await _publish(store, survey.base, rebuilt)
     return RebuildReport(
         manifest=manifest,
         is_new=manifest is rebuilt,
-        lost=tuple(lost),
+        lost=lost,
         adopted=tuple(object_key(*place) for place in adopted),
         orphans=tuple(object_key(*place) for place in orphans if place not in adopted),
-        refused=tuple(refused),
-        gaps=tuple(_gaps(survey, adopted, {*claimed, *twice}) if adopt else _unrecorded(survey, orphans)),
+        refused=adoption.refused,
+        gaps=tuple(_gaps(survey, adopted, owned) if adopt else _unrecorded(survey, orphans)),
         repeats=tuple(_repeats(adopted)),
     )
 
@@ -164,6 +174,11 @@ class _Survey:
     objects: dict[Place, ObjectInfo]
 
     @property
+    def dataset(self) -> _Dataset | None:
+        """What the sources belong to; None if there is none."""
+        return next((_Dataset(source.dataset, source.schema) for source in self.sources), None)
+
+    @property
     def may_have_replaced(self) -> bool:
         """Whether functions took in raw objects, or a compaction rewrote some: orphans may be there twice then."""
         return any(len(record.sources) for record in self.records)
@@ -177,13 +192,12 @@ async def _survey(reader: RetryingReader[Readable]) -> _Survey:
     overwritten = _overwritten(base, records)
     source = None if base is not None and overwritten.issuperset(run.run for run in base.runs) else base
     left = [record for record in records if record.run not in overwritten]
-    prefixes = [record.prefix for record in _finished(source, left) if record.prefix is not None]
     return _Survey(
         base=base,
         numbers=tuple(numbers),
         # The number of a lost version is not given again: someone may have pinned it.
         newest_version=max([0 if base is None else base.version, *known]),
-        sources=(*([] if source is None else [source]), *prefixes),
+        sources=_sources(source, left),
         records=tuple(records),
         overwritten=overwritten,
         objects=await list_super_samples(reader),
@@ -226,33 +240,41 @@ def _overwritten(base: Manifest | None, records: Iterable[PackRecord]) -> frozen
     return earlier | has if is_older else earlier - has
 
 
-def _packed_twice(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
-    """Return the places whose samples others of the data set have: what runs took the place of, the newest runs first.
+def _repeated(survey: _Survey, claimed: Mapping[Place, Packed]) -> set[Place]:
+    """Return the places whose samples are in others of the data set, too: the newest compaction decides first.
 
-    But a run that is not there whole gives way to what it took the place of, where that is.
+    They are what a compaction took the place of; but its own, where it is not whole and what it replaced is.
     """
     runs = {run.run for source in survey.sources for run in source.runs}
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for run, number in {**survey.objects, **claimed}:
-        numbers[run].append(number)
+    there = claimed.keys() & survey.objects.keys()
+    numbers = _numbers(survey.objects.keys() | claimed.keys())
     found: set[Place] = set()
     compactions = [record for record in survey.records if record.replaces and record.run in runs]
     for record in sorted(compactions, key=lambda record: record.version or math.inf, reverse=True):
-        theirs = {
-            (run.run, number)
-            for run in record.replaces
-            for number in numbers.get(run.run, ())
-            if run.first_number <= number < run.first_number + run.rows
-        }
-        are_there = len(theirs) == sum(run.rows for run in record.replaces) and all(
-            place in claimed and place in survey.objects for place in theirs
-        )
-        mine = set() if record.prefix is None else {place for place, _ in _places(record.prefix)}
-        is_whole = bool(mine) and all(place in survey.objects or place in found for place in mine)
-        if is_whole or not are_there:
-            found |= theirs
-        else:
-            found |= mine & survey.objects.keys()  # what is lost of it is still told
+        replaced = _replaced(record, numbers)
+        is_replaced_whole = len(replaced) == sum(run.rows for run in record.replaces) and replaced <= there
+        own = set() if record.prefix is None else {place for place, _ in _places(record.prefix)}
+        is_whole = bool(own) and not own - survey.objects.keys() - found
+        # Of a compaction that gives way, what is lost is still told.
+        found |= own & survey.objects.keys() if is_replaced_whole and not is_whole else replaced
+    return found
+
+
+def _replaced(record: PackRecord, numbers: Mapping[str, Sequence[int]]) -> set[Place]:
+    """Return the known super-samples, as :func:`_numbers` of each run, whose place a compaction took."""
+    return {
+        (run.run, number)
+        for run in record.replaces
+        for number in numbers.get(run.run, ())
+        if run.first_number <= number < run.first_number + run.rows
+    }
+
+
+def _numbers(places: Iterable[Place]) -> Mapping[str, list[int]]:
+    """Return the numbers of each run, in ascending order."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for run, number in sorted(places):
+        found[run].append(number)
     return found
 
 
@@ -271,33 +293,33 @@ async def _orphans(reader: RetryingReader[Readable], survey: _Survey, owned: Set
     return found
 
 
-def _finished(base: Manifest | None, records: Iterable[PackRecord]) -> list[PackRecord]:
-    """Return the records of the finished runs that ``base`` lacks, in the order in which they belong to the data set.
+def _sources(base: Manifest | None, records: Sequence[PackRecord]) -> tuple[Manifest, ...]:
+    """Return ``base`` and the prefixes of the finished runs that it lacks, in the order in which they belong to it.
 
     Of runs that had come to their end and were to create the data set, at most one can: with several, or with one
-    beside a data set that is there already, none is taken, since the packer would have been refused too. Those that
-    another than their packer commits are left to it, and those that were committed and ``base`` lacks, though it is no
-    older, had their place taken.
+    beside a data set that is there already, none is taken, since the packer would have been refused too.
     """
     has = set() if base is None else {run.run for run in base.runs}
-    version = 0 if base is None else base.version
-    finished = [
-        record
-        for record in records
-        if record.state != "packing" and record.run not in has
-        if (record.version > version if record.is_committed else record.mode != "deferred")
-    ]
-    taken = sorted((record for record in finished if record.is_committed), key=lambda record: record.version)
-    founders = [record for record in finished if not record.is_committed and record.mode == "create"]
-    if base is None and not taken and len(founders) == 1:
-        taken = founders
-    taken += [record for record in finished if not record.is_committed and record.mode == "append"]
-    first = base if base is not None else next((record.prefix for record in taken if record.prefix is not None), None)
-    return [
-        record
-        for record in taken
-        if record.prefix and first and (record.prefix.dataset, record.prefix.schema) == (first.dataset, first.schema)
-    ]
+    by_claim: dict[str, list[PackRecord]] = defaultdict(list)
+    for record in records:
+        if record.run not in has:
+            by_claim[_claim(record, 0 if base is None else base.version)].append(record)
+    committed = sorted(by_claim["committed"], key=lambda record: record.version)
+    is_founded = base is not None or committed or len(by_claim["create"]) > 1
+    finished = [*committed, *([] if is_founded else by_claim["create"]), *by_claim["append"]]
+    found = [manifest for manifest in (base, *(record.prefix for record in finished)) if manifest is not None]
+    return tuple(each for each in found if (each.dataset, each.schema) == (found[0].dataset, found[0].schema))
+
+
+def _claim(record: PackRecord, base_version: int) -> str:
+    """Return by what a run that the base lacks belongs to the data set: ``committed``, or its mode; or nothing.
+
+    A run that was committed and that the base, which is no older, lacks had its place taken. One whose packer does not
+    commit it is left to whoever does.
+    """
+    if record.is_committed:
+        return "committed" if record.version > base_version else ""
+    return record.mode if record.state == "complete" and record.mode != "deferred" else ""
 
 
 def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:
@@ -328,12 +350,10 @@ def _gaps(survey: _Survey, adopted: Mapping[Place, _Orphan], told: Iterable[Plac
         adopted: the orphans that are taken in.
         told: places of which manifests or records tell, so that they are reported if they are lost.
     """
-    numbers: dict[str, list[int]] = defaultdict(list)
-    for run, number in {*survey.objects, *told}:
-        numbers[run].append(number)
+    numbers = _numbers({*survey.objects, *told})
     unfinished = {record.run for record in survey.records if record.state == "packing"}
     for run in sorted({run for run, _ in adopted}):
-        present = sorted(numbers[run])
+        present = numbers[run]
         for before, after in pairwise((-1, *present)):
             if missing := after - before - 1:
                 key = object_key(run, before + 1)
@@ -381,7 +401,7 @@ async def _check_claimed(
     objects: dict[Place, ObjectInfo],
     *,
     whole: bool,
-) -> tuple[dict[Place, Packed], list[BadObject]]:
+) -> tuple[dict[Place, Packed], tuple[BadObject, ...]]:
     """Return the claimed super-samples that are there, with their present tags, and the others; in order."""
     problems: dict[Place, str] = {}
     check_one = _check_whole if whole else _check_head
@@ -396,7 +416,7 @@ async def _check_claimed(
     found = {
         place: replace(packed, tag=objects[place].tag) for place, packed in claimed.items() if place not in problems
     }
-    return found, [BadObject(object_key(*place), problems[place]) for place in claimed if place in problems]
+    return found, _bad(claimed, problems)
 
 
 async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
@@ -415,10 +435,12 @@ async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packe
         raise ChecksumError(f"{info.key} is not what was packed: its checksum differs")
 
 
-async def _adopt(
-    reader: RetryingReader[Readable], orphans: Sequence[Place], dataset: _Dataset | None
-) -> tuple[_Dataset | None, dict[Place, _Orphan], list[BadObject]]:
+async def _adopt(reader: RetryingReader[Readable], survey: _Survey, orphans: Sequence[Place]) -> _Adoption:
     """Return the orphans that are whole and of the data set, or of the first orphan's where there is none yet."""
+    if survey.may_have_replaced:
+        reason = "belongs to no run; functions add to this data set, so its samples may be there already"
+        refused = _bad(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
+        return _Adoption(survey.dataset, refused=refused)
     opened: dict[Place, _Orphan] = {}
     problems: dict[Place, str] = {}
 
@@ -431,6 +453,7 @@ async def _adopt(
 
     await for_each(orphans, open_orphan, concurrency=_WHOLE_AT_ONCE)
     adopted: dict[Place, _Orphan] = {}
+    dataset = survey.dataset
     for place in orphans:
         if orphan := opened.get(place):
             dataset = dataset or orphan.dataset
@@ -438,7 +461,12 @@ async def _adopt(
                 adopted[place] = orphan
             else:
                 problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
-    return dataset, adopted, [BadObject(object_key(*place), problems[place]) for place in orphans if place in problems]
+    return _Adoption(dataset, adopted, _bad(orphans, problems))
+
+
+def _bad(places: Iterable[Place], problems: Mapping[Place, str]) -> tuple[BadObject, ...]:
+    """Return what is wrong with those of some places that have a problem, in their order."""
+    return tuple(BadObject(object_key(*place), problems[place]) for place in places if place in problems)
 
 
 async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
