@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ from stoker._maintenance.inspection import Place, list_super_samples
 from stoker._maintenance.restoration import restored
 from stoker._pack.log import Logged, list_records
 from stoker._pack.part import provisional_dataset
-from stoker._pack.record import PackRecord
+from stoker._pack.record import PackRecord, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, FormatError, NotFoundError, PackError
 
@@ -94,70 +94,104 @@ async def gc(
     if keep_versions is not None and keep_versions < 1:
         raise ConfigError(f"keep_versions must be at least 1, not {keep_versions}; the newest version is never deleted")
     retrying = RetryingStore(store)
-    objects = await list_super_samples(retrying)
-    logged = await list_records(retrying)
-    newest = await versions.newest_manifest(retrying)
-    _check_manifest_is_there(store.url, newest, logged)
-    if newest is None and not (objects or logged):
-        await versions.check_bucket(store, "data set")
-        raise NotFoundError(f"there is no data set at {store.url}, and nothing of one")
-    numbers = await versions.list_versions(retrying)
-    dropped = [] if keep_versions is None else numbers[:-keep_versions]
-    kept = [newest] if newest is not None else []
-    kept += [await versions.read_manifest(retrying, version) for version in numbers if version not in dropped]
-    covered = _covered(kept)
-    given_up = _given_up(store.url, abandoned, objects, logged, covered)
-    await _check_none_waits(retrying, newest, [item for item in logged if _run_of(item) in given_up])
-    unfinished = {_run_of(item): item.record for item in logged if _is_unfinished(item)}
-    protected = {run: record for run, record in unfinished.items() if run not in given_up}
-    if newest is None:
-        objects = {place: info for place, info in objects.items() if place[0] in {*given_up, *protected}}
-    refused = {run for run, record in protected.items() if _is_refused(record, newest, store.url)}
-    report = replace(_sorted_out(objects, logged, covered, protected, refused), versions=tuple(dropped))
+    there = await _look(retrying, keep_versions)
+    given_up = _given_up(there, abandoned)
+    await _check_none_waits(retrying, there, given_up)
+    report = _sorted_out(there, given_up)
     if delete:
-        await _delete(retrying, newest, report)
+        await _delete(retrying, there.newest, report)
         report = replace(report, is_deleted=True)
     return report
 
 
-def _given_up(
-    url: str,
-    abandoned: Collection[str],
-    objects: Iterable[Place],
-    logged: Sequence[Logged],
-    covered: Mapping[str, set[tuple[int, int]]],
-) -> set[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _There:
+    """What is in the store.
+
+    Attributes:
+        url: of the store.
+        objects: every object that has the key of a super-sample.
+        records: of all runs, by run; None for a damaged one.
+        newest: the newest version of the manifest, None if there is none.
+        dropped: versions that are not kept.
+        covered: half-open intervals of numbers that the kept versions have, by run.
+    """
+
+    url: str
+    objects: Mapping[Place, ObjectInfo]
+    records: Mapping[str, PackRecord | None]
+    newest: Manifest | None
+    dropped: tuple[int, ...]
+    covered: Mapping[str, Set[tuple[int, int]]]
+
+    @property
+    def unfinished(self) -> dict[str, PackRecord | None]:
+        """The records of runs that are not committed. Of a damaged one nobody knows, so it is among them."""
+        return {run: each for run, each in self.records.items() if each is None or not each.is_committed}
+
+    def refuses(self, record: PackRecord | None) -> bool:
+        """Return whether no commit adds a run that has come to its end, since it is not of the data set."""
+        prefix = None if record is None or record.mode != "deferred" or record.state != "complete" else record.prefix
+        if self.newest is None or prefix is None:
+            return False
+        ids = self.newest.dataset, provisional_dataset(self.url)
+        return prefix.schema != self.newest.schema or prefix.dataset not in ids
+
+
+async def _look(store: RetryingStore, keep_versions: int | None) -> _There:
+    """Take stock: objects first, then records, then manifests, so that what is added meanwhile is garbage nowhere."""
+    objects = await list_super_samples(store)
+    logged = await list_records(store)
+    newest = await versions.newest_manifest(store)
+    _check_manifest_is_there(store.url, newest, logged)
+    if newest is None and not (objects or logged):
+        await versions.check_bucket(store, "data set")
+        raise NotFoundError(f"there is no data set at {store.url}, and nothing of one")
+    numbers = await versions.list_versions(store)
+    dropped = [] if keep_versions is None else numbers[:-keep_versions]
+    kept = [newest] if newest is not None else []
+    kept += [await versions.read_manifest(store, version) for version in numbers if version not in dropped]
+    return _There(
+        url=store.url,
+        objects=objects,
+        records={item.key.removeprefix("packs/").removesuffix(".safetensors"): item.record for item in logged},
+        newest=newest,
+        dropped=tuple(dropped),
+        covered=_covered(kept),
+    )
+
+
+def _given_up(there: _There, abandoned: Collection[str]) -> set[str]:
     """Return the runs that ids of runs and jobs are of."""
-    of_id: dict[str, set[str]] = defaultdict(set)
-    for run in {run for run, _ in objects} | {_run_of(item) for item in logged}:
-        if run not in covered:
-            of_id[run].add(run)
-    for item in logged:
-        if item.record is not None and item.record.job and _is_unfinished(item) and _run_of(item) not in covered:
-            of_id[item.record.job].add(_run_of(item))
+    open_runs = ({run for run, _ in there.objects} | there.records.keys()) - there.covered.keys()
+    of_id = defaultdict(set, {run: {run} for run in open_runs})
+    for run, record in there.unfinished.items():
+        if record is not None and record.job and run in open_runs:
+            of_id[record.job].add(run)
     if unknown := [each for each in abandoned if each not in of_id]:
         raise ConfigError(
-            f"no unfinished run or job at {url} has the id {unknown[0]!r:.80}; stoker gc {url} lists those there are"
+            f"no unfinished run or job at {there.url} has the id {unknown[0]!r:.80}; stoker gc {there.url} lists those "
+            "there are"
         )
     return {run for each in abandoned for run in of_id[each]}
 
 
-async def _check_none_waits(store: RetryingStore, newest: Manifest | None, given_up: Iterable[Logged]) -> None:
+async def _check_none_waits(store: RetryingStore, there: _There, given_up: Set[str]) -> None:
     """Raise PackError if the next commit would add one of the runs, as far as anybody can know.
 
     The bucket's record may not tell that a run has come to its end, where records are kept in memory until they are
     committed: but its last super-sample does.
     """
     waiting = []
-    for item in given_up:
-        record = item.record
-        if record is None or record.mode != "deferred" or record.job or record.is_committed:
+    for run, record in there.records.items():
+        if run not in given_up or record is None or record.mode != "deferred" or record.job or record.is_committed:
             continue
+        found = record
         if record.state == "packing":
             with suppress(FormatError):  # with an object of somebody else it never comes to its end
-                record = await restored(store, record)
-        if record.state == "complete" and not _is_refused(record, newest, store.url):
-            waiting.append(record.run)
+                found = await restored(store, record)
+        if found.state == "complete" and not there.refuses(found):
+            waiting.append(run)
     if waiting:
         raise PackError(
             f"the next commit to {store.url} adds {counted(len(waiting), 'run')} called abandoned, since all of it is "
@@ -165,42 +199,32 @@ async def _check_none_waits(store: RetryingStore, newest: Manifest | None, given
         )
 
 
-def _is_refused(record: PackRecord | None, newest: Manifest | None, url: str) -> bool:
-    """Return whether no commit adds a run that has come to its end, since it is not of the data set."""
-    prefix = None if record is None or record.mode != "deferred" or record.state != "complete" else record.prefix
-    if newest is None or prefix is None:
-        return False
-    return prefix.schema != newest.schema or prefix.dataset not in (newest.dataset, provisional_dataset(url))
-
-
-def _sorted_out(
-    objects: Mapping[Place, ObjectInfo],
-    logged: Sequence[Logged],
-    covered: Mapping[str, set[tuple[int, int]]],
-    protected: Mapping[str, PackRecord | None],
-    refused: Collection[str],
-) -> GarbageReport:
-    """Return what is garbage where some runs are protected and some intervals of some are covered."""
-    counts: Counter[str] = Counter()
-    garbage = []
-    for (run, number), info in objects.items():
-        if run in protected and run not in covered:
-            counts[run] += 1
-        elif not any(start <= number < end for start, end in covered.get(run, ())):
-            garbage.append(info)
+def _sorted_out(there: _There, given_up: Set[str]) -> GarbageReport:
+    """Return what is garbage, where some runs are given up."""
+    protected = {run: each for run, each in there.unfinished.items() if run not in given_up | there.covered.keys()}
+    counts = Counter(run for run, _ in there.objects)
     unfinished = {
-        run: Unfinished(run=run, objects=counts[run], record=record, is_refused=run in refused)
+        run: Unfinished(run=run, objects=counts[run], record=record, is_refused=there.refuses(record))
         for run, record in protected.items()
-        if run not in covered
     }
-    staying = {run for item in logged if (run := _run_of(item)) in covered or run in unfinished}
-    records = [item.key for item in logged if _run_of(item) not in staying and not _explains(item, staying)]
-    return GarbageReport(objects=tuple(garbage), records=tuple(records), unfinished=unfinished)
+    # Without a manifest, nothing but what was given up is garbage.
+    garbage = tuple(
+        info
+        for (run, number), info in there.objects.items()
+        if run not in protected and (run in given_up or there.newest is not None)
+        if not any(start <= number < end for start, end in there.covered.get(run, ()))
+    )
+    staying = (there.records.keys() & there.covered.keys()) | protected.keys()
+    records = tuple(
+        record_key(run)
+        for run, record in there.records.items()
+        if run not in staying and not _explains(record, staying)
+    )
+    return GarbageReport(objects=garbage, records=records, unfinished=unfinished, versions=there.dropped)
 
 
-def _explains(item: Logged, staying: Set[str]) -> bool:
+def _explains(record: PackRecord | None, staying: Set[str]) -> bool:
     """Return whether a record says what became of rows of which another, that stays, tells."""
-    record = item.record
     return record is not None and record.is_committed and any(run.run in staying for run in record.replaces)
 
 
@@ -223,15 +247,6 @@ def _check_manifest_is_there(url: str, newest: Manifest | None, logged: Sequence
             f"the pack records at {url} tell of a newer version than any that is there; nothing is deleted before "
             f"it is restored with: stoker rebuild-manifest {url}"
         )
-
-
-def _is_unfinished(item: Logged) -> bool:
-    # Of a damaged record nobody knows: its run is protected too.
-    return item.record is None or not item.record.is_committed
-
-
-def _run_of(item: Logged) -> str:
-    return item.key.removeprefix("packs/").removesuffix(".safetensors")
 
 
 def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
