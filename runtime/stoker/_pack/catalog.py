@@ -109,18 +109,14 @@ class BucketCatalog:
         # Of whoever committed last, or of this machine, one clock may be wrong.
         last_seconds = max((record.committed_seconds for _, record in found.values()), default=0)
         young_seconds = min(last_seconds, self._clock()) - REMEMBERED_SECONDS
-        for key, (tag, record) in found.items():
-            if record.is_committed:
-                is_old = record.committed_seconds < young_seconds
-                if record.prefix is not None or (is_old and len(record.sources)):
-                    sources = no_sources() if is_old else record.sources
-                    found[key] = tag, replace(record, prefix=None, sources=sources)
-        self._committed = {key: each for key, each in found.items() if each[1].is_committed}
+        self._committed = {
+            key: (tag, _remainder(record, young_seconds)) for key, (tag, record) in found.items() if record.is_committed
+        }
         self._open = {
             record.run: Journal(self._store, tag, record) for tag, record in found.values() if not record.is_committed
         }
         await self._write_digest()
-        return [record for _, record in found.values()]
+        return [record for _, record in (found | self._committed).values()]
 
     async def save(self, records: Iterable[PackRecord]) -> None:
         """Record that runs are committed: a PUT each, and a GET where it was not read before."""
@@ -167,3 +163,11 @@ class BucketCatalog:
             _log.warning("cannot write %s/%s: %s", self._store.url, DIGEST_KEY, error)
         else:
             self._digest_tag = info.tag
+
+
+def _remainder(record: PackRecord, young_seconds: float) -> PackRecord:
+    """Return what is still wanted of a committed record: not its prefix, and its raw objects only while it is young."""
+    is_old = record.committed_seconds < young_seconds
+    if record.prefix is None and not (is_old and len(record.sources)):
+        return record  # the very same, of which there is then one in memory
+    return replace(record, prefix=None, sources=no_sources() if is_old else record.sources)

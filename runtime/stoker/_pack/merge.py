@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -154,29 +154,35 @@ class _Successor:
 
 
 async def _settled(
-    catalog: Catalog, records: Sequence[PackRecord], base: Manifest | None, now_seconds: float
+    catalog: Catalog, records: list[PackRecord], base: Manifest | None, now_seconds: float
 ) -> list[PackRecord]:
     """Complete what a merge that died left open, and return the records that count.
 
     These are records of runs in the manifest that do not say so, and those that say so of runs whose place another has
     taken.
     """
-    has = set() if base is None else {run.run for run in base.runs}
-    late = [record for record in records if record.run in has and not record.is_committed and len(record)]
-    if base is not None and late:
+    if base is None:
+        return records
+    in_base = {run.run for run in base.runs}
+    late = [record for record in records if record.run in in_base and not record.is_committed and len(record)]
+    if late:
         await catalog.save(_committed(late, base, now_seconds))
         records = await catalog.records()
-    told = {record.run for record in records}
-    gone = {
+    replaced = _replaced(records, base.version, in_base)
+    await catalog.forget(replaced)
+    return [record for record in records if record.run not in replaced]
+
+
+def _replaced(records: Sequence[PackRecord], base_version: int, in_base: Set[str]) -> set[str]:
+    """Return the committed runs that the manifest has no more, whose records nothing needs."""
+    known = {record.run for record in records}
+    return {
         record.run
         for record in records
-        if record.is_committed and record.run not in has and base is not None
+        if record.is_committed and record.run not in in_base and record.version <= base_version
         if not record.job  # whose records say that they are done, should the same job come again
-        if told.isdisjoint(run.run for run in record.replaces)  # else these would seem to belong to the data set
-        if record.version <= base.version
+        if known.isdisjoint(run.run for run in record.replaces)  # else these would seem to belong to the data set
     }
-    await catalog.forget(gone)
-    return [record for record in records if record.run not in gone]
 
 
 def _committed(records: Iterable[PackRecord], manifest: Manifest, now_seconds: float) -> list[PackRecord]:

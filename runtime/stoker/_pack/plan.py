@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -111,20 +112,24 @@ async def plan_pack(store: Readable, config: PackConfig) -> PackPlan:
     identity = _identity(store, config, base if config.mode == "append" else None)
     creates = config.mode == "create" or base is None
     logged = await list_records(store, "" if creates else run_prefix(identity))
-    mine = [item for item in logged if item.record is not None and item.record.identity == identity]
-    for item in mine:
-        if item.record is not None and not item.record.is_committed:
-            return await _resumed(store, item.record, item.tag, base)
+    known = [(item.record, item.tag) for item in logged if item.record is not None]
+    for record, tag in known:
+        if record.identity == identity and not record.is_committed:
+            return await _resumed(store, record, tag, base)
     if creates:
-        check_can_create(store, base, [item.record for item in logged if item.record is not None])
+        check_can_create(store, base, [record for record, _ in known])
+    tags = {item.key: item.tag for item in logged}
+    return _begun(store.url, config, identity, base, tags)
+
+
+def _begun(url: str, config: PackConfig, identity: str, base: Manifest | None, tags: Mapping[str, str]) -> PackPlan:
+    """Return the plan of a new run on top of ``base``, where records are under the keys of ``tags``."""
     run = run_id(identity, 0 if base is None else base.version)
-    tag = next((item.tag for item in logged if item.key == record_key(run)), None)
-    source = config.source if config.source is not None else store.url
-    record = PackRecord(run=run, identity=identity, source=source, mode=config.mode)
+    source = config.source if config.source is not None else url
     return PackPlan(
         dataset=run if base is None else base.dataset,
-        record=record,
-        tag=tag,
+        record=PackRecord(run=run, identity=identity, source=source, mode=config.mode),
+        tag=tags.get(record_key(run)),
         is_resumed=False,
         is_in_manifest=False,
     )
