@@ -12,7 +12,7 @@ One hash a data set: ``stoker:{URL}:records``, run → record. A record only gro
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -99,22 +99,16 @@ class RedisCatalog:
             found, server, info = await self._asked(pipe.execute())
         identity = str(info["run_id"]).encode()
         parsed = (self._parsed(name.decode(), data) for name, data in found.items())
-        known = {record.run: record for record in parsed if record is not None}
+        in_memory = {record.run: record for record in parsed if record is not None}
         in_bucket = {record.run: record for record in await self._bucket.records()}
-        # Written behind its end, by an invocation that was repeated: the bucket, listed later, knows better.
-        late = [run for run in known if run not in in_bucket or in_bucket[run].is_committed]
+        late = _late(in_memory, in_bucket)
         await self._remove(late)
-        known = {run: record for run, record in known.items() if run not in late}
-        doubtful = [run for run, record in in_bucket.items() if run not in known and record.state == "packing"]
-        if server != identity:
-            doubtful += [run for run, record in known.items() if record.state == "packing"]
-        known.update(await self._restored([known.get(run) or in_bucket[run] for run in doubtful]))
+        for run in late:
+            del in_memory[run]
+        restored_runs = await self._restored(_doubtful(in_memory, in_bucket, is_same_server=server == identity))
         if server != identity:
             await self._asked(self._redis.set(self._server_key, identity))
-        for run, record in in_bucket.items():
-            if run not in known or record.progress > known[run].progress:
-                known[run] = record
-        return [known[run] for run in sorted(known)]
+        return _farthest({**in_memory, **restored_runs}, in_bucket)
 
     async def save(self, records: Iterable[PackRecord]) -> None:
         """Record in the bucket that runs are committed, and take them out of memory."""
@@ -179,6 +173,32 @@ class RedisCatalog:
             raise ConnectionLostError(f"{self._url}: {str(error)[:200]}") from error
         except exceptions.RedisError as error:
             raise StoreError(f"{self._url}: {str(error)[:200]}") from error
+
+
+def _late(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[str]:
+    """Return the runs of which memory has what an invocation that was repeated wrote after the run's end.
+
+    The bucket was listed later, so it knows better.
+    """
+    return [run for run in in_memory if run not in in_bucket or in_bucket[run].is_committed]
+
+
+def _doubtful(
+    in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord], *, is_same_server: bool
+) -> list[PackRecord]:
+    """Return the records that may have come farther than they say: lost ones, and all of another server's memory."""
+    lost = [record for run, record in in_bucket.items() if run not in in_memory]
+    doubtful = lost if is_same_server else [*lost, *in_memory.values()]
+    return [record for record in doubtful if record.state == "packing"]
+
+
+def _farthest(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackRecord]) -> list[PackRecord]:
+    """Return the record of each run that has come farther, by run; that in memory where they are equal."""
+    found = {**in_bucket, **in_memory}
+    for run, record in in_bucket.items():
+        if record.progress > found[run].progress:
+            found[run] = record
+    return [found[run] for run in sorted(found)]
 
 
 class _RedisJournal:
