@@ -92,16 +92,17 @@ def detect_kind(listing: Listing) -> str:
         return _BY_SUFFIX[keys[0][-4:].lower()]
     if POINTER_KEY in keys:
         raise _unclear(listing, "it is a data set already", "copy it with the store's own tools")
-    if all(key.lower().endswith(".tar") for key in keys):
-        return "webdataset"
+    tars = sum(key.lower().endswith(".tar") for key in keys)
     nested = [key for key in keys if "/" in key]
-    if images := sum(map(is_image, nested)):
-        if images == len(nested):
-            return "image-folder"
-        odd = next(key for key in nested if not is_image(key))
-        what = f"{images} of {len(nested)} files in sub-folders are images, {odd} is not"
+    odd = [key for key in nested if not is_image(key)]
+    if tars == len(keys):
+        return "webdataset"
+    if nested and not odd:
+        return "image-folder"
+    if images := len(nested) - len(odd):
+        what = f"{images} of {len(nested)} files in sub-folders are images, {odd[0]} is not"
         raise _unclear(listing, what, "--kind image-folder to leave the others out")
-    if tars := sum(key.lower().endswith(".tar") for key in keys):
+    if tars:
         raise _unclear(listing, f"{tars} of {len(keys)} files are tars", "--kind webdataset to leave the others out")
     _check_no_containers(listing, {key: container for key in keys if (container := named_like(key))})
     return "files"

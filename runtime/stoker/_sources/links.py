@@ -7,6 +7,7 @@ followed like everything else, and no folder is entered again below itself.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -31,21 +32,15 @@ def check_links(root: Path, *, follow: bool) -> None:
         PackError: links lead to nothing that can be read; or one leads to a folder that contains ``root``.
     """
     real_root = root.resolve()
-    pending, seen = [(root, real_root)], {real_root}
     outside: list[Path] = []
     broken: list[Path] = []
-    while pending:
-        for path, real, is_link in _visible(*pending.pop()):
-            is_inside = real.is_relative_to(real_root)
-            if is_link and not os.path.exists(path):  # noqa: PTH110 - Path.exists raises where it may not look
-                broken.append(path)
-            elif is_link and not is_inside:
-                outside.append(path)
-                if follow and real_root.is_relative_to(real):
-                    raise PackError(f"{path} is a link to {real}, which contains {root} itself; remove the link")
-            if (follow or is_inside) and real not in seen and os.path.isdir(path):  # noqa: PTH112 - likewise
-                seen.add(real)
-                pending.append((path, real))
+    for path, real in _links(root, real_root, follow=follow):
+        if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises where it may not look
+            broken.append(path)
+        elif not real.is_relative_to(real_root):
+            outside.append(path)
+            if follow and real_root.is_relative_to(real):
+                raise PackError(f"{path} is a link to {real}, which contains {root} itself; remove the link")
     if broken:
         raise PackError(
             f"{root} has {counted(len(broken), 'link')} to what does not exist or cannot be read (first: "
@@ -56,6 +51,22 @@ def check_links(root: Path, *, follow: bool) -> None:
             f"{root} has {counted(len(outside), 'link')} out of it (first: {_shown(outside, root)}), so those files "
             "would be left out; say --follow-links to pack what they lead to, or remove them"
         )
+
+
+def _links(root: Path, real_root: Path, *, follow: bool) -> Iterator[tuple[Path, Path]]:
+    """Yield the links below a folder, and below what they lead to if that is inside or followed; and their real paths.
+
+    A folder is entered behind the yield of the link to it, and once.
+    """
+    pending, seen = [(root, real_root)], {real_root}
+    while pending:
+        for path, real, is_link in _visible(*pending.pop()):
+            if is_link:
+                yield path, real
+            is_entered = follow or real.is_relative_to(real_root)
+            if is_entered and real not in seen and os.path.isdir(path):  # noqa: PTH112 - Path.is_dir may raise
+                seen.add(real)
+                pending.append((path, real))
 
 
 def _visible(folder: Path, real_folder: Path) -> list[tuple[Path, Path, bool]]:
