@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from stoker._base.sizes import counted
 from stoker._format.manifest import POINTER_KEY
@@ -92,6 +92,10 @@ def detect_kind(listing: Listing) -> str:
         return _BY_SUFFIX[keys[0][-4:].lower()]
     if POINTER_KEY in keys:
         raise _unclear(listing, "it is a data set already", "copy it with the store's own tools")
+    return _kind_of_folder(listing, keys)
+
+
+def _kind_of_folder(listing: Listing, keys: Sequence[str]) -> str:
     tars = sum(key.lower().endswith(".tar") for key in keys)
     nested = [key for key in keys if "/" in key]
     odd = [key for key in nested if not is_image(key)]
