@@ -28,7 +28,7 @@ from stoker._format.versions import read_manifest
 from stoker._memory.sample_memory import SampleMemory
 from stoker._stores import StoreOptions, open_store
 from stoker._stores.metered import MeteredStore, metered
-from stoker._stores.per_loop import PerLoop
+from stoker._stores.network import PerLoop
 from stoker.errors import ArgumentError, ConfigError
 
 __all__ = ["Dataset", "DatasetStatistics"]

@@ -12,8 +12,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._stores.http import Call, Destination, Reply
-from stoker._stores.http_answer import Answer
+from stoker._stores.http import Answer, Call, Destination, Reply
 from stoker.errors import ServerError, StokerError
 
 BODY = bytes(range(200))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._stores.renewal import ExpiredCredentialsError, with_renewal
+from stoker._stores.credentials import ExpiredCredentialsError, with_renewal
 from stoker.abc import ObjectInfo, ObjectRef
 from stoker.errors import (
     ConnectionLostError,

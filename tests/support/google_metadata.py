@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 from aiohttp import web
 
-from stoker._stores import google_identity
+from stoker._stores import google_credentials as google_identity
 from stoker_local import running_server
 
 __all__ = ["machine_account"]

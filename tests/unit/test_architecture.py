@@ -30,8 +30,8 @@ MAY_IMPORT = {
 }
 HEAVY = ("torch", "boto3", "botocore", "aioboto3", "aiobotocore", "gcloud", "PIL", "simplejpeg", "sklearn", "moto")
 # Those whose business is one of them; the rest of the runtime imports these only where they are used.
-_OF_S3 = ("aws_credentials", "http_store_aws", "s3", "s3_access")
-_OF_GCS = ("gcs", "gcs_access", "gcs_signing", "google_identity", "google_tokens", "http_store_google")
+_OF_S3 = ("aws_credentials", "s3", "s3_access")
+_OF_GCS = ("gcs", "gcs_access", "google_credentials")
 ADAPTERS = {"stoker.images", *(f"stoker._stores.{name}" for name in (*_OF_S3, *_OF_GCS))}
 
 LAYERS = """

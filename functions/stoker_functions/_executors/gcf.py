@@ -14,7 +14,7 @@ import aiohttp
 
 from stoker._fanout import ExecutorOptions, error_of_function
 from stoker._stores.failures import Failure
-from stoker._stores.google_identity import IdentityTokens
+from stoker._stores.google_credentials import IdentityTokens
 from stoker._stores.http import Call, Reply
 from stoker._stores.http_session import exchange, translated
 from stoker.abc import Answer

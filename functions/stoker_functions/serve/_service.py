@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from stoker._stores import Store
-from stoker._stores.per_loop import PerLoop
+from stoker._stores.network import PerLoop
 from stoker.errors import (
     ConfigError,
     CredentialsError,

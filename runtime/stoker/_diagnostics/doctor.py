@@ -22,8 +22,8 @@ from stoker._diagnostics.whereabouts import Whereabouts, whereabouts
 from stoker._format.manifest import Manifest
 from stoker._format.versions import newest_manifest, read_manifest
 from stoker._stores import Store, StoreOptions, open_store
+from stoker._stores.credentials import Endpoint, Introduced
 from stoker._stores.location import parse_url
-from stoker._stores.standing import Endpoint, Introduced
 from stoker.abc import ObjectRef, Writable
 from stoker.errors import (
     BucketNotFoundError,

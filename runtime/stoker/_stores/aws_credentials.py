@@ -27,10 +27,9 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as BotoCoreConnectionError
 from botocore.loaders import Loader, create_loader
 
+from stoker._stores.credentials import Identity, RenewedCredentials
 from stoker._stores.failures import Failure, error_of
 from stoker._stores.network import machine_vendor
-from stoker._stores.renewal import RenewedCredentials
-from stoker._stores.standing import Identity
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,

@@ -13,15 +13,14 @@ import aiohttp
 
 from stoker._base.operations import PriceKey
 from stoker._format.manifest import POINTER_KEY
+from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, with_renewal
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.gcs_access import GcsAccess
 from stoker._stores.http import Call, Destination, Reply
 from stoker._stores.http_session import LEAST_SENT_BYTES_PER_SECOND, translated
 from stoker._stores.location import Location, check_conditions, check_empty_range, check_range
+from stoker._stores.network import PerLoop
 from stoker._stores.options import GcsOptions
-from stoker._stores.per_loop import PerLoop
-from stoker._stores.renewal import ExpiredCredentialsError, with_renewal
-from stoker._stores.standing import Endpoint, Identity
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,

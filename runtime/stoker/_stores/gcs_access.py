@@ -15,14 +15,12 @@ from gcloud.aio.auth.token import Type
 from gcloud.aio.storage import Storage
 from jwt import PyJWTError
 
-from stoker._stores.gcs_signing import Signature, signed_url
-from stoker._stores.google_tokens import is_google_machine, transient_failure
+from stoker._stores.credentials import Endpoint, Identity, RenewedCredentials, parse_date
+from stoker._stores.google_credentials import Signature, is_google_machine, signed_url, transient_failure
 from stoker._stores.http import Call, HttpReader
 from stoker._stores.http_session import exchange, open_reader, open_session, translated
 from stoker._stores.network import check_endpoint, proxy_of, trusted
 from stoker._stores.options import GcsOptions
-from stoker._stores.renewal import RenewedCredentials
-from stoker._stores.standing import Endpoint, Identity, parse_date
 from stoker.errors import CredentialsError, StokerError, StoreError
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from stoker._stores.credentials import Endpoint, Identity, parse_date, with_renewal
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.http import Call, Destination, HttpReader, Reply
 from stoker._stores.http_session import open_reader, open_session
 from stoker._stores.http_store_auth import LAMBDA_URL, Caller
 from stoker._stores.network import check_endpoint, is_this_machine
 from stoker._stores.options import HttpOptions
-from stoker._stores.renewal import with_renewal
-from stoker._stores.standing import Endpoint, Identity, parse_date
 from stoker.errors import ConfigError, ServerError, StoreError
 
 __all__ = ["ServedAccess", "said_of"]

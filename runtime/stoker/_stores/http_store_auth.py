@@ -10,17 +10,22 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from stoker._stores.access_token import end_of
+from stoker._stores.credentials import ExpiredCredentialsError, Identity, Renewable
 from stoker._stores.failures import Rule
 from stoker._stores.options import Auth, ServedOptions
-from stoker._stores.renewal import Renewable
-from stoker._stores.standing import Identity
 from stoker.errors import ConfigError, CredentialsError, MissingExtraError, PermissionDeniedError
 
-__all__ = ["LAMBDA_URL", "OTHERWISE", "Bearer", "Caller", "auth_of", "callers_of"]
+if TYPE_CHECKING:
+    from botocore.credentials import ReadOnlyCredentials
+
+    from stoker._stores.aws_credentials import AwsCredentials
+    from stoker._stores.google_credentials import IdentityTokens
+
+__all__ = ["LAMBDA_URL", "AwsCaller", "Bearer", "Caller", "GoogleCaller", "auth_of", "callers_of"]
 
 _P = TypeVar("_P")
 
@@ -28,14 +33,9 @@ LAMBDA_URL = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCI
 """The host of a Lambda function URL, in small letters, and its region."""
 
 _WITHOUT = "send none with ServedOptions(anonymous=True) or --anonymous"
-OTHERWISE = f", set STOKER_TOKEN if the function wants a token, or {_WITHOUT}"
-"""What those can do who have no credentials of the platform that a host belongs to."""
-
-# Auth → module, its caller, its extra.
-_CALLERS: Mapping[Auth, tuple[str, str, str]] = {
-    "aws": ("stoker._stores.http_store_aws", "AwsCaller", "s3"),
-    "google": ("stoker._stores.http_store_google", "GoogleCaller", "gcs"),
-}
+# What those can do who have no credentials of the platform that a host belongs to.
+_OTHERWISE = f", set STOKER_TOKEN if the function wants a token, or {_WITHOUT}"
+_NEEDED = "lambda:InvokeFunctionUrl and lambda:InvokeFunction on the function"
 _GOOGLE_DOMAINS = (".run.app", ".cloudfunctions.net")
 
 
@@ -73,27 +73,6 @@ def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) ->
     if LAMBDA_URL.fullmatch(host):
         return "aws"
     return "google" if host.endswith(_GOOGLE_DOMAINS) else None
-
-
-def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Callable[[], Caller[Any]]:
-    """Return what makes who reads the data set at ``url``, for one event loop, in which it raises ConfigError.
-
-    Raises:
-        MissingExtraError: the platform's SDK is not installed.
-    """
-    auth = auth_of(url, options, environment)
-    if auth is None:
-        return partial(Bearer, None)
-    if auth == "token":
-        return partial(Bearer.of, options, environment)
-    module, caller, extra = _CALLERS[auth]
-    try:
-        of: Callable[..., Caller[Any]] = getattr(import_module(module), caller).of
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"{url} is called with an identity of {auth}'s, which needs {error.name}; pip install 'stoker[{extra}]'"
-        ) from error
-    return partial(of, url, options, environment)
 
 
 class Bearer:
@@ -142,3 +121,127 @@ class Bearer:
             return CredentialsError, f"the platform wants to know who calls; set STOKER_TOKEN, or use {others}"
         kind = CredentialsError if status == 401 else PermissionDeniedError
         return kind, f"the platform, not the function, refuses the token; for identities of its own, use {others}"
+
+
+class AwsCaller:
+    """Who has AWS credentials: each request is signed, for Lambda in the function's region.
+
+    The default of functions on Lambda (``AWS_IAM``). AWS Lambda, developer guide: "Control access to Lambda function
+    URLs".
+    """
+
+    def __init__(self, credentials: AwsCredentials, sign: Callable[..., Mapping[str, str]]) -> None:
+        self._credentials, self._sign = credentials, sign
+
+    @classmethod
+    def of(cls, url: str, options: ServedOptions, environment: Mapping[str, str]) -> AwsCaller:
+        """Return who calls the function at ``url``, whose region its host names, else the configuration.
+
+        Raises:
+            ConfigError: the region is not known.
+        """
+        from stoker._stores.aws_credentials import AwsCredentials, configured_region, signed
+
+        credentials = AwsCredentials(profile=options.profile, otherwise=_OTHERWISE)
+        match = LAMBDA_URL.fullmatch(urlsplit(url).hostname or "")
+        region = options.region or (match[1] if match else environment.get("AWS_REGION"))
+        region = region or configured_region(credentials.session)
+        if not region:
+            raise ConfigError(
+                f"{url} does not tell its AWS region; set AWS_REGION, ServedOptions(region=...) or --region"
+            )
+        return cls(credentials, partial(signed, service="lambda", region=region))
+
+    async def current(self) -> ReadOnlyCredentials:
+        """Return credentials, refreshed if they are about to expire."""
+        return await self._credentials.current()
+
+    async def renew(self, used: ReadOnlyCredentials) -> ReadOnlyCredentials:
+        """Look for credentials afresh."""
+        return await self._credentials.renew(used)
+
+    def headers(self, url: str, headers: Mapping[str, str], proof: ReadOnlyCredentials) -> Mapping[str, str]:
+        """Return the headers with a signature over them."""
+        return self._sign(url, headers, proof)
+
+    async def identity(self) -> Identity:
+        """Return whose credentials sign."""
+        return await self._credentials.identity()
+
+    def rule(self, _status: int, code: str) -> Rule:
+        """Say what is missing. AWS does not always tell expired credentials from others, so new ones are tried."""
+        if code == "AccessDeniedException":
+            return PermissionDeniedError, f"these AWS credentials may not call the function; they need {_NEEDED}"
+        return ExpiredCredentialsError, (
+            f"AWS refuses these credentials: they need {_NEEDED}; or they have expired, are wrong, or sign for "
+            "another region (AWS_REGION, --region), or this machine's clock is off"
+        )
+
+
+class GoogleCaller:
+    """Who has Google credentials: each request carries an identity token for this function alone.
+
+    The default of functions on Cloud Run. Google Cloud, Cloud Run: "Authenticating service-to-service".
+    """
+
+    def __init__(self, tokens: IdentityTokens, audience: str) -> None:
+        self._tokens, self._audience = tokens, audience
+
+    @classmethod
+    def of(cls, url: str, options: ServedOptions, _environment: Mapping[str, str]) -> GoogleCaller:
+        """Return who calls the function at ``url``, less ``/v1/NAME``: that is what its tokens are made out to."""
+        from stoker._stores.google_credentials import IdentityTokens
+
+        return cls(IdentityTokens(options.service_account, otherwise=_OTHERWISE), url.rsplit("/", 2)[0])
+
+    async def current(self) -> str:
+        """Return a token that has not expired."""
+        return await self._tokens.get(self._audience)
+
+    async def renew(self, used: str) -> str:
+        """Return another one than was used, if it can be had."""
+        self._tokens.forget(self._audience, used)
+        return await self.current()
+
+    def headers(self, _url: str, headers: Mapping[str, str], proof: str) -> Mapping[str, str]:
+        """Return the headers with the token."""
+        return {**headers, "Authorization": f"Bearer {proof}"}
+
+    async def identity(self) -> Identity:
+        """Get a token, to know that one can be had; others follow it."""
+        await self.current()
+        return Identity(kind="identity tokens of Google's", is_renewed=True)
+
+    def rule(self, status: int, _code: str) -> Rule:
+        """Say what is missing."""
+        if status == 401:
+            return ExpiredCredentialsError, "Google does not take the identity token; log in again"
+        return PermissionDeniedError, "this Google account may not call the function; it needs roles/run.invoker on it"
+
+
+# Auth → the module that loads the platform's SDK, its caller, its extra.
+_PLATFORMS: Mapping[Auth, tuple[str, type[AwsCaller | GoogleCaller], str]] = {
+    "aws": ("stoker._stores.aws_credentials", AwsCaller, "s3"),
+    "google": ("stoker._stores.google_credentials", GoogleCaller, "gcs"),
+}
+
+
+def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Callable[[], Caller[Any]]:
+    """Return what makes who reads the data set at ``url``, for one event loop, in which it raises ConfigError.
+
+    Raises:
+        MissingExtraError: the platform's SDK is not installed.
+    """
+    auth = auth_of(url, options, environment)
+    if auth is None:
+        return partial(Bearer, None)
+    if auth == "token":
+        return partial(Bearer.of, options, environment)
+    module, caller, extra = _PLATFORMS[auth]
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{url} is called with an identity of {auth}'s, which needs {error.name}; pip install 'stoker[{extra}]'"
+        ) from error
+    return partial(caller.of, url, options, environment)

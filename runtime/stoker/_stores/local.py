@@ -20,8 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from stoker._base.threads import in_thread
-from stoker._stores.local_listing import Found, walk
-from stoker._stores.local_writing import is_partial, locked, partial_file, sweep
+from stoker._stores.local_files import Found, is_partial, locked, partial_file, sweep, walk
 from stoker._stores.location import Location, check_conditions, check_key, check_range, check_text
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (

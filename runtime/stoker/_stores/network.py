@@ -1,21 +1,25 @@
-"""What stands between this machine and an endpoint, from the environment: a proxy, and the certificates to trust.
+"""Connections from this machine: the proxy and the certificates of its environment, and the loop that they belong to.
 
-Both are settled once for every connection of a store, so that bulk reads and the control plane cannot disagree.
+Proxy and certificates are settled once for every connection of a store, so that bulk reads and the control plane cannot
+disagree.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
+from collections.abc import Callable
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from stoker.errors import ConfigError
 
-__all__ = ["check_endpoint", "is_this_machine", "machine_vendor", "proxy_of", "trusted"]
+__all__ = ["check_endpoint", "is_this_machine", "machine_vendor", "proxy_of", "trusted", "PerLoop"]
 
 _VENDOR = Path("/sys/class/dmi/id/sys_vendor")
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
@@ -100,3 +104,40 @@ def trusted(bundle: str | None = None) -> ssl.SSLContext:
 def _system_trust() -> ssl.SSLContext:
     """Return the system's certificates, which take 10 to 30 ms to read."""
     return ssl.create_default_context()
+
+
+_T = TypeVar("_T")
+
+# What a forked child found in its memory. It is kept, not closed: closing would say goodbye on the parent's TLS
+# connections and take its sockets out of the epoll set that the two processes share.
+_inherited: list[object] = []
+
+
+class PerLoop(Generic[_T]):
+    """One value per event loop, made on first use in it; loops in several threads may use the same one."""
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+        self._pid = os.getpid()
+        # No lock: each entry is written only by its own loop's thread, and a lock may be held while forking.
+        self._made: dict[asyncio.AbstractEventLoop, _T] = {}
+
+    def get(self) -> _T:
+        """Return the running loop's value."""
+        loop = asyncio.get_running_loop()
+        self._drop_dead()
+        if (value := self._made.get(loop)) is None:
+            value = self._made[loop] = self._make()
+        return value
+
+    def take(self) -> _T | None:
+        """Remove and return the running loop's value, for its end; None if there is none."""
+        self._drop_dead()
+        return self._made.pop(asyncio.get_running_loop(), None)
+
+    def _drop_dead(self) -> None:
+        if self._pid != os.getpid():
+            _inherited.append(self._made)
+            self._made, self._pid = {}, os.getpid()
+        for loop in [loop for loop in tuple(self._made) if loop.is_closed()]:
+            self._made.pop(loop, None)

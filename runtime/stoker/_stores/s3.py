@@ -18,15 +18,14 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from stoker._base.operations import PriceKey
+from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, with_renewal
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.http import Destination, Reply
 from stoker._stores.http_session import translated
 from stoker._stores.location import Location, check_conditions, check_empty_range, check_range
+from stoker._stores.network import PerLoop
 from stoker._stores.options import S3Options
-from stoker._stores.per_loop import PerLoop
-from stoker._stores.renewal import ExpiredCredentialsError, with_renewal
 from stoker._stores.s3_access import S3Access, endpoint_of
-from stoker._stores.standing import Endpoint, Identity
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,

@@ -26,11 +26,11 @@ from botocore.exceptions import ProfileNotFound
 from botocore.utils import check_dns_name
 
 from stoker._stores.aws_credentials import AwsCredentials, Keys, botocore_session
+from stoker._stores.credentials import Endpoint, Identity, parse_date
 from stoker._stores.http import Call, HttpReader, without_secrets
 from stoker._stores.http_session import exchange, open_reader, open_session, translated
 from stoker._stores.network import check_endpoint
 from stoker._stores.options import S3Options
-from stoker._stores.standing import Endpoint, Identity, parse_date
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ def test_an_entry_point_that_leads_nowhere_is_a_typed_error(monkeypatch: pytest.
 def test_an_executor_without_its_sdk_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str, missing: str, extra: str
 ) -> None:
-    ours = ("stoker_functions._executors.", "stoker._stores.google_identity")
+    ours = ("stoker_functions._executors.", "stoker._stores.google_credentials")
     for module_name in [each for each in sys.modules if each.startswith(ours)]:
         monkeypatch.delitem(sys.modules, module_name)
     monkeypatch.setitem(sys.modules, missing, None)

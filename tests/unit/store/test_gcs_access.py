@@ -25,7 +25,7 @@ from stoker.errors import (
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    monkeypatch.setattr("stoker._stores.google_tokens.machine_vendor", lambda: "QEMU")
+    monkeypatch.setattr("stoker._stores.google_credentials.machine_vendor", lambda: "QEMU")
 
 
 def user_file(folder: Path, token_url: str) -> Path:

@@ -15,8 +15,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from stoker._stores import google_identity
-from stoker._stores.google_identity import IdentityTokens
+from stoker._stores import google_credentials as google_identity
+from stoker._stores.google_credentials import IdentityTokens
 from stoker.errors import ConnectionLostError, CredentialsError, TransientError
 
 FUNCTION = "https://europe-west1-mine.cloudfunctions.net/stoker-pack"
@@ -42,7 +42,7 @@ async def google(handler: Handler) -> AsyncIterator[str]:
 def _no_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
-    monkeypatch.setattr("stoker._stores.google_tokens.machine_vendor", lambda: "QEMU")
+    monkeypatch.setattr("stoker._stores.google_credentials.machine_vendor", lambda: "QEMU")
 
 
 def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **account: Any) -> None:

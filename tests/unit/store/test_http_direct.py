@@ -361,7 +361,7 @@ def test_a_connection_that_takes_too_long_to_make_is_a_deadline(monkeypatch: pyt
     async def never(*_: object, **__: object) -> None:
         await asyncio.sleep(1e6)
 
-    monkeypatch.setattr("stoker._stores.dialer.start_connection", never)
+    monkeypatch.setattr("stoker._stores.http_direct.start_connection", never)
 
     async def main() -> None:
         reader = DirectReader(HttpOptions(), "http://127.0.0.1:80")
@@ -385,7 +385,7 @@ def test_every_connection_begins_with_another_address(monkeypatch: pytest.Monkey
         looked_up += 1
         return [(2, 1, 6, "", (f"10.0.0.{number}", 80)) for number in range(3)]
 
-    monkeypatch.setattr("stoker._stores.dialer.start_connection", refuse)
+    monkeypatch.setattr("stoker._stores.http_direct.start_connection", refuse)
 
     async def main() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)

@@ -16,10 +16,10 @@ import pytest
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._stores import HttpOptions, ServedOptions, Store, open_store
-from stoker._stores.google_identity import IdentityTokens
+from stoker._stores.google_credentials import IdentityTokens
+from stoker._stores.http_store import RowIndex
 from stoker._stores.http_store_access import ServedAccess
 from stoker._stores.http_store_auth import Bearer
-from stoker._stores.http_store_rows import RowIndex
 from stoker._stores.location import parse_url
 from stoker.errors import (
     BucketNotFoundError,

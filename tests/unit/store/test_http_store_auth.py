@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from stoker._format.manifest import POINTER_KEY
-from stoker._stores import ServedOptions, Store, google_identity, open_store
+from stoker._stores import ServedOptions, Store, open_store
+from stoker._stores import google_credentials as google_identity
 from stoker._stores.http_store_auth import auth_of, callers_of
 from stoker.errors import (
     ConfigError,
@@ -180,7 +181,7 @@ def test_a_host_that_tells_no_region_wants_one(monkeypatch: pytest.MonkeyPatch) 
 def test_an_sdk_that_is_not_installed_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, options: ServedOptions, sdk: str, extra: str
 ) -> None:
-    for name in ("aws_credentials", "google_identity", "http_store_aws", "http_store_google"):
+    for name in ("aws_credentials", "google_credentials"):
         monkeypatch.delitem(sys.modules, f"stoker._stores.{name}", raising=False)
     monkeypatch.setitem(sys.modules, sdk, None)
     with pytest.raises(MissingExtraError, match=rf"needs {sdk}; pip install 'stoker\[{extra}\]'"):

@@ -10,9 +10,9 @@ import pytest
 
 from stoker._stores import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
 from stoker._stores.access_token import Grant, TokenKeys
+from stoker._stores.credentials import Endpoint, Identity, Introduced, parse_date
 from stoker._stores.http import Call, Reply
 from stoker._stores.http_store_access import ServedAccess
-from stoker._stores.standing import Endpoint, Identity, Introduced, parse_date
 from stoker.errors import ConnectionLostError
 
 KEYS: dict[str, Any] = {"access_key_id": "MARKER", "secret_access_key": "MARKER"}

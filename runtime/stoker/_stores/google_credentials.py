@@ -1,32 +1,42 @@
-"""Identity tokens: who calls a function of Google's, signed by Google for that function alone."""
+"""Google's tokens: who calls a function, for that function alone; and signatures of URLs of Cloud Storage.
+
+The V4 signing process: https://cloud.google.com/storage/docs/access-control/signed-urls; the library performs it.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import aiohttp
 import jwt
-from gcloud.aio.auth import AioSession, Token
+from gcloud.aio.auth import AioSession, IamClient, Token
 from gcloud.aio.auth.token import (
     GCE_ENDPOINT_ID_TOKEN,
     GCE_METADATA_HEADERS,
     GCLOUD_ENDPOINT_GENERATE_ID_TOKEN,
     Type,
 )
+from gcloud.aio.storage import Blob, Bucket, Storage
 
-from stoker._stores.google_tokens import is_google_machine, transient_failure
-from stoker._stores.network import proxy_of, trusted
-from stoker._stores.renewal import RenewedCredentials
-from stoker.errors import CredentialsError, StokerError, StoreError
+from stoker._stores.credentials import RenewedCredentials
+from stoker._stores.failures import Failure, error_of
+from stoker._stores.network import machine_vendor, proxy_of, trusted
+from stoker.errors import ConnectionLostError, CredentialsError, ServerError, StokerError, StoreError, TransientError
 
 if TYPE_CHECKING:
     from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
 
-__all__ = ["IdentityTokens"]
+__all__ = ["is_google_machine", "transient_failure", "IdentityTokens", "Signature", "signed_url"]
 
+_ENDPOINT = "Google's token endpoint"
+_VARIABLES = ("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB")
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _LIFE_SECONDS, _MARGIN_SECONDS = 3600, 300
@@ -36,6 +46,31 @@ _NO_CREDENTIALS = (
     "no Google credentials were found: set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth application-default "
     "login', or run where a service account is attached"
 )
+_IAM_URL = "https://iamcredentials.googleapis.com"
+_CANNOT = (
+    "these Google credentials cannot sign URLs: use a service account, its key file, or run where one is attached that "
+    "may sign for itself (roles/iam.serviceAccountTokenCreator on itself)"
+)
+
+
+def transient_failure(error: Exception) -> TransientError | None:
+    """Return our error for a failure of Google's token endpoint that may pass; None for a refusal."""
+    if isinstance(error, json.JSONDecodeError) or (
+        isinstance(error, aiohttp.ClientResponseError) and error.status < 300
+    ):
+        return ServerError(f"{_ENDPOINT}: the answer is no token; a proxy or portal on the way may have given it")
+    if isinstance(error, aiohttp.ClientResponseError):
+        found = error_of(Failure(address=_ENDPOINT, status=error.status, headers=error.headers or {}), {})
+        return found if isinstance(found, TransientError) else None
+    if isinstance(error, aiohttp.ClientError | TimeoutError):
+        # Its class and text, since some of these have no text.
+        return ConnectionLostError(f"{_ENDPOINT} could not be reached: {type(error).__name__}: {error}")
+    return None
+
+
+def is_google_machine() -> bool:
+    """Return whether this is a machine, container or function of Google's, which has an account to ask for tokens."""
+    return any(map(os.environ.get, _VARIABLES)) or machine_vendor() == "Google"
 
 
 class IdentityTokens:
@@ -159,3 +194,96 @@ async def _impersonated(source: Token, session: aiohttp.ClientSession, service_a
     headers = {"Authorization": f"Bearer {access.value}"}
     async with session.post(url, json=asked, headers=headers, raise_for_status=True) as response:
         return str((await response.json())["token"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What is signed.
+
+    Attributes:
+        bucket: its name.
+        key: within the bucket.
+        seconds: that the URL holds.
+        query: more parameters of the request.
+    """
+
+    bucket: str
+    key: str
+    seconds: int
+    query: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Identity:
+    """Who signs, as the library looks at one of its tokens; ``token`` authorises the request to Google's signer."""
+
+    token: str
+    service_data: Mapping[str, str]
+    token_type: Type = Type.SERVICE_ACCOUNT
+    impersonation_uri: str | None = None
+
+    async def get(self) -> str:
+        return self.token
+
+
+async def signed_url(what: Signature, source: Token, token: str | None) -> str:
+    """Return a URL that stands for a GET by the account that ``source`` is of; ``token`` is its access token.
+
+    Raises:
+        CredentialsError: that account has no key here, and Google does not sign for it either.
+        ConnectionLostError: Google could not be asked.
+    """
+    try:
+        connector = aiohttp.TCPConnector(ssl=trusted())
+        async with aiohttp.ClientSession(connector=connector, proxy=proxy_of(_IAM_URL)) as session:
+            identity = await _identity(source, token or "")
+            return await _signed(what, identity, cast("Session", session))
+    except StokerError:
+        raise
+    except (aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
+        # Not chained, here and below: the client's error holds the request, and so the token.
+        if (transient := transient_failure(error)) is not None:
+            raise transient from None
+        if isinstance(error, aiohttp.ClientResponseError):
+            raise CredentialsError(f"{_CANNOT} (Google answered {error.status})") from None
+        raise ConnectionLostError(f"Google could not be asked to sign ({type(error).__name__})") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise CredentialsError(f"{_CANNOT} ({type(error).__name__})") from None
+
+
+async def _signed(what: Signature, identity: _Identity, session: Session) -> str:
+    stand_in = cast("Token", identity)
+    storage = Storage(session=session, api_is_dev=True, token=stand_in)
+    blob = Blob(Bucket(storage, what.bucket), what.key, {"size": 0})
+    url: str = await blob.get_signed_url(
+        what.seconds,
+        query_params=dict(what.query),
+        iam_client=IamClient(token=stand_in, session=session),
+        service_account_email=identity.service_data["client_email"],
+        token=stand_in,
+        session=session,
+    )
+    return url
+
+
+async def _identity(source: Token, token: str) -> _Identity:
+    """Return who signs: the account in a key file, the one that is impersonated, or the machine's."""
+    said: Mapping[str, Any] = source.service_data or {}
+    if source.token_type is Type.SERVICE_ACCOUNT:
+        return _Identity(token=token, service_data={name: said[name] for name in ("client_email", "private_key")})
+    if source.impersonation_uri:
+        _, _, account = source.impersonation_uri.rpartition("/serviceAccounts/")
+        return _Identity(token=token, service_data={"client_email": account.partition(":")[0]})
+    if source.token_type is not Type.GCE_METADATA:
+        raise CredentialsError(_CANNOT)
+    return _Identity(token=token, service_data={"client_email": await _machine_account(source)})
+
+
+async def _machine_account(source: Token) -> str:
+    """Ask this machine, never through a proxy, what its account is called."""
+    url = f"{source.token_uri.partition('/token')[0]}/email"
+    async with aiohttp.ClientSession() as session:
+        answer = await AioSession(cast("Session", session)).get(
+            url, headers={"Metadata-Flavor": "Google"}, timeout=_TIMEOUT_SECONDS
+        )
+        return (await answer.text()).strip()
