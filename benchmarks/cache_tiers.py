@@ -32,7 +32,7 @@ from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Bytes, Schema
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
 from stoker._stores import open_store
 from stoker.abc import Store

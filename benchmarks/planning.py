@@ -18,7 +18,7 @@ import numpy as np
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Schema
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 
 SUPER_SAMPLES = 1_000_000

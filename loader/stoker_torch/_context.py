@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from stoker._order.sample_context import SampleContext
+from stoker._order.random_words import SampleContext
 from stoker.errors import ConfigError
 
 __all__ = ["ContextOf", "WithContext", "asks_for_context", "with_context"]

@@ -16,7 +16,7 @@ import torch
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._fetch.feed import Batch, BatchSource
-from stoker._order.sample_context import SampleContext
+from stoker._order.random_words import SampleContext
 from stoker.errors import StokerError
 from stoker_torch._ahead import OneAhead
 from stoker_torch._context import ContextOf

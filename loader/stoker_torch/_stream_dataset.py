@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from stoker._base.arguments import check_names
 from stoker._cost.prices import Prices
 from stoker._format.manifest import Manifest
-from stoker._order.lane_share import LaneShare
+from stoker._order.sharding import LaneShare
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import DATA_LOADER_HINTS, LoaderConfig, SharedSettings
 from stoker_torch._epoch_board import MAX_EPOCH, EpochBoard, Turn

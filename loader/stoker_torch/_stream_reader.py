@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from stoker._fetch.feed import Batch
 from stoker._format.manifest import Manifest
-from stoker._order.lane_share import LaneShare
+from stoker._order.sharding import LaneShare
 from stoker_torch._config import LoaderConfig
 from stoker_torch._epoch_board import Seat
 from stoker_torch._iteration import Iteration, IterationParts

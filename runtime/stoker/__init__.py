@@ -5,7 +5,7 @@ The loader for PyTorch is the package ``stoker_torch``.
 
 from stoker._dataset import Dataset
 from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
-from stoker._order.sample_context import SampleContext
+from stoker._order.random_words import SampleContext
 from stoker._pack.packer import Packer
 from stoker._stores import GcsOptions, S3Options, ServedOptions, open_store
 from stoker._version import __version__

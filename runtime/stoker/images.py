@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from stoker._image_crop import RandomResizedCrop
 from stoker._image_orientation import UPRIGHT, jpeg_orientation, orientation_of
-from stoker._order.sample_context import SampleContext, Stream
+from stoker._order.random_words import SampleContext, Stream
 from stoker.errors import ConfigError, MissingExtraError, SampleError
 
 try:

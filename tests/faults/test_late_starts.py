@@ -24,7 +24,7 @@ from stoker._format.schema import Array, Schema
 from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
 from stoker.abc import ObjectInfo
 from support.faulty_store import FaultyStore, Weather

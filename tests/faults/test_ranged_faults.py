@@ -15,15 +15,14 @@ from stoker._base.clock import run_virtual
 from stoker._fetch.batch_source import ReadingParts
 from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher
 from stoker._fetch.gather import gather
-from stoker._fetch.group_plan import ReadLimits
-from stoker._fetch.group_steps import Group
 from stoker._fetch.groups import GroupReading
 from stoker._fetch.prefetcher import Item, Prefetcher
+from stoker._fetch.range_plan import Group, ReadLimits
 from stoker._fetch.schedule import Continuous
 from stoker._format.schema import Array, Bytes, Schema
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import PlannedStep, Stretch
 from stoker.errors import CredentialsError, FetchError, ObjectChangedError
 from support.faulty_store import FAULTS, FaultyStore, Weather

@@ -21,7 +21,7 @@ from stoker._cache.naming import name_of
 from stoker._cache.policies import POLICIES
 from stoker._fetch.step_queue import StepQueue
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 

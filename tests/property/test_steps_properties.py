@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker._memory.budget import window_slots
 from stoker._order.order import Order, OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 
 

@@ -14,7 +14,7 @@ from stoker._cache.keeping import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
 from stoker._format.schema import Array, Schema
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
 from stoker.abc import ObjectRef
 from support.packed_objects import packed_objects

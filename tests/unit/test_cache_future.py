@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from stoker._cache.future import NEVER, Future
-from stoker._order.lane_share import LaneShare
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import LaneShare, Partition
 from stoker._order.steps import Steps, Stretch
 
 SAMPLES = np.array([7, 9, 8, 10, 7, 8, 9, 11, 6, 8, 8, 9, 7, 8, 10, 9, 8, 7, 9, 8])

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker._order.feistel import FeistelPermutation
-from stoker._order.philox import Purpose, words
+from stoker._order.random_words import FeistelPermutation, Purpose, words
 
 
 def keys(seed: int) -> NDArray[np.uint64]:

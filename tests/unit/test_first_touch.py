@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._memory import first_touch
-from stoker._memory.first_touch import FirstTouch, populate
-from stoker._memory.ring import anonymous_memory
+from stoker._memory import ring as first_touch
+from stoker._memory.ring import FirstTouch, anonymous_memory, populate
 
 MIB = 1 << 20
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes pages on request")

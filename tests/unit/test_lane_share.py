@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._order.lane_share import Interleaving, LaneShare
 from stoker._order.order import OrderConfig
-from stoker._order.partition import LaneSlice
+from stoker._order.sharding import Interleaving, LaneShare, LaneSlice
 from stoker._order.steps import Steps, Stretch
 from stoker.errors import ConfigError
 

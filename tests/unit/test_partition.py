@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._order.partition import LaneSlice, Partition, Step
+from stoker._order.sharding import LaneSlice, Partition, Step
 from stoker.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from golden import make_order
-from stoker._order.philox import Purpose, permutation, words
+from stoker._order.random_words import Purpose, permutation, words
 
 ONES = (1 << 64) - 1
 

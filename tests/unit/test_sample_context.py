@@ -10,7 +10,7 @@ import torch
 
 from golden import make_order
 from stoker import SampleContext
-from stoker._order.philox import Purpose
+from stoker._order.random_words import Purpose
 
 ONES = (1 << 64) - 1
 ADDRESSES = [(0, 0, 0), (7, 3, 1_000_000_000), (ONES, 1, 2)]

@@ -24,13 +24,13 @@ from typing import Any, get_args
 from stoker._base.operations import Operation
 from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._fetch.forecast import forecast_groups
-from stoker._fetch.group_plan import ReadLimits
+from stoker._fetch.range_plan import ReadLimits
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._memory.budget import most_sample_bytes
 from stoker._order.materialized_layout import MAX_SLICES, even_slices
 from stoker._order.order import MAX_LANES
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker.errors import BudgetError, ConfigError
 from stoker_functions._shuffle_job.memory import HEADER_BYTES, TaskMemory, held_bytes
 from stoker_functions._shuffle_job.task import ShuffleTask, Way

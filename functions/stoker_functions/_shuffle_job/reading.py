@@ -16,11 +16,8 @@ from numpy.typing import NDArray
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.group_plan import MOST_SAMPLES, ReadLimits
-from stoker._fetch.group_steps import Group
-from stoker._fetch.head_memory import HeadMemory
-from stoker._fetch.heads import open_head
-from stoker._fetch.values import Values, read_values
+from stoker._fetch.heads import HeadMemory, open_head
+from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import Head, is_small
 from stoker.errors import BudgetError, DeadlineError

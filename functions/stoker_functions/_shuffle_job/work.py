@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
-from stoker._fetch.group_plan import MOST_SAMPLES
-from stoker._fetch.group_steps import Group
-from stoker._fetch.head_memory import HeadMemory
-from stoker._fetch.materialized_epochs import SCATTERED_FOLDER, commit_epoch, read_epoch
-from stoker._fetch.materialized_record import PartRecord
+from stoker._fetch.heads import HeadMemory
+from stoker._fetch.materialized_epochs import SCATTERED_FOLDER, PartRecord, commit_epoch, read_epoch
+from stoker._fetch.range_plan import MOST_SAMPLES, Group
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.versions import read_manifest
 from stoker._memory.budget import most_sample_bytes

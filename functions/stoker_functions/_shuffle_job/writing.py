@@ -15,7 +15,7 @@ from types import TracebackType
 
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import InOrder
-from stoker._fetch.materialized_record import PartRecord
+from stoker._fetch.materialized_epochs import PartRecord
 from stoker._format.manifest import Manifest, Rows, object_key, pack_runs
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder

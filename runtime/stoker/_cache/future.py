@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._order.order import Order
-from stoker._order.partition import Dealing
+from stoker._order.sharding import Dealing
 from stoker._order.steps import OrderSource, Stretch
 
 __all__ = ["NEVER", "Future"]

@@ -11,8 +11,7 @@ from stoker._cache.future import Future
 from stoker._cache.keeper import CacheStatistics, Keeper
 from stoker._cache.naming import name_of
 from stoker._format.manifest import Manifest
-from stoker._memory.first_touch import populate
-from stoker._memory.ring import ALIGNMENT_BYTES, Ring
+from stoker._memory.ring import ALIGNMENT_BYTES, Ring, populate
 from stoker.abc import ObjectRef
 from stoker.errors import BudgetError
 

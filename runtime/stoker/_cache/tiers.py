@@ -12,7 +12,7 @@ from stoker._cache.keeping import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
 from stoker._cache.spec import CacheSpec
 from stoker._format.manifest import Manifest
-from stoker._order.partition import Dealing
+from stoker._order.sharding import Dealing
 from stoker._order.steps import Stretch
 from stoker.errors import ConfigError
 

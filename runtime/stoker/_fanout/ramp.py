@@ -2,9 +2,9 @@
 
 In the manner of TCP (Jacobson, "Congestion Avoidance and Control", SIGCOMM 1988): doubling until the first throttle,
 then growth by steps; with a pause at the last number that was taken before more is tried (Ha, Rhee and Xu, "CUBIC",
-SIGOPS 2008). Unlike :class:`stoker._fetch.aimd.Aimd`, which judges by throughput because requests share a link, it
-grows with time alone: functions share nothing but their platform's limit, a call may take a quarter of an hour, and a
-throttled one is refused at once.
+SIGOPS 2008). Unlike :class:`stoker._fetch.concurrency.Aimd`, which judges by throughput because requests share a
+link, it grows with time alone: functions share nothing but their platform's limit, a call may take a quarter of an
+hour, and a throttled one is refused at once.
 """
 
 from __future__ import annotations

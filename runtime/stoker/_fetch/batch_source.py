@@ -21,7 +21,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Dealing
+from stoker._order.sharding import Dealing
 from stoker._order.steps import StepSource, Stretch
 
 __all__ = ["Reading", "ReadingParts"]

@@ -28,20 +28,18 @@ from stoker._fetch.batch_source import Reading, ReadingParts
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker._fetch.forecast import Forecast
 from stoker._fetch.gather import Columns, GatherRows, gather_rows
-from stoker._fetch.group_plan import ReadLimits
 from stoker._fetch.groups import GroupReading
-from stoker._fetch.head_memory import HeadMemory
+from stoker._fetch.heads import HeadMemory
+from stoker._fetch.range_plan import ReadLimits
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._fetch.walk import Walk, WalkParts, WalkStatistics
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
-from stoker._memory.first_touch import FirstTouch
-from stoker._memory.ring import Ring, anonymous_memory
-from stoker._order.lane_share import LaneShare
+from stoker._memory.ring import FirstTouch, Ring, anonymous_memory
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Dealing, Partition
+from stoker._order.sharding import Dealing, LaneShare, Partition
 from stoker._order.steps import Stretch
 from stoker.abc import Readable
 from stoker.errors import BudgetError, ConfigError, StokerError

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker._fetch.group_plan import MOST_SAMPLES, ReadLimits
+from stoker._fetch.range_plan import MOST_SAMPLES, ReadLimits
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import is_small
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Dealing
+from stoker._order.sharding import Dealing
 
 __all__ = ["Forecast", "forecast_groups", "mean_row_bytes", "super_samples_read"]
 

@@ -31,7 +31,7 @@ from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan
 from stoker._memory.ring import anonymous_memory
 from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
-from stoker._order.partition import Dealing
+from stoker._order.sharding import Dealing
 from stoker._stores.folder import FolderStore
 from stoker.abc import Store
 from stoker.errors import (

@@ -18,11 +18,9 @@ from itertools import count
 from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
 from stoker._base.task_group import task_group
-from stoker._fetch.aimd import Aimd
+from stoker._fetch.concurrency import Aimd, Gate, RateLimit
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.gate import Gate
 from stoker._fetch.hedge import START_HEDGES, HedgeBudget, TransferTimes
-from stoker._fetch.rate_limit import RateLimit
 from stoker._fetch.statistics import FetchStatistics, FetchTally
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable

@@ -18,18 +18,14 @@ from numpy.typing import NDArray
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker._fetch.forecast import mean_row_bytes
-from stoker._fetch.group_plan import ReadLimits
-from stoker._fetch.group_steps import Group
-from stoker._fetch.head_cache import HeadCache
-from stoker._fetch.heads import open_head
+from stoker._fetch.heads import HeadCache, open_head
+from stoker._fetch.range_plan import Group, ReadLimits, Values, read_values
 from stoker._fetch.super_samples import LEAST_SAVING
-from stoker._fetch.values import Values, read_values
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head, is_small
-from stoker._memory.byte_budget import ByteBudget
 from stoker._memory.ring import Ring
-from stoker._memory.sample_memory import SampleMemory
+from stoker._memory.sample_memory import ByteBudget, SampleMemory
 from stoker.abc import Readable
 
 __all__ = ["SampleReader"]

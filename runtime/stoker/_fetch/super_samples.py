@@ -23,7 +23,7 @@ from stoker._format.schema import Column
 from stoker._format.supersample import Head
 from stoker._memory.ring import RingStateError
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Dealing
+from stoker._order.sharding import Dealing
 from stoker._order.steps import Steps, Stretch
 
 __all__ = ["SuperSampleReading", "column_parts"]

@@ -26,8 +26,7 @@ from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.schedule import Schedule
 from stoker._fetch.step_queue import StepQueue
 from stoker._format.schema import Column
-from stoker._memory.first_touch import FirstTouch
-from stoker._memory.ring import Ring, RingStateError
+from stoker._memory.ring import FirstTouch, Ring, RingStateError
 from stoker._order.steps import PlannedStep, Segment, StepSource
 from stoker.errors import StokerError
 

@@ -16,7 +16,7 @@ from stoker._fetch.step_queue import StepQueue
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 from stoker.abc import Readable
 from stoker.errors import ConfigError, StokerError

@@ -22,7 +22,7 @@ from stoker._format.schema import Column
 from stoker._format.supersample import is_small
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Dealing
+from stoker._order.sharding import Dealing
 from stoker.errors import BudgetError
 
 __all__ = ["SlotPlan", "most_sample_bytes", "plan_group_slots", "plan_slots", "window_slots"]

@@ -5,7 +5,7 @@ so that order ``none`` with as many lanes delivers at position ``p`` what ``full
 
     row(p) = start(p mod lanes) + ⌊p / lanes⌋,    start(l) = l · ⌊N / lanes⌋ + min(l, N mod lanes)
 
-and row ``r`` is sample number ``F(p)`` of the data set that it was made of (see :mod:`stoker._order.feistel`).
+and row ``r`` is sample number ``F(p)`` of the data set that it was made of (see :mod:`stoker._order.random_words`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import FORMAT
-from stoker._order.feistel import FeistelPermutation
 from stoker._order.order import Order, OrderConfig
+from stoker._order.random_words import FeistelPermutation
 from stoker.errors import ConfigError
 
 __all__ = ["EPOCHS_FOLDER", "MAX_EPOCH", "MAX_SLICES", "EpochLayout", "even_slices"]

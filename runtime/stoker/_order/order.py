@@ -11,9 +11,9 @@ in **blocks**, each the permuted union of parts of consecutive pieces:
   ``[⌊g n / G⌋, ⌊(g + 1) n / G⌋)`` of ``n``, goes to block ``i + g``: ``G`` pieces are in memory at any time, and no
   sample is kept from its neighbours by a group's border. ``G`` is the window, but at most half of the lane's pieces
   (rounded down), and at least 1.
-- ``full``: one keyed permutation of all samples (see :mod:`stoker._order.feistel`); lanes and pieces play no part.
+- ``full``: one keyed permutation of all samples (see :mod:`stoker._order.random_words`); lanes and pieces play no part.
 
-A permutation of ``n`` things is drawn by :func:`stoker._order.philox.permutation`: what it has at place ``k`` is
+A permutation of ``n`` things is drawn by :func:`stoker._order.random_words.permutation`: what it has at place ``k`` is
 delivered at place ``k``. With the streams (purpose, index, part):
 
 - ``(SUPER_SAMPLES, 0, 0)`` permutes the manifest's super-samples (``block`` and ``window``);
@@ -34,8 +34,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._order.feistel import FeistelPermutation
-from stoker._order.philox import Purpose, permutation, words
+from stoker._order.random_words import FeistelPermutation, Purpose, permutation, words
 from stoker.errors import ConfigError
 
 __all__ = ["Block", "Lane", "Order", "OrderConfig", "Shuffle"]

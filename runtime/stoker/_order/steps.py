@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._order.order import Lane, Order, OrderConfig
-from stoker._order.partition import Dealing, LaneSlice
+from stoker._order.sharding import Dealing, LaneSlice
 
 __all__ = ["OrderSource", "PlannedStep", "Rows", "Segment", "StepSource", "Steps", "Stretch", "walk_epochs"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from stoker._image_orientation import jpeg_orientation
-from stoker._order.sample_context import SampleContext
+from stoker._order.random_words import SampleContext
 from stoker.errors import SampleError
 from stoker.images import ImageDecoder, RandomResizedCrop
 from support.fuzzed.mutations import mutated_bytes

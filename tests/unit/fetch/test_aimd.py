@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from statistics import median
 
-from stoker._fetch.aimd import Aimd
+from stoker._fetch.concurrency import Aimd
 
 SIZE_BYTES = 8_000_000
 CONNECTION_RATE = 90e6

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._fetch.aimd import Aimd
-from stoker._fetch.gate import Gate
+from stoker._fetch.concurrency import Aimd, Gate
 
 
 def test_urgent_requests_pass_others_that_keep_their_order() -> None:

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from stoker._base.clock import run_virtual
+from stoker._fetch.concurrency import RateLimit
 from stoker._fetch.fetcher import FetchConfig, Fetcher
-from stoker._fetch.rate_limit import RateLimit
 from stoker._memory.ring import Ring
 from stoker.errors import ConfigError
 from support.faulty_store import FaultyStore, Weather, pin

@@ -6,7 +6,7 @@ import numpy as np
 
 from stoker._fetch.step_queue import StepQueue
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 
 SAMPLES = np.array([7, 9, 8, 10, 7, 8])

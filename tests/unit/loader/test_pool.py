@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker._order.sample_context import SampleContext
+from stoker._order.random_words import SampleContext
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
 from stoker_torch._crew import Crew, Work
 from stoker_torch._pool import SamplePool, SampleWork

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._memory.byte_budget import ByteBudget
+from stoker._memory.sample_memory import ByteBudget
 from stoker.errors import BudgetError
 
 

@@ -11,7 +11,7 @@ from stoker._fetch.forecast import super_samples_read
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Schema
 from stoker._order.order import OrderConfig
-from stoker._order.partition import Partition
+from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 
 

@@ -11,7 +11,7 @@ import pytest
 from stoker._base.meter import Meter
 from stoker._base.operations import Operation
 from stoker._cost.prices import Prices
-from stoker._fetch.head_memory import HeadMemory
+from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Schema

@@ -15,7 +15,7 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._cost.prices import Prices
-from stoker._fetch.head_memory import HeadMemory
+from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
 from stoker._format.schema import Array, Bytes, Schema

@@ -1,8 +1,11 @@
-"""How many requests to keep in flight: more while it helps, fewer where it does not, half when asked to slow down.
+"""How many requests may be in flight, and how many bytes may be requested in a second.
 
-A pure controller in the manner of TCP's AIMD (Chiu and Jain, 1989) with throughput in the place of loss: a shared
-link that is full does not drop object-store requests, it only makes each slower. So the limit is tried a step up and a
-step down in turn, and a step is kept if throughput answers to it; a throttled request (503, 429) halves the limit.
+:class:`Gate` hands out permits, as many at once as :class:`Aimd` allows; :class:`RateLimit` is a token bucket.
+
+:class:`Aimd` is a pure controller in the manner of TCP's AIMD (Chiu and Jain, 1989) with throughput in the place of
+loss: a shared link that is full does not drop object-store requests, it only makes each slower. So the limit is tried a
+step up and a step down in turn, and a step is kept if throughput answers to it; a throttled request (503, 429) halves
+the limit.
 
 Throughput is what one request moves in a second, the median of a round, times the limit (Little's law). Counting what
 arrives in a while would be simpler and says less: requests of one size that share a link end in bunches, and a few
@@ -16,11 +19,15 @@ same reason (Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Qu
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from statistics import median
 from typing import NamedTuple
 
-__all__ = ["Aimd"]
+__all__ = ["Aimd", "Gate", "RateLimit"]
 
 ROUND = 2
 """A round is this many completions for each request in flight: the more, the less noisy its throughput."""
@@ -162,3 +169,102 @@ class Aimd:
     def _begin_round(self) -> None:
         self._round.clear()
         self._saturated = 0
+
+
+class Gate:
+    """Lets at most ``aimd.limit`` requests through at a time; hedges come on top of it, but count against it."""
+
+    def __init__(self, aimd: Aimd) -> None:
+        self._aimd = aimd
+        self._in_flight = 0
+        self._arrivals = 0
+        self._waiting: list[tuple[bool, int, asyncio.Future[None]]] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Permits held now."""
+        return self._in_flight
+
+    @property
+    def saturated(self) -> bool:
+        """Whether somebody waits for a permit."""
+        return bool(self._waiting)
+
+    @asynccontextmanager
+    async def permit(self, *, urgent: bool) -> AsyncIterator[None]:
+        """Hold a permit, after waiting for it. A wait that is cancelled leaves none behind."""
+        if self._waiting or self._in_flight >= self._aimd.limit:
+            await self._wait(urgent)
+        else:
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def extra(self) -> Iterator[None]:
+        """Hold a permit without waiting, over the limit if need be: for a hedge, which has a budget of its own."""
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _wait(self, urgent: bool) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrivals += 1
+        heapq.heappush(self._waiting, (not urgent, self._arrivals, turn))
+        self._admit()  # the limit may have risen since the last one left
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave()  # the permit was granted just before
+            raise
+
+    def _leave(self) -> None:
+        self._in_flight -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and (self._waiting[0][2].done() or self._in_flight < self._aimd.limit):
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():  # else its waiter was cancelled
+                self._in_flight += 1
+                turn.set_result(None)
+
+
+_BURST_SECONDS = 0.1
+"""Of the rate, that may be requested at once after a pause."""
+
+
+class RateLimit:
+    """A token bucket that may be overdrawn by one request. Lives on one event loop; the first to come is the first.
+
+    In any time, requests are sent for the rate times that time at most, a burst and one request aside. What cannot
+    wait, such as a hedge or a retry, is charged, and delays those that come after it.
+
+    Args:
+        bytes_per_second: the rate; None does not limit.
+    """
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._free_seconds = float("-inf")  # when all that was requested so far will have been allowed
+        self._turn = asyncio.Lock()
+
+    async def wait(self, size_bytes: int) -> None:
+        """Wait until so many bytes may be requested. A wait that is cancelled takes nothing."""
+        if self._bytes_per_second is None:
+            return
+        async with self._turn:
+            while (left_seconds := self._free_seconds - asyncio.get_running_loop().time()) > 0:  # noqa: ASYNC110 - charges put it off
+                await asyncio.sleep(left_seconds)
+            self.charge(size_bytes)
+
+    def charge(self, size_bytes: int) -> None:
+        """Count bytes that are requested without a wait."""
+        if self._bytes_per_second is not None:
+            earliest_seconds = asyncio.get_running_loop().time() - _BURST_SECONDS
+            self._free_seconds = max(self._free_seconds, earliest_seconds) + size_bytes / self._bytes_per_second

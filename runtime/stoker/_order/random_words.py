@@ -1,0 +1,187 @@
+"""Randomness that is the same on every machine, forever: words, a permutation that is computed, a sample's own numbers.
+
+**Words** are those of Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11), addressed by
+what they are for. The generator is counter-based, so the words for any (seed, purpose, epoch, index) are found without
+drawing those before them. Only raw 64-bit words are used, never a library's shuffle, whose result may change between
+releases. Word ``4 i + j`` of a stream is word ``j`` of the block with key ``(seed, purpose)`` and counter
+``(i + 1, epoch, index, part)``, least significant word first.
+
+**The permutation** of ``[0, n)`` is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", CT-RSA 2002, sections 4 and 2): a network permutes ``[0, 4**h)``, the smallest such range that holds
+``[0, n)``; a value that lands outside is permuted again until it lands inside, fewer than four times on average.
+``left`` is the high ``h`` bits (``h`` at least 1) and ``right`` the low ones. A round maps ``(left, right)`` to
+``(right, left ^ (mix(right ^ key) & (2**h - 1)))``, with ``mix`` the finaliser of SplitMix64 (Steele, Lea, Flood,
+OOPSLA 2014); there are 12, each with a 64-bit key of its own.
+
+**A sample's numbers** depend on (seed, epoch, sample) and nothing else, so random augmentation is the same for any
+number of threads, worker processes and ranks, for any batch size, and for a run that was resumed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FeistelPermutation", "Purpose", "SampleContext", "Stream", "bit_generator", "permutation", "words"]
+
+
+class Purpose(enum.IntEnum):
+    """What a stream of words is for; streams of different purposes are independent."""
+
+    SUPER_SAMPLES = 1
+    ROWS = 2
+    BLOCK = 3
+    FULL = 4
+    SAMPLE = 5
+
+
+def words(count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0) -> NDArray[np.uint64]:
+    """Return ``count`` raw words, ``uint64 [count]``.
+
+    Args:
+        count: how many.
+        seed: of the run, 0 to 2**64 - 1.
+        purpose: what for.
+        epoch: from 0.
+        index: which of the epoch's objects of this purpose.
+        part: which part of that object.
+    """
+    return bit_generator(seed=seed, purpose=purpose, epoch=epoch, index=index, part=part).random_raw(count)
+
+
+def bit_generator(*, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0) -> np.random.Philox:
+    """Return a generator that stands at the first word of a stream; arguments as for :func:`words`."""
+    key = np.array([seed, purpose], np.uint64)
+    counter = np.array([0, epoch, index, part], np.uint64)
+    return np.random.Philox(key=key, counter=counter)
+
+
+def permutation(
+    count: int, *, seed: int, purpose: Purpose, epoch: int, index: int = 0, part: int = 0
+) -> NDArray[np.int64]:
+    """Return a uniform permutation of ``range(count)``: the stable argsort of that many words (ties by index)."""
+    drawn = words(count, seed=seed, purpose=purpose, epoch=epoch, index=index, part=part)
+    return np.argsort(drawn, kind="stable")
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+class FeistelPermutation:
+    """A bijection of ``[0, count)``.
+
+    Args:
+        count: size of the range, at least 1.
+        keys: one 64-bit word a round, ``uint64 [ROUNDS]``.
+    """
+
+    ROUNDS = 12
+
+    def __init__(self, count: int, keys: NDArray[np.uint64]) -> None:
+        self.count = count
+        self._keys = keys
+        self._half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
+
+    def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where each of ``positions`` (``int64 [n]``, each in ``[0, count)``) goes, ``int64 [n]``."""
+        return self._walked(positions, self._network)
+
+    def inverse(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which positions go to ``images`` (``int64 [n]``, each in ``[0, count)``), ``int64 [n]``."""
+        return self._walked(images, self._inverse_network)
+
+    def _walked(
+        self, start: NDArray[np.int64], network: Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
+    ) -> NDArray[np.int64]:
+        values = network(start.astype(np.uint64))
+        outside = np.flatnonzero(values >= self.count)
+        while len(outside):
+            values[outside] = network(values[outside])
+            outside = outside[values[outside] >= self.count]
+        return values.astype(np.int64)
+
+    def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        bits = np.uint64(self._half_bits)
+        mask = np.uint64((1 << self._half_bits) - 1)
+        left, right = values >> bits, values & mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        return (left << bits) | right
+
+    def _inverse_network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        bits = np.uint64(self._half_bits)
+        mask = np.uint64((1 << self._half_bits) - 1)
+        left, right = values >> bits, values & mask
+        for key in self._keys[::-1]:
+            left, right = right ^ (_mix(left ^ key) & mask), left
+        return (left << bits) | right
+
+
+class Stream(enum.IntEnum):
+    """The parts of a sample's random words; those of different parts are independent."""
+
+    NUMPY = 0
+    TORCH = 1
+    IMAGE = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleContext:
+    """One sample in one epoch, as ``decode`` and ``transform`` functions with a parameter ``context`` get it.
+
+    ::
+
+        def augment(sample, context):
+            if context.generator().random() < 0.5:
+                sample["image"] = sample["image"].flip(-1)
+            return sample
+
+    Attributes:
+        seed: of the order.
+        epoch: from 0.
+        sample: number in the packed order, from 0: what ``"__id__"`` gives.
+    """
+
+    seed: int
+    epoch: int
+    sample: int
+    _generator: np.random.Generator | None = field(default=None, init=False, repr=False, compare=False)
+    _torch_generator: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def generator(self) -> np.random.Generator:
+        """Return the sample's numpy generator: the same object at each call, so draws follow one another."""
+        if self._generator is None:
+            self._generator = np.random.Generator(self._bits(Stream.NUMPY))
+        return self._generator
+
+    def torch_generator(self) -> Any:
+        """Return the sample's ``torch.Generator``, of the CPU: the same object at each call."""
+        if self._torch_generator is None:
+            import torch  # the rest of the runtime works without
+
+            self._torch_generator = torch.Generator()
+            self._torch_generator.manual_seed(int(self._bits(Stream.TORCH).random_raw()))
+        return self._torch_generator
+
+    def uniform(self, count: int, *, stream: int) -> NDArray[np.float64]:
+        """Return numbers in [0, 1), ``float64 [count]``: always the same, whatever else is drawn.
+
+        Unlike what generators return, they do not depend on the version of a library: each is the upper 53 bits of a
+        word of the order's generator.
+
+        Args:
+            count: how many.
+            stream: which; numbers of different streams are independent. From 16 on they are the caller's.
+        """
+        return (self._bits(stream).random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def _bits(self, part: int) -> np.random.Philox:
+        return bit_generator(seed=self.seed, purpose=Purpose.SAMPLE, epoch=self.epoch, index=self.sample, part=part)
