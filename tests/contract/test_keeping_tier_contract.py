@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker._cache.eviction import POLICIES
 from stoker._cache.keeping import KeepingTier
-from stoker._cache.policies import POLICIES
 from stoker.errors import BudgetError, ConfigError
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker._base.clock import run_virtual
+from stoker._cache.eviction import POLICIES
 from stoker._cache.future import Future
 from stoker._cache.keeping import KeepingTier
 from stoker._cache.naming import name_of
-from stoker._cache.policies import POLICIES
 from stoker._fetch.step_queue import StepQueue
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition

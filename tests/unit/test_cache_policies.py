@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cache.fifo import Fifo
-from stoker._cache.lru import Lru
-from stoker._cache.next_use import NextUse
-from stoker._cache.policy import Residents
-from stoker._cache.uniform import Uniform
+from stoker._cache.eviction import Fifo, Lru, NextUse, Residents, Uniform
 from stoker.abc import EvictionPolicy
 from stoker.errors import ConfigError
 from stoker_sim._models.replica_aware import ReplicaAware

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker._cache.policy import Residents
-from stoker._cache.uniform import Uniform
+from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import Constant
 from stoker_sim._allocation.allocation import Job, Share
 from stoker_sim._experiments.silod_estimator import Circumstances, simulated_rate

@@ -9,9 +9,7 @@ from operator import attrgetter
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._cache.lru import Lru
-from stoker._cache.policy import Residents
-from stoker._cache.uniform import Uniform
+from stoker._cache.eviction import Lru, Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from stoker._cache.eviction import Residents, made_policy
 from stoker._cache.future import NEVER, Future
 from stoker._cache.naming import NameIndex, name_of, size_of
-from stoker._cache.policies import made_policy
-from stoker._cache.policy import Residents
 from stoker._format.manifest import Manifest
 from stoker.abc import ObjectRef
 

@@ -26,7 +26,7 @@ class MemoryTier:
 
     Args:
         limit_bytes: of all slots; their memory is taken as they are filled.
-        policy: who goes, one of :data:`~stoker._cache.policies.POLICIES`.
+        policy: who goes, one of :data:`~stoker._cache.eviction.POLICIES`.
         largest_bytes: of the super-samples; what is larger is not kept.
 
     Raises:

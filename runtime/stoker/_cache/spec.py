@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from stoker._base.sizes import parse_bytes
-from stoker._cache.policies import check_policy
+from stoker._cache.eviction import check_policy
 from stoker.errors import ConfigError
 
 __all__ = ["CacheSpec"]

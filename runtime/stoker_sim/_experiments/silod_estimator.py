@@ -9,8 +9,7 @@ from itertools import product
 from statistics import median
 
 from stoker._base.sizes import counted
-from stoker._cache.policy import Residents
-from stoker._cache.uniform import Uniform
+from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig

@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._cache.policies import made_policy
-from stoker._cache.policy import Residents
+from stoker._cache.eviction import Residents, made_policy
 
 __all__ = ["hit_rates"]
 
@@ -43,7 +42,7 @@ def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -
     Args:
         epochs: ``int64 [readings]``, the objects that are read in each.
         capacity: of the cache, in objects.
-        policy: one of :data:`~stoker._cache.policies.POLICIES`.
+        policy: one of :data:`~stoker._cache.eviction.POLICIES`.
 
     Raises:
         ConfigError: there is no such policy.

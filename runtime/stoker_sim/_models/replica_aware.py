@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
-from stoker._cache.lru import Lru
+from stoker._cache.eviction import Lru
 from stoker.errors import ConfigError
 
 __all__ = ["ReplicaAware"]
@@ -19,7 +19,7 @@ class ReplicaAware(Lru[Key]):
 
     The value of a resident is ``recency · recency_weight - replicas · replica_weight``, recency being 1 for who was
     used last and 0 for who was not used for longest. With a ``replica_weight`` of 0 it is
-    :class:`~stoker._cache.lru.Lru`.
+    :class:`~stoker._cache.eviction.Lru`.
     After Alluxio's global eviction, in which workers report their replicas to the master and hear all counts with its
     heartbeats; so counts may be a little old.
 

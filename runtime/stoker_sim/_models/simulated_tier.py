@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from stoker._cache.policy import Residents
+from stoker._cache.eviction import Residents
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.abc import ObjectRef
 from stoker_sim._models.link import SharedLink

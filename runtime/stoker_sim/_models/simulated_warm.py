@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from stoker._base.retry import RetryingReader, RetryPolicy
 from stoker._base.task_group import for_each, task_group
-from stoker._cache.lru import Lru
-from stoker._cache.policy import Residents
+from stoker._cache.eviction import Lru, Residents
 from stoker._cost.prices import FunctionPrices
 from stoker._diagnostics.latency import Latency, LogNormal
 from stoker.abc import ObjectRef, Readable

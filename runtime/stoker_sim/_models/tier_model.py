@@ -6,9 +6,8 @@ import random
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from stoker._cache.eviction import Residents, check_policy, made_policy
 from stoker._cache.future import Future
-from stoker._cache.policies import check_policy, made_policy
-from stoker._cache.policy import Residents
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.errors import ConfigError
 from stoker_sim._models.simulated_tier import SimulatedTier
@@ -23,7 +22,7 @@ class TierModel:
     Attributes:
         name: in the results.
         limit_bytes: what it holds.
-        policy: who goes, one of :data:`~stoker._cache.policies.POLICIES`.
+        policy: who goes, one of :data:`~stoker._cache.eviction.POLICIES`.
         bytes_per_second: of its device; all who read share it.
         latency: before a read's first byte.
     """

@@ -2,7 +2,7 @@
 
 N. Krichevsky, R. St. Louis, T. Guo, "Quantifying and Improving Performance of Distributed Deep Learning with Cloud
 Storage" (IC2E 2021). When to fetch is decided by :class:`~stoker._fetch.schedule.FetchSize`, what stays by
-:class:`~stoker._cache.fifo.Fifo`: the code that a loader runs. What a request takes is the model's.
+:class:`~stoker._cache.eviction.Fifo`: the code that a loader runs. What a request takes is the model's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import numpy as np
 
 from stoker._base.clock import run_virtual
 from stoker._base.task_group import task_group
-from stoker._cache.fifo import Fifo
-from stoker._cache.policy import Residents
+from stoker._cache.eviction import Fifo, Residents
 from stoker._fetch.schedule import FetchSize, Progress
 from stoker.errors import ConfigError
 from stoker_sim._models.link import Shared

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker._cache.policies import POLICIES
+from stoker._cache.eviction import POLICIES
 from stoker._diagnostics.latency import (
     LEAST_MEDIAN_SECONDS,
     LONGEST_SECONDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker._cache.policies import POLICIES
+from stoker._cache.eviction import POLICIES
 from stoker._cache.spec import CacheSpec
 from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
