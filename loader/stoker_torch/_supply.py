@@ -11,7 +11,7 @@ from typing import Any
 from stoker._base.recorder import Recorder
 from stoker._base.retry import RetryingReader
 from stoker._base.threads import LoopThread
-from stoker._cache.keeping import Nearer
+from stoker._cache.keeper import Nearer
 from stoker._cache.tiers import made_tiers
 from stoker._cost.prices import Prices
 from stoker._fetch.feed import BatchSource, Feed, FeedConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker._cache.eviction import POLICIES
-from stoker._cache.keeping import KeepingTier
+from stoker._cache.keeper import KeepingTier
 from stoker.errors import BudgetError, ConfigError
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 

@@ -15,7 +15,7 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._cache import disk_tier as module
-from stoker._cache.keeping import KeepingTier
+from stoker._cache.keeper import KeepingTier
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._memory.ring import Ring
 from support.faulty_store import FaultyStore, Weather

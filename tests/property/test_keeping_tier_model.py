@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stoker._base.clock import run_virtual
 from stoker._cache.eviction import POLICIES
 from stoker._cache.future import Future
-from stoker._cache.keeping import KeepingTier
+from stoker._cache.keeper import KeepingTier
 from stoker._cache.naming import name_of
 from stoker._fetch.step_queue import StepQueue
 from stoker._order.order import OrderConfig

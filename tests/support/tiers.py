@@ -10,7 +10,7 @@ import numpy as np
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
-from stoker._cache.keeping import KeepingTier
+from stoker._cache.keeper import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
 from stoker._format.schema import Array, Schema
 from stoker._order.order import OrderConfig

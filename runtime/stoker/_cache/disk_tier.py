@@ -60,7 +60,7 @@ class _Writing:
 
 
 class DiskTier:
-    """A :class:`~stoker._cache.keeping.KeepingTier` in one owner's part of a folder, and a reader of the others' parts.
+    """A :class:`~stoker._cache.keeper.KeepingTier` in one owner's part of a folder, and a reader of the others' parts.
 
     Who stays is decided at once, on the event loop; files are read, written and removed in threads, in that order: a
     file that is evicted while it is read goes when the reading has ended. A read that is cancelled ends at once, also

@@ -1,17 +1,18 @@
-"""Which objects a tier keeps: residents by name, under a policy that knows the order by rows."""
+"""What a tier keeps: entries by name, under a policy that knows the order by rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stoker._cache.eviction import Residents, made_policy
 from stoker._cache.future import NEVER, Future
 from stoker._cache.naming import NameIndex, name_of, size_of
 from stoker._format.manifest import Manifest
-from stoker.abc import ObjectRef
+from stoker.abc import ObjectRef, Tier
 
-__all__ = ["CacheStatistics", "Keeper"]
+__all__ = ["CacheStatistics", "Keeper", "KeepingTier", "Nearer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,3 +155,48 @@ class Keeper:
 
     def _taken_bytes(self, size_bytes: int) -> int:
         return -(-size_bytes // self._block_bytes) * self._block_bytes
+
+
+class KeepingTier(Tier, Protocol):
+    """A :class:`~stoker.abc.Tier` that decides by the order what to keep.
+
+    It opens at the first :meth:`follow`.
+    """
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes of the machine read what this one keeps."""
+        ...
+
+    async def follow(self, manifest: Manifest, future: Future) -> None:
+        """Keep what a stretch of the order needs; what is held stays, as far as there is room.
+
+        Before anything is read, and again after a close or a fork. Trouble is logged, and costs hits only.
+
+        Args:
+            manifest: says which rows the super-samples are.
+            future: of the rank, or of all that share the tier if it is shared; moves on as the run does.
+        """
+        ...
+
+    def statistics(self) -> CacheStatistics:
+        """Return a snapshot; from any thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nearer:
+    """Places that are nearer than the store.
+
+    Attributes:
+        tiers: of this machine, that keep by the order, the nearest first.
+        warm: behind them, across a network.
+    """
+
+    tiers: Sequence[KeepingTier] = ()
+    warm: Tier | None = None
+
+    async def close(self) -> None:
+        """Release what they hold. Idempotent."""
+        for tier in (*self.tiers, *([self.warm] if self.warm is not None else [])):
+            await tier.close()

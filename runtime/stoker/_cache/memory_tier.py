@@ -19,7 +19,7 @@ __all__ = ["MemoryTier"]
 
 
 class MemoryTier:
-    """A :class:`~stoker._cache.keeping.KeepingTier` in fixed slots of anonymous memory, of one process.
+    """A :class:`~stoker._cache.keeper.KeepingTier` in fixed slots of anonymous memory, of one process.
 
     One copy in and one out, both on the event loop: that of 8 MiB takes less than a millisecond, and handing it to a
     thread would cost slots that are neither free nor in use.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
-from stoker._cache.keeping import KeepingTier
+from stoker._cache.keeper import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
 from stoker._cache.spec import CacheSpec
 from stoker._format.manifest import Manifest

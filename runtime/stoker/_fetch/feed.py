@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread
-from stoker._cache.keeper import CacheStatistics
-from stoker._cache.keeping import Nearer
+from stoker._cache.keeper import CacheStatistics, Nearer
 from stoker._cache.tiers import follow
 from stoker._fetch.batch_source import Reading, ReadingParts
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted
 from stoker._base.threads import LoopThread
-from stoker._cache.keeping import Nearer
+from stoker._cache.keeper import Nearer
 from stoker._fetch.feed import Batch, Feed, FeedConfig, FeedStatistics
 from stoker._fetch.fetcher import FetchStatistics
 from stoker._fetch.forecast import Forecast
