@@ -14,8 +14,7 @@ import numpy as np
 from stoker._base.arguments import explain_arguments
 from stoker._base.operations import Egress
 from stoker._base.sizes import parse_bytes
-from stoker._cache.spec import CacheSpec
-from stoker._cache.tiers import Sharers
+from stoker._cache.tiers import CacheSpec, Sharers
 from stoker._cost.spending import parse_dollars
 from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.feed import FeedConfig

@@ -18,8 +18,7 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._base.operations import Operation
 from stoker._base.sizes import parse_bytes
-from stoker._cache.spec import CacheSpec
-from stoker._cache.tiers import Sharers, made_tiers
+from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal
 from stoker._fetch.config import FetchConfig

@@ -1,22 +1,96 @@
-"""The tiers of a process, as its settings say, and what they follow."""
+"""The caches of a process: as settings write them, as tiers, and what these follow.
+
+Settings are texts such as ``"disk:/mnt/nvme/stoker?limit=20GB&policy=next-use"`` and ``"memory:?limit=2GB"``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
 
+from stoker._base.sizes import parse_bytes
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
+from stoker._cache.eviction import check_policy
 from stoker._cache.future import Future
 from stoker._cache.keeper import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
-from stoker._cache.spec import CacheSpec
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import Dealing
 from stoker._order.steps import Stretch
 from stoker.errors import ConfigError
 
-__all__ = ["Sharers", "follow", "made_tiers"]
+__all__ = ["CacheSpec", "Sharers", "follow", "made_tiers"]
+
+_EXAMPLE = "write for example disk:/mnt/nvme/stoker?limit=20GB or memory:?limit=2GB"
+_NODE = "node:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """One cache.
+
+    Attributes:
+        path: of a disk's folder; None for memory.
+        limit_bytes: what it may hold: of a disk on the whole machine, of memory in one rank, unless ``is_of_node``.
+        is_of_node: whether the limit is the machine's, divided by its ranks; always so for a disk.
+        policy: who goes.
+    """
+
+    path: Path | None
+    limit_bytes: int
+    is_of_node: bool
+    policy: str = "next-use"
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if self.limit_bytes < 1:
+            raise ConfigError("limit is at least 1 byte")
+
+    @classmethod
+    def parse(cls, text: str) -> CacheSpec:
+        """Return what a text says: ``disk:PATH`` or ``memory:``, then ``?limit=SIZE`` and, if wanted, ``&policy=NAME``.
+
+        Raises:
+            ConfigError: it says something else.
+        """
+        if not isinstance(text, str):
+            raise ConfigError(f"a cache is told by a text, not by {text!r:.80}; {_EXAMPLE}")
+        kind, _, rest = text.partition(":")
+        path, _, query = rest.partition("?")
+        if kind not in ("disk", "memory") or bool(path) != (kind == "disk") or "\0" in path:
+            raise ConfigError(f"{text!r:.200} is not a cache; {_EXAMPLE}")
+        try:
+            given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+            settings = dict(given)
+            if "limit" not in settings or len(settings) < len(given) or not settings.keys() <= {"limit", "policy"}:
+                raise ConfigError("it takes limit=, and policy= if wanted, each once")
+            limit = settings.pop("limit").replace(" ", "")
+            return cls(
+                path=Path(path).expanduser().absolute() if path else None,
+                limit_bytes=parse_bytes(limit.removeprefix(_NODE)),
+                is_of_node=bool(path) or limit.startswith(_NODE),
+                **settings,
+            )
+        except (ValueError, RuntimeError) as error:  # RuntimeError: there is no such home
+            raise ConfigError(f"cache {text!r:.200}: {error}; {_EXAMPLE}") from None
+
+    @classmethod
+    def parse_all(cls, cache: str | Sequence[str] | None) -> tuple[CacheSpec, ...]:
+        """Return caches, the nearest first.
+
+        Raises:
+            ConfigError: one is not right, or two are the same.
+        """
+        given: object = () if cache is None else cache
+        texts: list[Any] = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        specs = tuple(cls.parse(text) for text in texts)
+        if len({spec.path for spec in specs}) < len(specs):
+            raise ConfigError("caches are in different places: one in memory at most, and each disk's folder once")
+        return specs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from stoker._base.task_group import for_each
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
-from stoker._cache.spec import CacheSpec
-from stoker._cache.tiers import Sharers, made_tiers
+from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.step_queue import StepQueue
 from stoker._format.manifest import Manifest

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
-from stoker._cache.spec import CacheSpec
+from stoker._cache.tiers import CacheSpec
 from stoker._fetch.config import FetchConfig
 from stoker._format.versions import read_manifest
 from stoker._maintenance.filling import epoch_stretch, fill_cache

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stoker._cache.eviction import POLICIES
-from stoker._cache.spec import CacheSpec
+from stoker._cache.tiers import CacheSpec
 from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
 from stoker_functions.serve import Request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cache.spec import CacheSpec
+from stoker._cache.tiers import CacheSpec
 from stoker.errors import ConfigError
 
 

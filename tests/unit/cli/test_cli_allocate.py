@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker import cli
-from stoker._cache.spec import CacheSpec
+from stoker._cache.tiers import CacheSpec
 from stoker._fetch.config import FetchConfig
 
 CLUSTER = '[cluster]\ncache_bytes = "150GB"\nbandwidth = "80Mbit"\n'
