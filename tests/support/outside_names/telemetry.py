@@ -14,8 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from stoker._base.fetch_record import Phase
 from stoker._trace.chrome import ChromeTrace
-from stoker._trace.open_telemetry import OpenTelemetrySink
-from stoker._trace.prometheus import PrometheusSink
+from stoker._trace.telemetry import OpenTelemetrySink, PrometheusSink
 from support.faulty_store import Weather
 from support.outside_names.shape import shape
 from support.tiers import SilentTier

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker._base.fetch_record import Phase
-from stoker._trace.open_telemetry import OpenTelemetrySink
-from stoker._trace.prometheus import PrometheusSink
+from stoker._trace.telemetry import OpenTelemetrySink, PrometheusSink
 from stoker.errors import ConfigError, MissingExtraError
 from support.faulty_store import Weather
 from support.traced import TracedRun
@@ -175,9 +174,7 @@ def test_a_missing_library_is_told_with_its_extra(
 
 
 def test_nothing_of_it_is_imported_before_it_is_asked_for() -> None:
-    modules = (
-        "stoker._fetch.feed, stoker._trace.open_telemetry, stoker._trace.prometheus, stoker._trace.picture, stoker.cli"
-    )
+    modules = "stoker._fetch.feed, stoker._trace.telemetry, stoker._trace.telemetry, stoker._trace.picture, stoker.cli"
     program = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert not {"opentelemetry", "prometheus_client", "matplotlib", "plotly"} & set(done.stdout.split())

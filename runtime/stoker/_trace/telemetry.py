@@ -1,0 +1,266 @@
+"""Waits and fetches as OpenTelemetry spans and metrics, and as Prometheus metrics. Needs the extra ``telemetry``.
+
+OpenTelemetry spans have keys of objects, relative to the data set. Metrics have phases, outcomes and names of tiers
+only: no keys, whose number has no bound. No URL, and so no signature and no credential, is in either.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from stoker._base.fetch_record import Fetch, Phase, Span
+from stoker._base.recorder import Wait
+from stoker.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
+
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+__all__ = ["OpenTelemetrySink", "PrometheusSink"]
+
+_EXTRA = "{what} needs the extra 'telemetry': pip install 'stoker[telemetry]'"
+"""What to say where a library is missing."""
+
+
+class _FetchCounts(NamedTuple):
+    """The counts of one fetch.
+
+    Attributes:
+        seconds: from its issue until it was ready.
+        answered: requests that brought what was asked for.
+        lost: requests that failed, or were overtaken by a hedge.
+        read_bytes: that the answered ones brought.
+    """
+
+    seconds: float
+    answered: int
+    lost: int
+    read_bytes: int
+
+    @classmethod
+    def of(cls, fetch: Fetch) -> _FetchCounts:
+        """Count one."""
+        sizes = [request.size_bytes for request in fetch.requests if request.is_whole]
+        lost = len(fetch.requests) - len(sizes)
+        return cls(fetch.ready_seconds - fetch.issued_seconds, len(sizes), lost, sum(sizes))
+
+
+_SCOPE = "stoker"
+
+
+class OpenTelemetrySink:
+    """A :class:`~stoker.abc.TraceSink` that makes spans and metrics of what it is told.
+
+    A wait is a span ``stoker.wait`` with one below it for each phase; a fetch is a span ``stoker.fetch``, likewise.
+    Counters: ``stoker.wait.time`` (s, by ``stoker.phase``), ``stoker.batches``, ``stoker.read`` (By),
+    ``stoker.requests`` (by ``stoker.outcome``); histogram ``stoker.fetch.duration`` (s).
+
+    Args:
+        tracer_provider: default the global one.
+        meter_provider: default the global one.
+        least_wait_seconds: waits that are shorter are counted, but make no span.
+        clock: seconds, the one that waits are measured with.
+
+    Raises:
+        MissingExtraError: opentelemetry is not installed.
+        ConfigError: ``least_wait_seconds`` is negative.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        least_wait_seconds: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        try:
+            from opentelemetry import metrics, trace
+        except ImportError:
+            raise MissingExtraError(_EXTRA.format(what="OpenTelemetrySink")) from None
+        if not least_wait_seconds >= 0:
+            raise ConfigError(f"least_wait_seconds is at least 0, not {least_wait_seconds}")
+        self._context_of = trace.set_span_in_context
+        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
+        self._waits = meter.create_counter("stoker.wait.time", "s", "waits of the training loop")
+        self._batches = meter.create_counter("stoker.batches", "{batch}", "batches that were yielded")
+        self._fetches = meter.create_histogram("stoker.fetch.duration", "s", "time to fetch an item")
+        self._read = meter.create_counter("stoker.read", "By", "bytes that requests brought")
+        self._requests = meter.create_counter("stoker.requests", "{request}", "requests to the store")
+        self._least_wait_seconds = least_wait_seconds
+        self._epoch_seconds = time.time() - clock()
+
+    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
+        """Make a span of a fetch, and count it."""
+        counts = _FetchCounts.of(fetch)
+        self._fetches.record(counts.seconds)
+        self._read.add(counts.read_bytes)
+        self._requests.add(counts.answered, {"stoker.outcome": "answered"})
+        self._requests.add(counts.lost, {"stoker.outcome": "lost"})
+        spans = [span.later(offset_seconds) for span in fetch.path()]
+        attributes: dict[str, str | int] = {
+            "stoker.object": fetch.object,
+            "stoker.item": fetch.item,
+            "stoker.requests": len(fetch.requests),
+        }
+        begin, end = fetch.issued_seconds + offset_seconds, fetch.ready_seconds + offset_seconds
+        self._span("stoker.fetch", begin, end, attributes, spans)
+
+    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
+        """Nothing is made of it."""
+
+    def waited(self, wait: Wait) -> None:
+        """Count a wait, and make a span of one that is not short."""
+        self._batches.add(1)
+        for span in wait.spans:
+            self._waits.add(max(0.0, span.seconds), {"stoker.phase": str(span.phase)})
+        if wait.seconds >= self._least_wait_seconds:
+            (phase, key), _ = next(iter(wait.by_cause().items()))
+            attributes: dict[str, str | int] = {"stoker.batch": wait.batch, "stoker.epoch": wait.epoch}
+            attributes |= {"stoker.phase": str(phase), "stoker.object": key}
+            begin, end = wait.spans[0].begin_seconds, wait.spans[-1].end_seconds
+            self._span("stoker.wait", begin, end, attributes, wait.spans)
+
+    def flush(self) -> None:
+        """Nothing is held back: exporting is the provider's."""
+
+    def _span(
+        self, name: str, begin: float, end: float, attributes: Mapping[str, str | int], parts: Iterable[Span]
+    ) -> None:
+        whole = self._tracer.start_span(name, start_time=self._ns(begin), attributes=attributes)
+        context = self._context_of(whole)
+        for part in parts:
+            about = {"stoker.object": part.object} if part.object else {}
+            below = self._tracer.start_span(
+                f"stoker.{part.phase}", context, start_time=self._ns(part.begin_seconds), attributes=about
+            )
+            below.end(self._ns(part.end_seconds))
+        whole.end(self._ns(end))
+
+    def _ns(self, seconds: float) -> int:
+        return round((seconds + self._epoch_seconds) * 1e9)
+
+
+_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Of fetches, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Metrics:
+    waits: Counter
+    batches: Counter
+    fetches: Histogram
+    read_bytes: Counter
+    requests: Counter
+    tiers: Counter
+    ready: Gauge
+
+
+class PrometheusSink:
+    """A :class:`~stoker.abc.TraceSink` that counts, and serves the counts.
+
+    Args:
+        port: to serve ``/metrics`` on; 0 for any that is free (see :attr:`port`), None to serve nothing, where the
+            registry is served by somebody else.
+        address: of the interface. The default is for this machine alone: metrics are served without a password.
+        registry: the counts are entered into it; default one of its own.
+
+    Attributes:
+        port: that is served on, None if none is.
+
+    Raises:
+        MissingExtraError: prometheus_client is not installed.
+        ConfigError: the port cannot be had.
+    """
+
+    def __init__(
+        self, port: int | None = None, *, address: str = "127.0.0.1", registry: CollectorRegistry | None = None
+    ) -> None:
+        try:
+            from prometheus_client import CollectorRegistry
+        except ImportError:
+            raise MissingExtraError(_EXTRA.format(what="PrometheusSink")) from None
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._metrics = _made(self.registry)
+        self._pid = os.getpid()
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
+        if port is not None:
+            self._server = _serve(port, address, self.registry)
+        self.port: int | None = None if self._server is None else self._server[0].server_port
+
+    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
+        """Count a fetch."""
+        counts, metrics = _FetchCounts.of(fetch), self._metrics
+        metrics.fetches.observe(counts.seconds)
+        metrics.read_bytes.inc(counts.read_bytes)
+        metrics.requests.labels(outcome="answered").inc(counts.answered)
+        metrics.requests.labels(outcome="lost").inc(counts.lost)
+        for tier, outcome in fetch.tiers:
+            metrics.tiers.labels(tier=tier, outcome=outcome).inc()
+        metrics.ready.inc()
+
+    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
+        """Count an item less."""
+        self._metrics.ready.dec()
+
+    def waited(self, wait: Wait) -> None:
+        """Count a batch, and what was waited for it."""
+        self._metrics.batches.inc()
+        for span in wait.spans:
+            self._metrics.waits.labels(phase=str(span.phase)).inc(max(0.0, span.seconds))
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Serve no more. Idempotent; a forked child, which serves nothing, has nothing to end."""
+        server, self._server = self._server, None
+        if server is not None and self._pid == os.getpid():
+            server[0].shutdown()
+            server[0].server_close()
+            server[1].join()
+
+    def __enter__(self) -> PrometheusSink:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _made(registry: CollectorRegistry) -> _Metrics:
+    from prometheus_client import Counter, Gauge, Histogram
+
+    waited = "Time that the training loop waited for batches, by what it waited for."
+    requests = "Requests to the store; lost ones failed, or were overtaken by a hedge."
+    metrics = _Metrics(
+        waits=Counter("stoker_wait_seconds", waited, ["phase"], registry=registry),
+        batches=Counter("stoker_batches", "Batches that were yielded.", registry=registry),
+        fetches=Histogram("stoker_fetch_seconds", "Time to fetch an item.", buckets=_BUCKETS, registry=registry),
+        read_bytes=Counter("stoker_read_bytes", "Bytes that requests brought.", registry=registry),
+        requests=Counter("stoker_requests", requests, ["outcome"], registry=registry),
+        tiers=Counter(
+            "stoker_tier_reads", "Super-samples that tiers were to give.", ["tier", "outcome"], registry=registry
+        ),
+        ready=Gauge("stoker_ready_items", "Items in the ring that are ready or in use.", registry=registry),
+    )
+    for phase in Phase:  # a count that is there at zero can be asked for its rate
+        metrics.waits.labels(phase=str(phase))
+    return metrics
+
+
+def _serve(port: int, address: str, registry: CollectorRegistry) -> tuple[WSGIServer, threading.Thread]:
+    from prometheus_client import start_http_server
+
+    try:
+        return start_http_server(port, addr=address, registry=registry)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"metrics cannot be served on {address} port {port}: {error}; name another port") from None
