@@ -16,9 +16,8 @@ from stoker._base.fetch_record import Phase, Span
 from stoker._base.recorder import Wait
 from stoker._trace.chrome import ChromeTrace
 from stoker._trace.picture import Section, ring_fill
-from stoker._trace.quantiles import Quantiles
 from stoker._trace.recording import Filled, Held, Recording, Told, read_trace
-from stoker._trace.summary import Summary
+from stoker._trace.summary import Quantiles, Summary
 from stoker.errors import ConfigError
 from support.faulty_store import Weather
 from support.memory import ROUNDS, Memory
