@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stoker._diagnostics.latency import Recorded
-from stoker._trace.json_values import read_values
+from stoker._trace.recording import read_values
 from stoker.errors import ConfigError
 
 __all__ = ["read_durations"]

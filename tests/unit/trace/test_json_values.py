@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker._trace.json_values import read_values
+from stoker._trace.recording import read_values
 from stoker.errors import ConfigError
 from support.memory import memory_of
 
