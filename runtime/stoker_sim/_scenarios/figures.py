@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker._trace.html_page import page
+from stoker._trace.picture import page
 from stoker.errors import ConfigError
 from stoker_sim._experiments.outcome import Panel, Series
 
