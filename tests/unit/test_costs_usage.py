@@ -8,9 +8,18 @@ import pytest
 
 import stoker
 from stoker._base.operations import Operation
-from stoker._cost.epochs import packing_traffic, training_traffic
 from stoker._cost.prices import GB_BYTES, Prices
-from stoker._cost.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
+from stoker._cost.usage import (
+    Calls,
+    Machines,
+    Part,
+    Stored,
+    Traffic,
+    WarmTier,
+    packing_traffic,
+    total_dollars,
+    training_traffic,
+)
 from stoker._stores import Buffer, ObjectInfo
 from stoker._stores.memory import MemoryStore
 from stoker.errors import ConfigError

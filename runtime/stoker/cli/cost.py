@@ -9,9 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from stoker._base.operations import Operation, PriceKey
-from stoker._cost.epochs import packing_traffic, training_traffic
 from stoker._cost.prices import FunctionPrices, Prices, StorePrices
-from stoker._cost.usage import Calls, Machines, Part, Stored, Traffic, WarmTier, total_dollars
+from stoker._cost.usage import (
+    Calls,
+    Machines,
+    Part,
+    Stored,
+    Traffic,
+    WarmTier,
+    packing_traffic,
+    total_dollars,
+    training_traffic,
+)
 from stoker._format.versions import read_manifest
 from stoker._stores.metered import price_key
 from stoker.cli.command import Command
