@@ -18,9 +18,8 @@ import pytest
 import stoker
 from stoker._diagnostics.doctor import Examination, examine
 from stoker._diagnostics.findings import Finding, Level, machine_findings
-from stoker._diagnostics.machine import Machine
+from stoker._diagnostics.machine import Machine, Whereabouts
 from stoker._diagnostics.probe import ProbeLimits
-from stoker._diagnostics.whereabouts import Whereabouts
 from stoker._stores import S3Options, ServedOptions
 from stoker._stores.access_token import Grant, TokenKeys
 from stoker.cli import main

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._diagnostics.whereabouts import Whereabouts, whereabouts
+from stoker._diagnostics.machine import Whereabouts, whereabouts
 
 NOBODY = "http://127.0.0.1:9"
 

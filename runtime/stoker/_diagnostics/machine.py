@@ -1,13 +1,21 @@
-"""What this machine has, as far as a process may use it: memory, cores, files, and in which cloud's region it is."""
+"""What this machine has, as far as a process may use it, and in which region of a cloud it is.
+
+A cloud's own service is asked for the region only where the firmware names that cloud: elsewhere the address would
+lead to strangers.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
-__all__ = ["Machine", "look"]
+__all__ = ["Machine", "Whereabouts", "look", "whereabouts"]
 
 _NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge number where there is no limit
 
@@ -114,3 +122,67 @@ def _text(file: Path) -> str:
         return file.read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+_VENDOR = Path("sys/class/dmi/id/sys_vendor")
+_TIMEOUT_SECONDS = 1.0
+_AWS_HINTS = ("AWS_LAMBDA_FUNCTION_NAME", "ECS_CONTAINER_METADATA_URI_V4", "ECS_CONTAINER_METADATA_URI")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Where this machine is.
+
+    Attributes:
+        region: its name; empty if it is not known.
+        source: who says so.
+    """
+
+    region: str = ""
+    source: str = ""
+
+
+def whereabouts(
+    environment: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
+    aws_url: str = "http://169.254.169.254",
+    google_url: str = "http://metadata.google.internal",
+) -> Whereabouts:
+    """Return where this machine is; asks its cloud, for a second at most, if the environment does not say.
+
+    Args:
+        environment: default the process's.
+        root: below which ``sys`` is.
+        aws_url: of Amazon's metadata service.
+        google_url: of Google's.
+    """
+    variables = os.environ if environment is None else environment
+    region = variables.get("AWS_REGION", "")
+    if region and any(variables.get(hint) for hint in _AWS_HINTS):
+        return Whereabouts(region=region, source="AWS_REGION")
+    try:
+        vendor = (root / _VENDOR).read_text("utf-8", "replace").strip()
+    except OSError:
+        return Whereabouts()
+    try:
+        if vendor == "Amazon EC2" and variables.get("AWS_EC2_METADATA_DISABLED", "").lower() != "true":
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+            token = _asked(f"{aws_url}/latest/api/token", lifetime, "PUT")
+            found = _asked(f"{aws_url}/latest/meta-data/placement/region", {"X-aws-ec2-metadata-token": token})
+            return Whereabouts(region=found, source="EC2's metadata")
+        if vendor == "Google":
+            zone = _asked(f"{google_url}/computeMetadata/v1/instance/zone", {"Metadata-Flavor": "Google"})
+            return Whereabouts(region=zone.rpartition("/")[2].rpartition("-")[0], source="Google's metadata")
+    except (OSError, ValueError, HTTPException):  # it does not answer, or not as a metadata service does
+        pass
+    return Whereabouts()
+
+
+def _asked(url: str, headers: Mapping[str, str], method: str = "GET") -> str:
+    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - constant http addresses
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # what is on the machine has no proxy
+    with opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
+        text: str = answer.read(4096).decode("ascii")
+    if not text.isprintable():
+        raise ValueError(f"{url} does not answer as a metadata service does")
+    return text
