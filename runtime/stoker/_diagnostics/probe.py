@@ -17,8 +17,7 @@ from statistics import median
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
 from stoker._diagnostics.latency import BucketModel, Recorded
-from stoker._diagnostics.request_rate import RateLimit, rate_limit_of
-from stoker._diagnostics.timed_read import TimedRead, TimedReader
+from stoker._diagnostics.timed_read import RateLimit, TimedRead, TimedReader, rate_limit_of
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, DeadlineError
 
