@@ -22,7 +22,7 @@ from golden.v1.make_function_fixtures import (
     run_compaction,
     run_functions,
 )
-from stoker._pack.digest import digest_bytes, digested
+from stoker._pack.catalog import digest_bytes, digested
 from stoker._pack.part import Part
 from stoker._pack.record import PackRecord, record_key
 from stoker_functions._commit import commit

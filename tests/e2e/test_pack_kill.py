@@ -16,7 +16,7 @@ import pytest
 
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._maintenance import gc, verify
-from stoker._pack.log import list_records
+from stoker._pack.record import list_records
 from stoker.abc import Store
 from support.killed_packing import MOMENTS, Death, Moment, PackTask, pack_and_die
 from support.packing import WatchedStore, fresh_store, numbered, pack, puts, stored

@@ -25,8 +25,7 @@ from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
 from stoker._maintenance.restoration import restored
 from stoker._pack.catalog import BucketCatalog
-from stoker._pack.log import Journal
-from stoker._pack.record import STATES, PackRecord
+from stoker._pack.record import STATES, Journal, PackRecord
 from stoker.errors import (
     ChecksumError,
     ConnectionLostError,

@@ -19,8 +19,7 @@ from stoker._format import versions
 from stoker._format.manifest import Manifest, PackRun, pack_runs
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import Catalog
-from stoker._pack.known import remembered
-from stoker._pack.merge import merge
+from stoker._pack.merge import merge, remembered
 from stoker._pack.record import PackRecord
 from stoker._pack.rewriting import pack_again
 from stoker._pack.run import RunConfig

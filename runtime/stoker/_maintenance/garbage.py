@@ -14,9 +14,8 @@ from stoker._format import versions
 from stoker._format.manifest import Manifest, version_key
 from stoker._maintenance.inspection import Place, list_super_samples
 from stoker._maintenance.restoration import restored
-from stoker._pack.log import Logged, list_records
 from stoker._pack.part import provisional_dataset
-from stoker._pack.record import PackRecord, record_key
+from stoker._pack.record import Logged, PackRecord, list_records, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, FormatError, NotFoundError, PackError
 

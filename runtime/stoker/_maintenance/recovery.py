@@ -23,8 +23,7 @@ from stoker._format.manifest import MAX_VERSION, Manifest, Rows, object_key, pac
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Packed
 from stoker._maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
-from stoker._pack.log import list_records
-from stoker._pack.record import PackRecord
+from stoker._pack.record import PackRecord, list_records
 from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
     ChecksumError,

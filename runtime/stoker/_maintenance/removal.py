@@ -13,9 +13,8 @@ from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, object_key
 from stoker._maintenance.inspection import list_super_samples, open_super_sample
 from stoker._order.materialized_layout import EPOCHS_FOLDER
-from stoker._pack.digest import DIGEST_KEY
-from stoker._pack.log import list_records
-from stoker._pack.record import is_record_key
+from stoker._pack.catalog import DIGEST_KEY
+from stoker._pack.record import is_record_key, list_records
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError
 

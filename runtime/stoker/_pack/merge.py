@@ -15,24 +15,26 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker._base.retry import RetryingStore
 from stoker._format import versions
 from stoker._format.manifest import Manifest, Rows
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import Catalog
-from stoker._pack.known import Memory
 from stoker._pack.part import provisional_dataset
-from stoker._pack.record import PackRecord, run_name
+from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no_sources, run_name
 from stoker._pack.rewriting import pack_again
 from stoker._pack.run import RunConfig
 from stoker.errors import DatasetExistsError, PackError
 
-__all__ = ["Job", "Merged", "merge"]
+__all__ = ["Job", "Known", "Memory", "Merged", "merge", "remembered"]
 
 _log = logging.getLogger("stoker.pack.merge")
+_memory_log = logging.getLogger("stoker.pack.known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,3 +316,80 @@ class _Fresh:
         journal = await self._catalog.journal(rest.run)
         is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
         return await pack_again(self._store, map(prefix.ref, range(len(prefix))), rest, journal, config, is_wanted)
+
+
+def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:
+    """Return the names that the records of runs in the manifest still tell, ``uint8 [names, 16]``."""
+    young = now_seconds - REMEMBERED_SECONDS
+    return np.concatenate(
+        [no_sources(), *(r.names for r in records if not r.is_committed or r.committed_seconds >= young)]
+    )
+
+
+class Known:
+    """Names, of which there may be tens of millions: 16 bytes each, where a set of Python's takes a hundred.
+
+    Args:
+        names: ``uint8 [names, 16]``.
+    """
+
+    def __init__(self, names: NDArray[np.uint8]) -> None:
+        self._sorted = np.sort(_texts(names))
+        self._taken: set[bytes] = set()
+
+    def has(self, names: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Return which of the names are known, ``bool [names]``."""
+        wanted = _texts(names)
+        if not len(self._sorted):
+            return np.zeros(len(wanted), np.bool_)
+        places = np.searchsorted(self._sorted, wanted)
+        found: NDArray[np.bool_] = self._sorted[np.minimum(places, len(self._sorted) - 1)] == wanted
+        return found
+
+    def take(self, names: NDArray[np.uint8]) -> list[bool]:
+        """Return which of the names were neither known nor taken before, and take them."""
+        fresh = []
+        for name, is_known in zip(map(bytes, names), self.has(names).tolist(), strict=True):
+            fresh.append(not is_known and name not in self._taken)
+            self._taken.add(name)
+        return fresh
+
+
+class Memory:
+    """What the records of committed runs remember.
+
+    Args:
+        records: of all runs.
+        now_seconds: of the Unix epoch.
+    """
+
+    def __init__(self, records: Iterable[PackRecord], now_seconds: float) -> None:
+        self._now_seconds = now_seconds
+        self._committed = {record.run: record for record in records if record.is_committed}
+
+    @cached_property
+    def known(self) -> Known:
+        """All of it: millions of names, which are sorted only where something waits for a commit."""
+        return Known(remembered(self._committed.values(), self._now_seconds))
+
+    def left_by(self, record: PackRecord, left: Manifest) -> Manifest | None:
+        """Return what is left of a manifest when a compaction takes the place of its rows.
+
+        None where some of them are not there, or where it would be the end of a run whose names it does not hand on:
+        when the compaction began there was more of that run, and that went to another. Nor is a finished one believed
+        that does not have as many samples as those rows.
+        """
+        rest = left.without(record.replaces)
+        if len(rest) != len(left) - sum(run.rows for run in record.replaces):
+            return None
+        if record.state != "packing" and record.samples != left.samples - rest.samples:
+            _memory_log.warning("run %s has %d samples in place of others; leaving it out", record.run, record.samples)
+            return None
+        ended = {run.run for run in left.runs} - {run.run for run in rest.runs}
+        names = remembered((self._committed[run] for run in ended if run in self._committed), self._now_seconds)
+        return rest if Known(record.sources).has(names).all() else None
+
+
+def _texts(names: NDArray[np.uint8]) -> NDArray[np.bytes_]:
+    """Return the names as what numpy sorts: bytes of one length, so that zeros at an end make no difference."""
+    return np.ascontiguousarray(names).view(f"S{SOURCE_BYTES}").reshape(-1)

@@ -29,9 +29,8 @@ from stoker._format.display import describe_columns, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column, Schema
 from stoker._pack.cutter import Cut
-from stoker._pack.log import Journal
 from stoker._pack.plan import PackConfig, PackPlan, plan_pack, successor
-from stoker._pack.record import PackRecord, record_key
+from stoker._pack.record import Journal, PackRecord, record_key
 from stoker._pack.run import PackRunner, RunConfig
 from stoker._pack.uploads import PackProgress, Uploads
 from stoker._stores import open_store

@@ -3,13 +3,15 @@
 A safetensors file. Its tensor ``prefix`` is the manifest of the super-samples that are durable without a gap from the
 first: empty before there is one. ``sources``, where there is one, names the raw object that each sample was made of, so
 that the same object, delivered twice, is found. The metadata tells whose they are and how far the run has come. A
-record is written before the first object of its run, so an object without a record belongs to nobody.
+record is written before the first object of its run, so an object without a record belongs to nobody; and it is only
+ever replaced by one that says more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,28 +21,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
+from stoker._base.retry import RetryingReader, RetryingStore
+from stoker._base.task_group import for_each
 from stoker._format import tensorfile
 from stoker._format.dtypes import DTYPES, DType
 from stoker._format.manifest import Manifest, PackRun
 from stoker._format.supersample import FORMAT
-from stoker.errors import ChecksumError, FormatError
+from stoker.abc import ObjectInfo, Readable, Store
+from stoker.errors import (
+    ChecksumError,
+    FormatError,
+    NotFoundError,
+    PackError,
+    PreconditionFailedError,
+)
 
 __all__ = [
+    "Journal",
+    "Logged",
+    "PackRecord",
+    "REMEMBERED_SECONDS",
     "SOURCE_BYTES",
     "STATES",
-    "PackRecord",
     "is_record_key",
+    "list_records",
     "no_sources",
-    "record_key",
+    "read_record",
     "record_growth",
+    "record_key",
     "record_writes",
     "run_id",
     "run_name",
     "run_prefix",
 ]
 
+_log = logging.getLogger("stoker.pack.log")
+
 SOURCE_BYTES = 16
 """Of the hash that names a raw object: two of 10**9 are the same with a probability of 10**-21."""
+REMEMBERED_SECONDS = 15 * 86_400
+"""How long records name raw objects; a queue of Amazon keeps messages for 14 days at most, Google's for 7."""
 STATES = ("packing", "complete", "committed")
 MODES = ("create", "append", "overwrite", "deferred")
 """``overwrite``: the version that it is committed with has nothing else.
@@ -53,6 +73,7 @@ _JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 _MAX_ROWS = 1 << 32
 _RECORD_EVERY_OBJECTS, _RECORD_EVERY_FRACTION = 8, 16
+_READS_AT_ONCE = 16
 
 
 def record_growth(objects: int) -> int:
@@ -264,3 +285,110 @@ def _matched(pattern: re.Pattern[str], text: str) -> str:
     if not pattern.fullmatch(text):
         raise FormatError(f"the pack record has {text[:80]!r} for {pattern.pattern}")
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A pack record as it stands in a store.
+
+    Attributes:
+        key: of the object.
+        tag: of the object.
+        record: what it says, None if it is damaged or no record.
+    """
+
+    key: str
+    tag: str
+    record: PackRecord | None
+
+
+async def list_records(
+    store: Readable, run_prefix: str = "", *, known: Mapping[str, tuple[str, PackRecord]] | None = None
+) -> list[Logged]:
+    """Return the records of the runs whose id starts with ``run_prefix``, by key; damaged ones are logged.
+
+    Args:
+        store: where they are.
+        run_prefix: of the runs.
+        known: key → (tag, record) of what was read before; an object that still has its tag is not read again.
+    """
+    reader = RetryingReader(store)
+    known = known or {}
+    found: dict[str, Logged] = {}
+
+    async def read(info: ObjectInfo) -> None:
+        tag, record = known.get(info.key, ("", None))
+        logged = Logged(info.key, tag, record) if tag == info.tag else await read_record(reader, info.key)
+        if logged is not None:
+            found[info.key] = logged
+
+    try:
+        listed = [info async for info in reader.list(f"packs/{run_prefix}") if is_record_key(info.key)]
+    except NotFoundError:  # the bucket itself does not exist: a local folder before its first object
+        return []
+    await for_each(listed, read, concurrency=_READS_AT_ONCE)
+    return [found[key] for key in sorted(found)]
+
+
+async def read_record(store: Readable, key: str) -> Logged | None:
+    """Return the record that is stored under a key, None if nothing is; a damaged one is logged."""
+    reader = RetryingReader(store)
+    try:
+        data, info = await reader.get(key)
+    except NotFoundError:  # deleted since it was listed
+        return None
+    try:
+        record = PackRecord.from_bytes(data)
+        if record_key(record.run) != key:
+            raise FormatError(f"it is the record of run {record.run}")
+    except (FormatError, ChecksumError) as error:
+        _log.warning("ignoring the pack record %s/%s: %s", reader.url, key, error)
+        return Logged(key, info.tag, None)
+    return Logged(key, info.tag, record)
+
+
+class Journal:
+    """Writes one run's record. Several processes may write the same one: what it says only grows.
+
+    Args:
+        store: where the record is.
+        tag: of what is stored under its key, None if nothing is.
+        recorded: what that says, None if there is no record yet.
+    """
+
+    def __init__(self, store: Store, tag: str | None, recorded: PackRecord | None) -> None:
+        self._store = RetryingStore(store)
+        self._tag = tag
+        self._recorded = recorded
+
+    @property
+    def recorded(self) -> PackRecord | None:
+        """What the stored record says, as far as is known here; None if there is none."""
+        return self._recorded
+
+    async def save(self, record: PackRecord) -> None:
+        """Write ``record`` unless what is there, perhaps of another process, is as far or farther.
+
+        Raises:
+            PackError: the record was deleted.
+        """
+        if self._recorded is not None and self._recorded.progress >= record.progress:
+            return
+        while True:
+            try:
+                info = await self._store.put(
+                    record_key(record.run), record.to_bytes(), if_absent=self._tag is None, if_tag=self._tag
+                )
+            except PreconditionFailedError:
+                found = await read_record(self._store, record_key(record.run))
+            else:
+                self._recorded, self._tag = record, info.tag
+                return
+            if found is None:
+                raise PackError(
+                    f"{self._store.url}/{record_key(record.run)} was deleted while the pack was running; pack again"
+                )
+            self._tag = found.tag
+            if found.record is not None and found.record.progress >= record.progress:
+                self._recorded = found.record
+                return

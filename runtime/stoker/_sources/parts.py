@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from stoker._base.retry import RetryingStore
 from stoker._format.schema import Schema
-from stoker._pack.difference import schema_difference
 from stoker._pack.part import KeySlice, Part
+from stoker._pack.plan import schema_difference
 from stoker._sources.arrays import open_npy
 from stoker._sources.folders import FolderSource, belongs
 from stoker._sources.listing import Listing, fingerprint_of, listed_between

@@ -19,7 +19,7 @@ import stoker
 from golden.v1.make_fixtures import FOLDER, bucket, dump, write_file, write_json
 from stoker._fanout.job import JobConfig, plan_job
 from stoker._maintenance.compaction import compact
-from stoker._pack.digest import digest_bytes
+from stoker._pack.catalog import digest_bytes
 from stoker._pack.merge import merge
 from stoker._pack.part import KeySlice, Part
 from stoker._pack.record import MODES, PackRecord, record_key

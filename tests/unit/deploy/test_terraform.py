@@ -14,7 +14,7 @@ import pytest
 from hcl2.utils import SerializationOptions
 
 from stoker._base.sizes import parse_bytes
-from stoker._pack.known import REMEMBERED_SECONDS
+from stoker._pack.record import REMEMBERED_SECONDS
 from stoker._stores.access_token import DATASET_NAME
 from stoker_functions import gcp
 from stoker_functions._executors.gcf import size_of

@@ -15,10 +15,9 @@ from stoker._format import versions
 from stoker._format.schema import Bytes, Schema, Text
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
-from stoker._pack.known import REMEMBERED_SECONDS, Known
-from stoker._pack.merge import merge
+from stoker._pack.merge import Known, merge
 from stoker._pack.part import Part
-from stoker._pack.record import record_key
+from stoker._pack.record import REMEMBERED_SECONDS, record_key
 from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
@@ -76,7 +75,7 @@ def test_with_nothing_that_waits_nothing_is_remembered(monkeypatch: pytest.Monke
             def __init__(self, names: object) -> None:
                 raise AssertionError("millions of names are sorted in vain")
 
-        monkeypatch.setattr("stoker._pack.known.Known", Unwanted)
+        monkeypatch.setattr("stoker._pack.merge.Known", Unwanted)
         assert (await commit_all(place))["samples"] == 10
         await packed(place, range(10, 20))
         with pytest.raises(AssertionError, match="in vain"):

@@ -22,7 +22,7 @@ from stoker._maintenance.garbage import gc
 from stoker._maintenance.inspection import verify
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
-from stoker._pack.known import remembered
+from stoker._pack.merge import remembered
 from stoker._pack.record import PackRecord, record_key
 from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store

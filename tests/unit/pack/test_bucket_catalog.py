@@ -16,10 +16,8 @@ import pytest
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Schema
 from stoker._format.supersample import Packed
-from stoker._pack.catalog import BucketCatalog
-from stoker._pack.digest import DIGEST_KEY, digest_bytes, digested
-from stoker._pack.known import REMEMBERED_SECONDS
-from stoker._pack.record import SOURCE_BYTES, PackRecord, record_key
+from stoker._pack.catalog import DIGEST_KEY, BucketCatalog, digest_bytes, digested
+from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, record_key
 from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, PermissionDeniedError, StokerError
 from support.fuzzed.mutations import mutated_file

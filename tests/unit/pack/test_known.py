@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._pack.known import REMEMBERED_SECONDS, Known, remembered
-from stoker._pack.record import SOURCE_BYTES, PackRecord, no_sources, run_name
+from stoker._pack.merge import Known, remembered
+from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no_sources, run_name
 from support.memory import memory_of
 
 # Zeros at either end and in between are what a comparison of texts could get wrong.
