@@ -57,11 +57,6 @@ LAYERS = """
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts.split()}
 
 UPWARD = {
-    ("stoker.cli", "stoker_functions._shuffle_job.command"),
-    ("stoker.cli", "stoker_sim._commands.allocate"),
-    ("stoker.cli", "stoker_sim._commands.plan"),
-    ("stoker.cli", "stoker_sim._commands.simulate"),
-    ("stoker.cli", "stoker_warm._commands.warm"),
     ("stoker_torch._config", "stoker_warm._opening"),
 }
 """Imports that point up, each of which has to go."""

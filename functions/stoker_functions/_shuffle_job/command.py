@@ -24,7 +24,6 @@ from stoker._stores import open_store
 from stoker._stores.location import parse_url
 from stoker._stores.metered import MeteredStore, metered, price_key
 from stoker.abc import Executor
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
 from stoker.cli.functions import (
     add_function_options,
@@ -40,7 +39,7 @@ from stoker_functions._shuffle_job.memory import usable_bytes
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
 from stoker_functions._shuffle_job.task import ShuffleTask, Way
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
 _DEFAULT_BYTES = 1 << 30
@@ -48,7 +47,8 @@ _TASK_SECONDS = 900.0  # the most that Lambda allows
 _DAYS_A_MONTH = 30
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_written_dataset(parser)
     add_version(parser)
     add_store_options(parser)
@@ -111,7 +111,8 @@ def _epochs(text: str) -> range:
     return range(first, last + 1)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     asyncio.run(_shuffle(args))
     return 0
 
@@ -269,11 +270,3 @@ def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, stor
         f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {counted(args.lanes, 'lane')}"
     )
     return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
-
-
-command = Command(
-    name="shuffle",
-    help="write the samples of coming epochs in the order of shuffle 'full', for shuffle='materialized'",
-    configure=_configure,
-    run=_run,
-)

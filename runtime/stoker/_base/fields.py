@@ -18,7 +18,7 @@ from typing import Any
 from stoker._base.sizes import format_bytes
 from stoker.errors import ConfigError, EventError
 
-__all__ = ["Fields", "read_text", "read_toml", "shown"]
+__all__ = ["Fields", "printable", "read_text", "read_toml", "shown"]
 
 _SHOWN_CHARACTERS = 80
 _MAX_TEXT_CHARACTERS = 4096
@@ -96,6 +96,11 @@ class Fields:
 
     def _wrong(self, name: str, value: object, wanted: str) -> EventError:
         return EventError(f"the {self._what}'s {name!r} is {shown(value)}, not {wanted}")
+
+
+def printable(text: str) -> str:
+    """Return ``text`` on one line and without control characters: a bucket must not write to a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def shown(value: object) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from stoker._base.fields import printable
 from stoker._stores.credentials import parse_date
-from stoker._stores.location import printable
 from stoker.errors import (
     CredentialsError,
     DeadlineError,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from stoker._base.fields import printable
 from stoker._stores.network import check_endpoint, is_this_machine
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
@@ -21,7 +22,6 @@ __all__ = [
     "check_text",
     "is_url_like",
     "parse_url",
-    "printable",
 ]
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
@@ -173,11 +173,6 @@ def _parse_served_url(url: str) -> Location:
     if scheme == "stoker+http" and not is_this_machine(urlsplit(f"http://{authority}").hostname or ""):
         raise ConfigError("stoker+http:// is for this machine only, since it sends the token unencrypted; use https")
     return Location(url=url.rstrip("/"), scheme=scheme, bucket=authority, prefix=path)
-
-
-def printable(text: str) -> str:
-    """Return ``text`` on one line and without control characters: a bucket must not write to a terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def check_text(what: str, text: str) -> None:

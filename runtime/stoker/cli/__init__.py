@@ -1,4 +1,10 @@
-"""The command line: ``stoker pack``, ``info``, ``verify``, ``head`` and what other packages contribute."""
+"""The command line: ``stoker pack``, ``info``, ``verify``, ``head`` and what other packages contribute.
+
+A package adds a command by an entry point of the group ``stoker.commands`` that names a :class:`Command`. Such
+a package may also use the modules ``flags`` (options of buckets, sizes and counts), ``functions`` (options of commands
+whose work functions do) and ``output`` (tables, numbers and JSON). A command's module is imported when
+the command is used.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +13,51 @@ import os
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
+from itertools import takewhile
 
+from stoker._base.fields import printable
 from stoker._version import __version__
-from stoker.cli import cache, compact, cost, doctor, gc, head, info, pack, rebuild, rm, token, trace, verify
 from stoker.cli.command import Command
-from stoker.cli.output import printable
 from stoker.cli.parser import CommandParser
 from stoker.errors import ConfigError, StokerError
-from stoker_functions._shuffle_job import command as shuffle
-from stoker_sim._commands import allocate, plan, simulate
-from stoker_warm._commands import warm
 
 __all__ = ["Command", "main"]
 
-_COMMANDS = (
-    pack.command,
-    info.command,
-    head.command,
-    verify.command,
-    rebuild.command,
-    shuffle.command,
-    compact.command,
-    gc.command,
-    rm.command,
-    plan.command,
-    doctor.command,
-    cost.command,
-    allocate.command,
-    cache.command,
-    simulate.command,
-    trace.command,
-    warm.command,
-    token.command,
+_COMMANDS = {
+    name: Command.of_module(f"stoker.cli.{module}", name=name, help=text)
+    for name, module, text in (
+        ("pack", "pack", "pack samples into a data set, or resume a pack that was cut off"),
+        ("info", "info", "show a data set's versions, size, columns and pack runs"),
+        ("head", "head", "show the first samples of a data set"),
+        ("verify", "verify", "check every checksum of a data set; exit code 1 if one is bad"),
+        (
+            "rebuild-manifest",
+            "rebuild",
+            "make a manifest of the super-samples that are there; exit code 1 if some are lost or damaged",
+        ),
+        ("compact", "compact", "pack the small super-samples of a data set again"),
+        ("gc", "gc", "list or delete what no version of a data set needs"),
+        ("rm", "rm", "delete a data set, after asking"),
+        (
+            "doctor",
+            "doctor",
+            "look for what is wrong between here and a data set; exit code 1 if there is a problem",
+        ),
+        ("cost", "cost", "reckon what data, requests, machines and functions cost"),
+        ("cache", "cache", "fill a disk cache before a training"),
+        ("trace", "trace", "say what a run waited for, from its trace"),
+        ("token", "token", "make a token with which a client reads data sets over HTTPS"),
+    )
+}
+_ORDER = (
+    *("pack", "info", "head", "verify", "rebuild-manifest", "shuffle", "compact", "gc", "rm", "plan", "doctor", "cost"),
+    *("allocate", "cache", "simulate", "trace", "warm", "token"),
 )
+"""In which commands are listed; those that are not named here follow."""
 _GROUP = "stoker.commands"
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -55,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):  # names may hold what a terminal's encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="stoker: %(message)s")
-    parser = _parser(_commands(arguments))
+    parser = _parser(arguments)
     options, unknown = parser.parse_known_args(arguments)
     if unknown and not options.is_broken:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -79,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
 
-def _parser(commands: Iterable[Command]) -> ArgumentParser:
+def _parser(arguments: Sequence[str]) -> ArgumentParser:
+    """Return a parser of every command, or of the one alone that is asked for, which has its arguments then."""
     parser = CommandParser(
         prog="stoker",
         description="Packs training data into super-samples in a bucket, and looks after them.",
@@ -88,21 +103,40 @@ def _parser(commands: Iterable[Command]) -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in commands:
+    options = list(takewhile(lambda argument: argument.startswith("-"), arguments))
+    asked = next(iter(arguments[len(options) :]), "")
+    only = None if set(options) - {"--debug"} else _command(asked)  # with --help, all of them are listed
+    for command in [only] if only else _commands():
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
         subparser.add_argument("--debug", action="store_true", default=SUPPRESS, help="show the traceback of an error")
         subparser.set_defaults(run=command.run, parser=subparser, when_interrupted="interrupted", is_broken=False)
-        command.configure(subparser)
+        if command.name == asked:
+            command.configure(subparser)
     return parser
 
 
-def _commands(arguments: Sequence[str]) -> list[Command]:
-    """Return our own commands and, unless one of them is asked for, those that other packages contribute."""
-    known = {command.name for command in _COMMANDS}
-    if next((argument for argument in arguments if not argument.startswith("-")), None) in known:
-        return list(_COMMANDS)
-    found = [_loaded(point) for point in entry_points(group=_GROUP) if point.name not in known]
-    return [*_COMMANDS, *found]
+def _command(name: str) -> Command | None:
+    """Return the command of a name, if there is one, and load no other."""
+    if name in _COMMANDS:
+        return _COMMANDS[name]
+    point = _contributed().get(name)
+    return None if point is None else _loaded(point)
+
+
+def _commands() -> list[Command]:
+    """Return our own commands and those that other packages contribute, in the order of the help."""
+    found = {name: _loaded(point) for name, point in _contributed().items()} | _COMMANDS
+    first = [found.pop(name) for name in _ORDER if name in found]
+    return [*first, *found.values()]
+
+
+def _contributed() -> dict[str, EntryPoint]:
+    """Return the entry points by name; of several, the first that is found, but this distribution's before all."""
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points(group=_GROUP):
+        if point.name not in points or (point.dist is not None and point.dist.name == "stoker"):
+            points[point.name] = point
+    return points
 
 
 def _loaded(point: EntryPoint) -> Command:

@@ -13,11 +13,10 @@ from stoker._fetch.config import FetchConfig
 from stoker._format.versions import read_manifest
 from stoker._maintenance.filling import epoch_stretch, fill_cache
 from stoker._order.order import OrderConfig
-from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, rate_from
 from stoker.cli.output import counted
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _MOST_DIGITS = 20  # of 2**64
 _DESCRIPTION = (
@@ -27,7 +26,8 @@ _DESCRIPTION = (
 )
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
     warm = actions.add_parser("warm", help="fill a disk cache before a training", description=_DESCRIPTION)
     cache = "disk:PATH?limit=SIZE, as it is given to the Loader"
@@ -47,7 +47,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     return asyncio.run(_warm(args, CacheSpec.parse(args.cache)))
 
 
@@ -77,6 +78,3 @@ async def _warm(args: Namespace, spec: CacheSpec) -> int:
             file=sys.stderr,
         )
     return 1 if found.held < found.chosen else 0
-
-
-command = Command(name="cache", help="fill a disk cache before a training", configure=_configure, run=_run)

@@ -11,16 +11,16 @@ from stoker._base.retry import RetryingStore
 from stoker._maintenance.compaction import Compacted, compact
 from stoker._pack.catalog import BucketCatalog
 from stoker.cli.bill import RequestBill
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened, super_sample_size
 from stoker.cli.output import counted, json_text
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _DEFAULT_BYTES = 8 << 20
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_written_dataset(parser)
     parser.add_argument(
         "--super-sample-bytes",
@@ -33,7 +33,8 @@ def _configure(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     bill = RequestBill()
     done = asyncio.run(_compact(args, bill))
     if args.json:
@@ -69,8 +70,3 @@ async def _compact(args: Namespace, bill: RequestBill) -> Compacted:
             now_seconds=time.time(),
             super_sample_bytes=args.super_sample_bytes,
         )
-
-
-command = Command(
-    name="compact", help="pack the small super-samples of a data set again", configure=_configure, run=_run
-)

@@ -23,20 +23,20 @@ from stoker._cost.usage import (
 )
 from stoker._format.versions import read_manifest
 from stoker._stores.metered import price_key
-from stoker.cli.command import Command
 from stoker.cli.cost_figures import add_figures, figures
 from stoker.cli.flags import add_store_options, add_version, opened
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _FUNCTION_BYTES = 1769 << 20
 _WARM_BYTES = 1536 << 20
 _OF_BUCKET = {"size", "gets", "puts", "lists", "read", "written"}
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     where = "of a data set whose size and super-samples are to be reckoned with"
     parser.add_argument("url", metavar="URL", nargs="?", help=where)
     add_version(parser)
@@ -45,7 +45,8 @@ def _configure(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     given, prices = figures(args, has_dataset=args.url is not None), Prices.load()
     if args.url is None and not given:
         raise ConfigError("there is nothing to reckon: give the URL of a data set, or figures (--gets, --machine, …)")
@@ -197,8 +198,3 @@ def _dollars(dollars: float) -> str:
     if 0 < dollars < 1e-6:
         return "<$0.000001"
     return f"${dollars:,.2f}" if dollars >= 100 else f"${dollars:.6f}"
-
-
-command = Command(
-    name="cost", help="reckon what data, requests, machines and functions cost", configure=_configure, run=_run
-)

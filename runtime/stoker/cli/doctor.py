@@ -11,25 +11,26 @@ from dataclasses import asdict
 
 from stoker._diagnostics.doctor import Examination, examine
 from stoker._diagnostics.findings import Finding, Level
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, store_options
 from stoker.cli.output import counted, json_text, printable
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _WIDTH = 80
 _SIGNS = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "warn", Level.PROBLEM: "FAIL"}
 _SIGN_WIDTH, _NAME_WIDTH = 6, 19
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("url", metavar="URL", help="of the data set: a path, or an s3://, gs:// or stoker+https:// URL")
     parser.add_argument("--write", action="store_true", help="also write, and delete, a small object below URL/doctor/")
     parser.add_argument("--json", action="store_true", help="write JSON")
     add_store_options(parser)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     found = asyncio.run(_examine(args))
     problems = sum(each.level is Level.PROBLEM for each in found)
     if args.json:
@@ -70,11 +71,3 @@ def _wrapped(text: str, first: str, others: str) -> list[str]:
         printable(text), _WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False,
         break_long_words=False,
     )  # fmt: skip
-
-
-command = Command(
-    name="doctor",
-    help="look for what is wrong between here and a data set; exit code 1 if there is a problem",
-    configure=_configure,
-    run=_run,
-)

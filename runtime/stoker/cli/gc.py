@@ -12,14 +12,14 @@ from stoker._base.sizes import format_bytes
 from stoker._format.manifest import version_key
 from stoker._maintenance import GarbageReport, Unfinished, gc
 from stoker.cli.bill import RequestBill
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened, positive
 from stoker.cli.output import counted, json_text, printable, shortened
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_written_dataset(parser)
     parser.add_argument("--delete", action="store_true", help="delete what is listed")
     parser.add_argument(
@@ -39,7 +39,8 @@ def _configure(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     bill = RequestBill()
     report = asyncio.run(_collect(args, bill))
     if args.json:
@@ -110,6 +111,3 @@ async def _collect(args: Namespace, bill: RequestBill) -> GarbageReport:
         return await gc(
             bill.metered(store), delete=args.delete, keep_versions=args.keep_versions, abandoned=args.abandoned
         )
-
-
-command = Command(name="gc", help="list or delete what no version of a data set needs", configure=_configure, run=_run)

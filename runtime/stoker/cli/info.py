@@ -10,19 +10,20 @@ from typing import Any
 from stoker._base.sizes import format_bytes
 from stoker._format.manifest import Manifest
 from stoker._format.versions import list_versions, read_manifest
-from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened
 from stoker.cli.output import counted, describe, printable, table
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_dataset(parser)
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     manifest, versions = asyncio.run(_read(args))
     if args.json:
         print(json.dumps({"url": args.url, **_as_json(manifest, versions)}, indent=2))
@@ -92,8 +93,3 @@ def _as_text(url: str, manifest: Manifest, versions: list[int]) -> str:
         for run in _runs(manifest)
     ]
     return f"{url}\n{table(facts)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
-
-
-command = Command(
-    name="info", help="show a data set's versions, size, columns and pack runs", configure=_configure, run=_run
-)

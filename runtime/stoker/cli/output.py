@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker._base.fields import printable
 from stoker._base.sizes import counted
 from stoker._format.display import describe_type
 from stoker._format.schema import Array, Bytes, Column, Text
@@ -21,11 +22,6 @@ _TEXT_CHARACTERS = 60
 _SHOWN_BYTES = 16
 _SHOWN_VALUES = 6
 _SHOWN_CLASSES = 5
-
-
-def printable(text: str) -> str:
-    """Return the text with all that is not printable escaped."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def json_text(document: object) -> str:

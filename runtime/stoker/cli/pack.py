@@ -16,18 +16,18 @@ from stoker._sources import KINDS, Source, open_source
 from stoker._stores import Store, open_store
 from stoker._stores.location import parse_url
 from stoker.cli.bill import RequestBill
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, positive, store_options, super_sample_size, writable
 from stoker.cli.output import counted, json_text, printable, sample_lines
 from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on, say_notes
 from stoker.errors import ConfigError
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _OWN_FOLDERS = ("data", "epochs", "manifests", "packs")
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument(
         "source",
         metavar="SRC",
@@ -71,7 +71,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     _check_apart(args.source, args.url)
     check_fanout_options(args)
     asyncio.run(_pack(args))
@@ -181,8 +182,3 @@ def _check_apart(source: str, destination: str) -> None:
         raise ConfigError(f"DST {destination} lies inside SRC {source}, which would change while it is packed; move it")
     if any(src.startswith(f"{dst}{folder}/") for folder in _OWN_FOLDERS):
         raise ConfigError(f"SRC {source} lies where DST {destination} keeps its own objects; choose another DST")
-
-
-command = Command(
-    name="pack", help="pack samples into a data set, or resume a pack that was cut off", configure=_configure, run=_run
-)

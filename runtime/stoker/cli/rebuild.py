@@ -7,14 +7,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 
 from stoker._maintenance import BadObject, RebuildReport, rebuild_manifest
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened
 from stoker.cli.output import bad_object, counted, printable
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_written_dataset(parser)
     parser.add_argument(
         "--adopt",
@@ -29,7 +29,8 @@ def _configure(parser: ArgumentParser) -> None:
     add_store_options(parser)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     report = asyncio.run(_rebuild(args))
     manifest = report.manifest
     what = "made" if report.is_new else "nothing is missing from"
@@ -59,11 +60,3 @@ def _list(title: str, lines: Iterable[str]) -> None:
         print(f"{title}: {len(lines):,}")
         for line in lines:
             print(f"  {printable(line)}")
-
-
-command = Command(
-    name="rebuild-manifest",
-    help="make a manifest of the super-samples that are there; exit code 1 if some are lost or damaged",
-    configure=_configure,
-    run=_run,
-)

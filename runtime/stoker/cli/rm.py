@@ -15,17 +15,17 @@ from stoker._stores import Store
 from stoker._stores.location import parse_url
 from stoker.abc import ObjectInfo
 from stoker.cli.bill import RequestBill
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, add_written_dataset, opened
 from stoker.cli.output import counted, printable
 from stoker.errors import ConfigError
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _SHOWN_OTHERS = 5
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_written_dataset(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
@@ -33,7 +33,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.set_defaults(when_interrupted="interrupted; run the same command again to delete the rest")
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     if not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
         raise ConfigError("stoker rm asks before it deletes, and there is no terminal to ask at; give --yes")
     _check_no_links(args.url)
@@ -117,6 +118,3 @@ def _remove_empty_folders(url: str) -> None:
     for folder in reversed(folders):
         with suppress(OSError):  # it is not empty
             folder.rmdir()
-
-
-command = Command(name="rm", help="delete a data set, after asking", configure=_configure, run=_run)

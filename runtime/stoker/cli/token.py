@@ -8,16 +8,16 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
 from stoker._stores.access_token import LEAST_KEY_BYTES, Grant, TokenKeys, key_text
-from stoker.cli.command import Command
 from stoker.errors import ConfigError
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _KEYS = "STOKER_TOKEN_KEYS"
 _DEFAULT_HOURS = 24
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.epilog = f"The keys stand in the variable {_KEYS}, as of the function that serves; the first of them signs."
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--dataset", action="append", metavar="NAME", help="that may be read; may be given several times")
@@ -35,7 +35,8 @@ def _hours(text: str) -> float:
     return hours
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     if args.new_key is not None:
         if args.hours is not None:
             raise ConfigError("--hours is of a token; a key of --new-key holds until it is taken out")
@@ -52,8 +53,3 @@ def _run(args: Namespace) -> int:
     )
     print(TokenKeys.parse(keys).sign(grant))
     return 0
-
-
-command = Command(
-    name="token", help="make a token with which a client reads data sets over HTTPS", configure=_configure, run=_run
-)

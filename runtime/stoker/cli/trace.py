@@ -11,17 +11,17 @@ from stoker._base.sizes import format_bytes
 from stoker._trace.picture import Section, draw
 from stoker._trace.recording import Told, read_trace
 from stoker._trace.summary import Summary
-from stoker.cli.command import Command
 from stoker.cli.flags import positive
 from stoker.cli.output import counted, printable, table
 from stoker.errors import ConfigError
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _FILE = "a trace, from Loader(url, trace=FILE) or stoker simulate --trace FILE; .gz, too"
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     what = parser.add_subparsers(title="what to do", metavar="WHAT", required=True, dest="what")
     view = what.add_parser("view", help="print what was waited for, and the worst waits with object and phase")
     view.add_argument("trace", metavar="FILE", type=Path, help=_FILE)
@@ -36,7 +36,8 @@ def _configure(parser: ArgumentParser) -> None:
     picture.add_argument("--rank", type=int, metavar="N", help=rank)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     return _picture(args) if args.what == "picture" else _view(args)
 
 
@@ -121,6 +122,3 @@ def _process(summary: Summary, rank: int | None) -> int:
 
 def _of(path: Path, process: int | None) -> Iterator[Told]:
     return (told for told in read_trace(path) if process is None or told.process == process)
-
-
-command = Command(name="trace", help="say what a run waited for, from its trace", configure=_configure, run=_run)

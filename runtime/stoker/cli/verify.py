@@ -14,14 +14,14 @@ from stoker._maintenance import BadObject, verify
 from stoker._stores import Store
 from stoker.abc import ObjectRef
 from stoker.cli.bill import RequestBill
-from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, opened, positive
 from stoker.cli.output import bad_object, counted, json_text, printable
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_dataset(parser)
     parser.add_argument("--deep", action="store_true", help="check every value on its own checksum too")
     parser.add_argument(
@@ -31,7 +31,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     return asyncio.run(_verify(args))
 
 
@@ -82,8 +83,3 @@ async def _read(args: Namespace, store: Store, manifest: Manifest) -> list[BadOb
             progress.update(Amount(count=objects, size_bytes=size_bytes))
 
         return await verify(store, manifest, deep=args.deep, concurrency=args.concurrency, on_object=show)
-
-
-command = Command(
-    name="verify", help="check every checksum of a data set; exit code 1 if one is bad", configure=_configure, run=_run
-)

@@ -6,21 +6,21 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.command import Command
 from stoker.cli.flags import rate_from, size
 from stoker.cli.output import json_text, printable, table
 from stoker_sim._allocation.allocation import Allocation, Cluster, Share, allocate
 from stoker_sim._allocation.jobs_file import read_jobs
 from stoker_sim._allocation.sharing import POLICIES
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _OFFERED = [name for name in POLICIES if name != "no-cache"]
 _MEGABYTE = 10**6
 _FOLDER = "/mnt/nvme/stoker"
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("jobs", type=Path, metavar="JOBS.toml", help="of the jobs and the cluster that they share")
     parser.add_argument("--cache", type=size, metavar="SIZE", help="on all nodes together (default: as the file says)")
     rate = "from the bucket, such as 10Gbit (default: as the file says)"
@@ -30,7 +30,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     jobs, cluster = read_jobs(args.jobs, cache_bytes=args.cache, bytes_per_second=args.bandwidth)
     found = allocate(jobs, cluster, POLICIES[args.policy])
     if args.json:
@@ -134,8 +135,3 @@ def _bytes(size_bytes: float) -> str:
             return f"{size_bytes:.3g} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:,.3g} TB" if size_bytes < 999.5 else f"{size_bytes:,.0f} TB"
-
-
-command = Command(
-    name="allocate", help="divide cache and bandwidth among jobs that share them", configure=_configure, run=_run
-)

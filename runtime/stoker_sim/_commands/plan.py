@@ -22,7 +22,6 @@ from stoker._fetch.schedule import Continuous, NextBatch, Schedule
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
 from stoker._stores.metered import price_key
-from stoker.cli.command import Command
 from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_from, size, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError
@@ -31,7 +30,7 @@ from stoker_sim._planning.predict import EpochForecast, Prediction
 from stoker_sim._planning.workload import Workload
 from stoker_sim._scenarios.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _WIDTH = 80
 _CONNECTION_BYTES_PER_SECOND = 90e6
@@ -53,7 +52,8 @@ class _Bucket:
     probe: Probe | None
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add_dataset(parser)
     training = parser.add_argument_group("the training")
     rate = "samples a second that the accelerator of one rank takes"
@@ -93,7 +93,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     feed, prices = _feed(args), Prices.load()
     workload, bucket = asyncio.run(_looked(args, feed, prices))
     money = _Money(args, bucket.prices)
@@ -346,11 +347,3 @@ def _seconds(seconds: float) -> str:
 
 def _dollars(dollars: float) -> str:
     return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
-
-
-command = Command(
-    name="plan",
-    help="predict what a training takes of a data set, and say what to change",
-    configure=_configure,
-    run=_run,
-)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from stoker._cost.prices import Prices
 from stoker._trace.chrome import MOST_RANKS, RanksTrace
-from stoker.cli.command import Command
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
@@ -22,7 +21,7 @@ from stoker_sim._scenarios.scenario import Run, Scenario, simulate
 from stoker_sim._scenarios.scenario_file import read_scenario
 from stoker_sim._scenarios.scenario_outcome import outcome
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _SHOWN_ROWS = 60
 _SCENARIO = ".toml"
@@ -39,7 +38,8 @@ class _Found:
     seconds: float
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="an experiment, 'all' of them, or a SCENARIO.toml")
     parser.add_argument("--list", action="store_true", help="show the experiments and whose figures they stand beside")
     where = "where NAME.csv, NAME.png and NAME.html go (default: experiments)"
@@ -51,7 +51,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help=trace)
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     if args.list or not args.names:
         print(table([(name, (found := experiments.load(name)).title, found.source) for name in experiments.NAMES]))
         return 0
@@ -151,11 +152,3 @@ def _saying(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written to: {error.strerror}; name another folder with --out") from None
-
-
-command = Command(
-    name="simulate",
-    help="run the papers' experiments, or a scenario of yours, in virtual time",
-    configure=_configure,
-    run=_run,
-)

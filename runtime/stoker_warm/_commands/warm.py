@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from stoker._base.sizes import format_bytes
-from stoker.cli.command import Command
 from stoker.cli.flags import add_store_options, number_from, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError
@@ -23,14 +22,15 @@ from stoker_warm._location import WarmLocation
 from stoker_warm._opening import secret_of_environment
 from stoker_warm._wire import MAX_BODY_BYTES
 
-__all__ = ["command"]
+__all__ = ["configure", "run"]
 
 _MOST_EVERY_SECONDS = 86_400.0
 _FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"
 _EPILOG = "Settings in a URL, and the secret in STOKER_WARM_SECRET: docs/warm-tier.md."
 
 
-def _configure(parser: ArgumentParser) -> None:
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
     parser.epilog = _EPILOG
     actions = parser.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
 
@@ -64,7 +64,8 @@ def _configure(parser: ArgumentParser) -> None:
     down.add_argument("--forget", action="store_true", help="have nodes drop what they hold before")
 
 
-def _run(args: Namespace) -> int:
+def run(args: Namespace) -> int:
+    """Run the command and return its exit code."""
     if args.action == "secret":
         print(Secret.generate().reveal())
         return 0
@@ -138,11 +139,3 @@ async def _opened(location: WarmLocation) -> AsyncIterator[WarmKeeper]:
         yield keeper
     finally:
         await keeper.close()
-
-
-command = Command(
-    name="warm",
-    help="keep super-samples in the memory of functions: run, watch, stop it",
-    configure=_configure,
-    run=_run,
-)

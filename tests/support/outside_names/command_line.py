@@ -14,8 +14,16 @@ __all__ = ["command_line"]
 
 def command_line(_: Path) -> Iterator[str]:
     """Return a line for each command and each of its arguments."""
-    yield from _names_of(cli._parser(cli._commands([])))
+    listed = cli._parser([])
+    yield from _names_of(listed)
+    for name in _commands_of(listed):
+        yield from _names_of(_commands_of(cli._parser([name]))[name])
     yield from _names_of(local._parser())
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
 
 
 def _names_of(parser: argparse.ArgumentParser) -> Iterator[str]:

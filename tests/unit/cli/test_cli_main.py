@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import ast
+import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,42 @@ def test_our_own_commands_load_no_contribution_and_cannot_be_replaced(monkeypatc
     assert cli.main(["extra"]) == 0
 
 
+def test_a_contributed_command_is_loaded_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def load(point: EntryPoint) -> cli.Command:
+        loaded.append(point.name)
+        return command
+
+    monkeypatch.setattr(EntryPoint, "load", load)
+    contribute(monkeypatch, extra="a:b", other="c:d")
+    assert cli.main(["extra"]) == 0
+    assert loaded == ["extra"]
+
+
+def test_of_two_contributions_with_one_name_ours_is_taken() -> None:
+    theirs = EntryPoint("plan", "no_such_module:command", "stoker.commands")
+    with pytest.MonkeyPatch.context() as patch:
+        ours = list(entry_points(group="stoker.commands"))
+        patch.setattr(cli, "entry_points", lambda group: [theirs, *ours, theirs])
+        assert cli._contributed()["plan"].value == "stoker_sim._commands:plan_command"
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    program = (
+        "import sys\nfrom stoker import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "loaded = {name for name in sys.modules if name.startswith(('stoker.cli.', 'stoker_sim.', 'stoker_warm.'))}\n"
+        "print(sorted(loaded), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(ast.literal_eval(done.stderr)) <= {
+        *("stoker.cli.command", "stoker.cli.flags", "stoker.cli.parser"),
+        *("stoker_sim._commands", "stoker_warm._commands"),
+    }
+
+
 def test_an_interrupt_is_130_and_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +112,7 @@ def test_an_interrupt_is_130_and_says_how_to_go_on(
     assert cli.main(["extra", "--code", "130"]) == 130
     assert capsys.readouterr().err == "stoker: interrupted\n"
     parser = ArgumentParser()
-    pack.command.configure(parser)
+    pack.configure(parser)
     assert "running the same command again" in parser.get_default("when_interrupted")
 
 
@@ -106,10 +144,7 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytes
     assert more == "stoker info --help tells more"
 
 
-_COMMANDS = [command.name for command in cli._COMMANDS]
-
-
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("name", cli._ORDER)
 def test_help_begins_with_the_commands_own_options_and_ends_with_the_buckets(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +192,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def parsed(*arguments: str) -> Namespace:
     parser = ArgumentParser()
-    pack.command.configure(parser)
+    pack.configure(parser)
     return parser.parse_args([*arguments, "SRC", "DST"])
 
 
