@@ -23,7 +23,7 @@ from stoker_local.functions import (
     ObjectFinalized,
     QueueSpec,
 )
-from stoker_local.functions._google.instance import _reserved_port
+from stoker_local.functions._google_instance import _reserved_port
 from support.function_cloud import GOOGLE_CODE, cloud_of, is_running, until
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from stoker_local.functions import FunctionCloud, Outcome
-from stoker_local.functions._isolation import choose_tmp
+from stoker_local.functions._processes import choose_tmp
 from support.function_cloud import cloud_of, function
 
 Tmp = Literal["tmpfs", "folder"]

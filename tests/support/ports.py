@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker_local.functions._google.instance import _reserved_port
+from stoker_local.functions._google_instance import _reserved_port
 
 __all__ = ["kept_port"]
 

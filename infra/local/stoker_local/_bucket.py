@@ -22,7 +22,7 @@ from stoker_local._s3.operations import etag_of
 from stoker_local._s3.service import S3Service
 from stoker_local._shape import Pacer, Shape, Shaper
 
-__all__ = ["Counts", "LocalBucket", "environment_of"]
+__all__ = ["LocalBucket", "environment_of"]
 
 _PACED_BYTES = 1 << 18
 _ADMIN = "/-/"

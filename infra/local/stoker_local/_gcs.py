@@ -27,19 +27,7 @@ from stoker_local._host import running_server
 from stoker_local._objects import ObjectCreated, ObjectMap, StoredObject, UnsatisfiableRangeError, byte_range
 from stoker_local._s3.model import iso_time
 
-__all__ = [
-    "GcsConfig",
-    "GcsError",
-    "LocalGcs",
-    "byte_span",
-    "checksum_of",
-    "etag_of",
-    "integer",
-    "json_object",
-    "resource_of",
-    "running_gcs",
-    "split_upload",
-]
+__all__ = ["GcsConfig", "GcsError", "LocalGcs", "resource_of", "running_gcs", "split_upload"]
 
 _MAX_RESULTS = 1000
 

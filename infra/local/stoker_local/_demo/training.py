@@ -13,7 +13,7 @@ from torch import nn
 
 from stoker_local._demo.digits import IMAGE_SIDE, Digits
 
-__all__ = ["Batches", "DigitNet", "Step", "Timing", "accuracy", "new_model", "train"]
+__all__ = ["Batches", "Step", "Timing", "accuracy", "new_model", "train"]
 
 _LARGEST_LEARNING_RATE = 4e-3
 

@@ -44,9 +44,7 @@ __all__ = [
     "create_upload",
     "list_parts",
     "list_uploads",
-    "open_upload",
     "parse_copy_source",
-    "part_number",
     "upload_part",
     "upload_part_copy",
 ]

@@ -23,7 +23,6 @@ from stoker_local._s3.model import Bucket, Call, S3Error, decode_payload, elemen
 __all__ = [
     "COPY_SOURCE_IF",
     "Outcome",
-    "check_delete_condition",
     "check_write_conditions",
     "delete_object",
     "delete_objects",

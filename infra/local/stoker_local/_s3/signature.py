@@ -17,7 +17,7 @@ from urllib.parse import quote
 from stoker_local._http1 import Request
 from stoker_local._s3.model import S3Error
 
-__all__ = ["Claim", "KeyPair", "read_claim", "verify"]
+__all__ = ["KeyPair", "read_claim", "verify"]
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 MAX_SKEW = timedelta(minutes=15)

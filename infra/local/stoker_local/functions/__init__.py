@@ -2,14 +2,19 @@
 
 from stoker_local.functions._cloud import FunctionCloud, function_cloud
 from stoker_local.functions._config import FunctionCloudConfig
-from stoker_local.functions._errors import ServiceError
 from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, FunctionFaultPlan
-from stoker_local.functions._google.spec import GoogleSpec, ObjectFinalized
-from stoker_local.functions._outcome import Outcome
-from stoker_local.functions._spec import FunctionSpec
+from stoker_local.functions._outcome import Outcome, ServiceError
+from stoker_local.functions._queue import LocalQueue
+from stoker_local.functions._specs import (
+    EventSource,
+    FunctionSpec,
+    GoogleSpec,
+    Notification,
+    ObjectFinalized,
+    QueueSpec,
+    Schedule,
+)
 from stoker_local.functions._statistics import FunctionStatistics, Happening, total
-from stoker_local.functions._triggers.queue import LocalQueue
-from stoker_local.functions._triggers.spec import EventSource, Notification, QueueSpec, Schedule
 
 __all__ = [
     "EventSource",

@@ -1,14 +1,23 @@
-"""What goes wrong with functions, on purpose: by script or by chance, and reproducibly."""
+"""What goes wrong with functions, on purpose: by script or by chance, reproducibly, and at its time."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["FunctionFault", "FunctionFaultInjector", "FunctionFaultKind", "FunctionFaultPlan"]
+__all__ = [
+    "FunctionFault",
+    "FunctionFaultInjector",
+    "FunctionFaultKind",
+    "FunctionFaultPlan",
+    "Target",
+    "striking",
+]
 
 
 class FunctionFaultKind(StrEnum):
@@ -102,3 +111,37 @@ class FunctionFaultInjector:
                 after_seconds = chance.random() * plan.within_seconds
                 return FunctionFault(kind=kind, after_seconds=after_seconds, freeze_seconds=plan.freeze_seconds)
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a fault can do to an instance; ``note`` is told what has struck."""
+
+    kill: Callable[[], None]
+    freeze: Callable[[], None]
+    thaw: Callable[[], None]
+    note: Callable[[FunctionFaultKind], None]
+
+
+@contextmanager
+def striking(fault: FunctionFault | None, target: Target) -> Iterator[None]:
+    """Let a kill or a freeze strike at its time, unless the block is left before; a frozen target is thawed then."""
+    if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def strike() -> None:
+        target.note(fault.kind)
+        (target.kill if fault.kind is FunctionFaultKind.KILL else target.freeze)()
+
+    timers = [
+        loop.call_later(fault.after_seconds, strike),
+        loop.call_later(fault.after_seconds + fault.freeze_seconds, target.thaw),
+    ]
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+        target.thaw()

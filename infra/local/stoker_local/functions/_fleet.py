@@ -1,18 +1,141 @@
-"""A Lambda function as its callers see it: invocations, each in an instance that is started if none is idle."""
+"""The instances of a function, and a Lambda function as its callers see it, invoked at once or by an event.
+
+Source: AWS Lambda Developer Guide, "How Lambda handles errors and retries with asynchronous invocation" and "Capturing
+records of Lambda asynchronous invocations".
+"""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Generic, Protocol, TypeVar
 
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind
-from stoker_local.functions._outcome import Answer, Invocation, Outcome, billed_milliseconds, report
-from stoker_local.functions._output import tail
-from stoker_local.functions._pool import Pool, PoolConfig
+from stoker_local._serving import Tasks
+from stoker_local.functions._faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
+from stoker_local.functions._outcome import Answer, Invocation, Outcome, ServiceError, billed_milliseconds, report
+from stoker_local.functions._processes import tail
+from stoker_local.functions._queue import LocalQueue
 from stoker_local.functions._sandbox import Sandbox, SandboxConfig
-from stoker_local.functions._spec import FunctionSpec
+from stoker_local.functions._specs import FunctionSpec
+from stoker_local.functions._statistics import Account
 
-__all__ = ["Fleet"]
+__all__ = [
+    "EventInvoker",
+    "Fleet",
+    "Pool",
+    "PoolConfig",
+]
+
+_STRIKE_LATER = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
+
+
+class Instance(Protocol):
+    """What a pool knows of an instance."""
+
+    name: str
+
+    async def live(self) -> None:
+        """Run until it ends; cancelled, end it."""
+
+
+T = TypeVar("T", bound=Instance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """What a pool is made of.
+
+    Attributes:
+        function: its name.
+        slots: most invocations at once.
+        idle_seconds: an instance without work for so long is taken back.
+        tasks: in which instances live.
+    """
+
+    function: str
+    slots: int
+    idle_seconds: float
+    faults: FunctionFaultInjector
+    account: Account
+    tasks: Tasks
+
+
+class Pool(Generic[T]):
+    """The instances of a function.
+
+    Attributes:
+        slots: one is acquired for every invocation, by :meth:`admit` or by whom it delivers again.
+        living: but for those that are about to end.
+        idle: of these, the one that worked last is last.
+    """
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.slots = asyncio.Semaphore(config.slots)
+        self.living: dict[T, asyncio.Task[None]] = {}
+        self.idle: dict[T, asyncio.TimerHandle] = {}
+        self._config = config
+        self._account = config.account
+
+    async def admit(self, *, waits: bool = False) -> FunctionFault | None:
+        """Acquire a slot for an invocation; return the fault that is to strike it.
+
+        Args:
+            waits: wait for a slot rather than be throttled.
+
+        Raises:
+            ServiceError: throttled.
+        """
+        fault = self._config.faults.draw(self._config.function)
+        kind = fault and fault.kind
+        if fault is not None and kind not in _STRIKE_LATER:
+            self._account.struck(fault.kind)
+        if kind is FunctionFaultKind.THROTTLE or (self.slots.locked() and not waits):
+            self._account.throttled()
+            reason = "ReservedFunctionConcurrentInvocationLimitExceeded"
+            raise ServiceError("TooManyRequestsException", "Rate Exceeded.", reason=reason)
+        if kind is FunctionFaultKind.RECLAIM:
+            self.reclaim()
+        await self.slots.acquire()
+        return fault
+
+    def start(self, instance: T) -> None:
+        """Let a new instance live."""
+        self.living[instance] = self._config.tasks.start(self._live(instance))
+        self._account.started(instances=len(self.living))
+
+    def wake(self, instance: T) -> None:
+        """Note that an instance has work."""
+        if timer := self.idle.pop(instance, None):
+            timer.cancel()
+
+    def rest(self, instance: T) -> None:
+        """Note that an instance has no more work; it is taken back if none comes."""
+        loop = asyncio.get_running_loop()
+        self.idle[instance] = loop.call_later(self._config.idle_seconds, self._take_back, instance)
+
+    def reclaim(self) -> None:
+        """Take all idle instances back at once."""
+        for instance in list(self.idle):
+            self._take_back(instance)
+
+    def _take_back(self, instance: T) -> None:
+        self._account.reclaimed(instance.name)
+        self.living[instance].cancel()
+        self._forget(instance)
+
+    async def _live(self, instance: T) -> None:
+        try:
+            await instance.live()
+        finally:
+            self._forget(instance)
+
+    def _forget(self, instance: T) -> None:
+        self.wake(instance)
+        self.living.pop(instance, None)
+        self._account.meter.instances = len(self.living)
 
 
 class Fleet:
@@ -114,3 +237,66 @@ class Fleet:
         what = "error" if outcome.error_type else "answer"
         self.account.note(what, instance=sandbox.name, detail=outcome.error_type)
         return replace(outcome, log=tail(log))
+
+
+class EventInvoker:
+    """Lambda's queue of events, before the functions."""
+
+    def __init__(
+        self,
+        queues: Mapping[str, LocalQueue],
+        *,
+        retry_seconds: tuple[float, float],
+        tasks: Tasks,
+    ) -> None:
+        self._queues = queues
+        self._retry_seconds = retry_seconds
+        self._tasks = tasks
+
+    def accept(self, fleet: Fleet, invocation: Invocation) -> asyncio.Task[None]:
+        """Take an event over; the task ends when it has been handled or given up."""
+        return self._tasks.start(self._deliver(fleet, invocation))
+
+    async def _deliver(self, fleet: Fleet, invocation: Invocation) -> None:
+        for attempt in range(1 + fleet.spec.retries):
+            if attempt:
+                fleet.account.note("retry", detail=str(attempt))
+                await asyncio.sleep(self._retry_seconds[attempt - 1])
+            outcome = await self._attempt(fleet, invocation)
+            if not outcome.error_type:
+                return
+        fleet.account.note("dropped", detail=outcome.error_type)
+        if fleet.spec.on_failure:
+            self._hand_over(fleet, invocation, outcome)
+
+    def _hand_over(self, fleet: Fleet, invocation: Invocation, outcome: Outcome) -> None:
+        """Give what has failed to the queue of failures, unless it is more than a message can be."""
+        try:
+            record = json.dumps(_record(fleet.arn, invocation, outcome, attempts=1 + fleet.spec.retries))
+            self._queues[fleet.spec.on_failure].send(record)
+        except (ValueError, RecursionError):
+            fleet.account.note("undelivered", detail=fleet.spec.on_failure)
+
+    async def _attempt(self, fleet: Fleet, invocation: Invocation) -> Outcome:
+        """Wait for the function's concurrency; being throttled all the same is no failed attempt."""
+        while True:
+            try:
+                return await fleet.invoke(invocation, waits=True)
+            except ServiceError:
+                await asyncio.sleep(self._retry_seconds[0])
+
+
+def _record(arn: str, invocation: Invocation, outcome: Outcome, *, attempts: int) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "requestContext": {
+            "requestId": invocation.request_id,
+            "functionArn": f"{arn}:$LATEST",
+            "condition": "RetriesExhausted",
+            "approximateInvokeCount": attempts,
+        },
+        "requestPayload": json.loads(invocation.payload),
+        "responseContext": {"statusCode": 200, "executedVersion": "$LATEST", "functionError": "Unhandled"},
+        "responsePayload": json.loads(outcome.payload),
+    }

@@ -1,4 +1,4 @@
-"""The part of Lambda's service API that callers of functions speak.
+"""The part of Lambda's service API that callers of functions speak, with signatures as Lambda verifies them.
 
 Source: AWS Lambda API Reference, "Invoke".
 """
@@ -7,22 +7,38 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import MappingProxyType
 
 from aiohttp import web
 
-from stoker_local.functions._authority import Authority
-from stoker_local.functions._errors import ServiceError
-from stoker_local.functions._event_invoke import EventInvoker
-from stoker_local.functions._fleet import Fleet
-from stoker_local.functions._outcome import Invocation
-from stoker_local.functions._payload import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, read_body
+from stoker_local._http1 import BadRequestError, Request, parse_query
+from stoker_local._s3.model import S3Error
+from stoker_local._s3.signature import KeyPair, read_claim, verify
+from stoker_local.functions._fleet import EventInvoker, Fleet
+from stoker_local.functions._outcome import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, Invocation, ServiceError, read_body
 
-__all__ = ["InvokeApi"]
+__all__ = [
+    "Authority",
+    "InvokeApi",
+]
 
 _MAX_CONTEXT_CHARACTERS = 3583
 _TYPES = ("RequestResponse", "Event", "DryRun")
+_CODES = MappingProxyType(
+    {
+        "InvalidAccessKeyId": "UnrecognizedClientException",
+        "InvalidToken": "UnrecognizedClientException",
+        "SignatureDoesNotMatch": "InvalidSignatureException",
+        "RequestTimeTooSkewed": "InvalidSignatureException",
+        "ExpiredToken": "ExpiredTokenException",
+        "AccessDenied": "AccessDeniedException",
+    }
+)
 
 
 class InvokeApi:
@@ -124,3 +140,53 @@ def _client_context(header: str) -> str:
         return json.dumps(context)  # on one line, in ASCII: it is sent on as a header
     except (binascii.Error, ValueError, RecursionError) as error:
         raise ServiceError("InvalidParameterValueException", "Client context is not base64 of JSON.") from error
+
+
+class Authority:
+    """Lets in who signs with one of its keys, for one region's Lambda."""
+
+    def __init__(self, keys: Iterable[KeyPair], *, region: str, clock: Callable[[], float]) -> None:
+        self._keys = {key.access_key: key for key in keys}
+        self._region = region
+        self._clock = clock
+
+    def admit(self, request: web.BaseRequest, body: bytes) -> KeyPair:
+        """Return whose request it is.
+
+        Raises:
+            ServiceError: it is nobody's: unsigned, wrongly signed, or signed with an unknown or expired key.
+        """
+        try:
+            head = _head_of(request)
+            claim = read_claim(head, service="lambda")
+            if claim is None:
+                raise ServiceError("MissingAuthenticationTokenException", "Missing Authentication Token")
+            digest = hashlib.sha256(body).hexdigest()
+            if claim.payload_hash not in ("", digest):
+                raise S3Error("SignatureDoesNotMatch", "The body is not the one that was signed.")
+            if claim.region != self._region:
+                raise S3Error("SignatureDoesNotMatch", f"Credential should be scoped to {self._region}.")
+            claim = replace(claim, payload_hash=claim.payload_hash or digest)
+            return verify(head, claim, self._keys, now=datetime.fromtimestamp(self._clock(), UTC))
+        except S3Error as refusal:
+            code = _CODES.get(refusal.code, "IncompleteSignatureException")
+            raise ServiceError(code, refusal.message) from refusal
+        except (BadRequestError, UnicodeDecodeError) as error:
+            raise ServiceError("IncompleteSignatureException", "The request is not UTF-8.") from error
+
+
+def _head_of(request: web.BaseRequest) -> Request:
+    raw_path, _, raw_query = request.raw_path.partition("?")
+    headers: dict[str, str] = {}
+    for name, value in request.headers.items():
+        known = headers.get(name.lower())
+        headers[name.lower()] = value if known is None else f"{known},{value}"
+    return Request(
+        method=request.method,
+        raw_path=raw_path,
+        path=request.path,
+        query=parse_query(raw_query),
+        headers=headers,
+        body_bytes=request.content_length,
+        keep_alive=True,
+    )

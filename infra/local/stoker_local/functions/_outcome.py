@@ -1,4 +1,4 @@
-"""One invocation and how it ended, in Lambda's words."""
+"""One invocation and how it ended or was refused, in Lambda's words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,40 @@ import json
 import math
 from dataclasses import dataclass
 
-from stoker_local.functions._spec import FunctionSpec
+from aiohttp import web
 
-__all__ = ["Answer", "Invocation", "Outcome", "billed_milliseconds", "failure", "report"]
+from stoker_local.functions._specs import FunctionSpec
+
+__all__ = [
+    "MAX_EVENT_BYTES",
+    "MAX_REQUEST_BYTES",
+    "MAX_RESULT_BYTES",
+    "Answer",
+    "Invocation",
+    "Outcome",
+    "ServiceError",
+    "billed_milliseconds",
+    "failure",
+    "read_body",
+    "report",
+]
+
+_STATUS = {
+    "AccessDeniedException": 403,
+    "ExpiredTokenException": 403,
+    "IncompleteSignatureException": 400,
+    "InvalidParameterValueException": 400,
+    "InvalidRequestContentException": 400,
+    "InvalidSignatureException": 403,
+    "MissingAuthenticationTokenException": 403,
+    "RequestTooLargeException": 413,
+    "ResourceNotFoundException": 404,
+    "TooManyRequestsException": 429,
+    "UnrecognizedClientException": 403,
+}
+MAX_REQUEST_BYTES = 6_291_456
+MAX_EVENT_BYTES = 1 << 20  # of asynchronous invocations
+MAX_RESULT_BYTES = 6_291_556
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +125,42 @@ def report(spec: FunctionSpec, outcome: Outcome) -> bytes:
         fields += [f"Status: {status}", f"Error Type: {outcome.error_type}"]
     lines = f"END RequestId: {outcome.request_id}\n" + "\t".join(fields) + "\n"
     return lines.encode()
+
+
+class ServiceError(Exception):
+    """A call that the service refuses; no function has run.
+
+    Attributes:
+        code: Lambda's name of the error, a key of ``_STATUS``.
+        reason: why a call was throttled, empty for other errors.
+    """
+
+    def __init__(self, code: str, message: str, *, reason: str = "") -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.reason = reason
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that goes with the code."""
+        return _STATUS[self.code]
+
+    def response(self) -> web.Response:
+        """Return the answer that botocore turns into its exception of the same name."""
+        body = {"Type": "User", "message": self.message}
+        if self.reason:
+            body["Reason"] = self.reason
+        return web.json_response(body, status=self.status, headers={"x-amzn-ErrorType": self.code})
+
+
+async def read_body(request: web.BaseRequest, *, limit_bytes: int) -> bytes | None:
+    """Return a request's body, or None if it is longer than ``limit_bytes``, of which no more is kept."""
+    if (request.content_length or 0) > limit_bytes:
+        return None
+    body = bytearray()
+    async for piece in request.content.iter_any():
+        body += piece
+        if len(body) > limit_bytes:
+            return None
+    return bytes(body)

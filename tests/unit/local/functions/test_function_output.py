@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from stoker_local.functions._output import Output, tail
+from stoker_local.functions._processes import Output, tail
 
 
 def test_what_was_written_is_taken_once_and_still_after_the_end() -> None:

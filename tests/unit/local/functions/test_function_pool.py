@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from stoker._base.clock import run_virtual
+from stoker_local._serving import background
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
 from stoker_local.functions._faults import FunctionFaultInjector
-from stoker_local.functions._ledger import Ledger
-from stoker_local.functions._pool import Pool, PoolConfig
-from stoker_local.functions._tasks import background
+from stoker_local.functions._fleet import Pool, PoolConfig
+from stoker_local.functions._statistics import Ledger
 
 
 class Idler:

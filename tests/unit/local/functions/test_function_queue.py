@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker._base.clock import run_virtual
 from stoker_local.functions import LocalQueue, QueueSpec
-from stoker_local.functions._triggers.queue import Delivery
+from stoker_local.functions._queue import Delivery
 
 
 def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQueue:

@@ -9,9 +9,8 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker_local._objects import ObjectCreated, StoredObject
 from stoker_local.functions import Notification, Schedule
-from stoker_local.functions._google.finalized import finalized_message
-from stoker_local.functions._triggers.notification import created_message, matches, opening_message
-from stoker_local.functions._triggers.schedule import keep_firing, scheduled_event
+from stoker_local.functions._google_service import finalized_message
+from stoker_local.functions._triggers import created_message, keep_firing, matches, opening_message, scheduled_event
 
 
 def created(key: str = "k", bucket: str = "raw") -> ObjectCreated:

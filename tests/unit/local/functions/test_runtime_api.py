@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from stoker_local.functions._outcome import Invocation
-from stoker_local.functions._runtime_api import InstanceState, RuntimeApi
+from stoker_local.functions._sandbox import InstanceState, RuntimeApi
 
 EVENT = Invocation(request_id="id", payload=b'{"a": 1}', client_context='{"custom": {}}')
 

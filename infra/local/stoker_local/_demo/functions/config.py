@@ -19,7 +19,7 @@ from stoker_local.functions import (
     Schedule,
 )
 
-__all__ = ["COMMIT", "COMPACT", "DATASET", "DATASET_KEY", "INGEST", "MEMORY_MB", "RAW", "FunctionDemoConfig"]
+__all__ = ["COMPACT", "DATASET", "DATASET_KEY", "INGEST", "MEMORY_MB", "RAW", "FunctionDemoConfig"]
 
 RAW, DATASET = "s3://raw/images", "s3://stoker/digits"
 DATASET_KEY = ("stoker", "digits/")

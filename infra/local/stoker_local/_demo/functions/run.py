@@ -18,8 +18,8 @@ from stoker_local._demo.functions.images import Epoch, RawImages, read_epoch
 from stoker_local._demo.functions.snapshot import Observer, Snapshot
 from stoker_local._demo.functions.view import bill_table, block, function_table, how_counted, line
 from stoker_local._demo.screen import Screen
+from stoker_local._serving import background
 from stoker_local.functions import FunctionCloud, function_cloud
-from stoker_local.functions._tasks import background
 
 __all__ = ["run"]
 

@@ -11,12 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_local.functions._google.spec import GoogleSpec
-from stoker_local.functions._isolation import ProcessLimits, peak_memory_bytes, signal_group
-from stoker_local.functions._output import Output
-from stoker_local.functions._warden import ProcessPlan, Warden
+from stoker_local.functions._processes import (
+    Output,
+    ProcessLimits,
+    ProcessPlan,
+    Warden,
+    peak_memory_bytes,
+    signal_group,
+)
+from stoker_local.functions._specs import GoogleSpec
 
-__all__ = ["Instance", "InstanceConfig"]
+__all__ = [
+    "Instance",
+    "InstanceConfig",
+]
 
 _TERMINATION_SECONDS = 10.0
 _START_SECONDS = 60.0

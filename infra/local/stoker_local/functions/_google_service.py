@@ -1,34 +1,45 @@
-"""A Google function as its callers see it: one address, and instances behind it that come and go."""
+"""A Google function as its callers see it: one address, and instances behind it that come and go.
+
+Events of the local GCS are sent to it as CloudEvents until they are acknowledged.
+Source: CloudEvents HTTP protocol binding, binary mode; Google's ``google.cloud.storage.object.v1.finalized``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from io import BytesIO
+from typing import Any
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from stoker_local.functions._errors import ServiceError
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind
-from stoker_local.functions._google.instance import Instance, InstanceConfig
-from stoker_local.functions._google.spec import GoogleSpec
-from stoker_local.functions._payload import read_body
-from stoker_local.functions._pool import Pool, PoolConfig
-from stoker_local.functions._strike import Target, striking
+from stoker_local._gcs import resource_of
+from stoker_local._objects import ObjectCreated
+from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, Target, striking
+from stoker_local.functions._fleet import Pool, PoolConfig
+from stoker_local.functions._google_instance import Instance, InstanceConfig
+from stoker_local.functions._outcome import ServiceError, read_body
+from stoker_local.functions._queue import LocalQueue
+from stoker_local.functions._specs import GoogleSpec
 
-__all__ = ["Call", "Service"]
+__all__ = ["Gateway", "Service", "finalized_message", "push"]
 
 _MAX_BODY_BYTES = 32 << 20
 _BILLED_STEPS_PER_SECOND = 10
 _HOP_BY_HOP = frozenset(
     {"connection", "content-length", "date", "keep-alive", "server", "te", "trailer", "transfer-encoding", "upgrade"}
 )
+_TARGET = re.compile(r"/(?P<name>[a-z0-9-]+)(?P<rest>(?:[/?].*)?)", re.ASCII | re.DOTALL)
+_TYPE = "google.cloud.storage.object.v1.finalized"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,3 +194,62 @@ async def _read_limited(answer: aiohttp.ClientResponse) -> bytes | None:
         if len(content) > _MAX_BODY_BYTES:
             return None
     return bytes(content)
+
+
+class Gateway:
+    """Passes ``/NAME/path?query`` on to the function NAME as ``/path?query``."""
+
+    def __init__(self, services: Mapping[str, Service]) -> None:
+        self._services = services
+
+    def application(self) -> web.Application:
+        """Return it as a web application."""
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        return application
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        target = _TARGET.fullmatch(request.raw_path)
+        service = self._services.get(target["name"]) if target else None
+        if target is None or service is None:
+            return web.Response(status=404, text="There is no such function.")
+        rest = target["rest"]
+        return await service.answer(request, rest if rest.startswith("/") else f"/{rest}")
+
+
+def finalized_message(created: ObjectCreated) -> str:
+    """Return the event of an object, headers and body, as a queue holds it."""
+    resource = resource_of(created.bucket, created.key, created.stored)
+    headers = {
+        "ce-specversion": "1.0",
+        "ce-id": f"{created.bucket}/{created.stored.tag}",
+        "ce-type": _TYPE,
+        "ce-source": f"//storage.googleapis.com/projects/_/buckets/{created.bucket}",
+        "ce-subject": _header(f"objects/{created.key}"),
+        "ce-time": datetime.fromtimestamp(created.stored.modified_at, UTC).isoformat(),
+        "content-type": "application/json",
+    }
+    return json.dumps({"headers": headers, "body": resource})
+
+
+async def push(queue: LocalQueue, service: Service) -> None:
+    """Post events to a function until cancelled, one at a time; what is not acknowledged comes back."""
+    while True:
+        (delivery,) = await queue.receive(1)
+        message: dict[str, Any] = json.loads(delivery.body)
+        headers = dict(message["headers"])
+        if service.spec.token:
+            headers["Authorization"] = f"Bearer {service.spec.token}"
+        body = json.dumps(message["body"]).encode()
+        response = await service.call(Call(method="POST", target="/", headers=headers, body=body))
+        if 200 <= response.status < 300:
+            queue.delete(delivery.receipt)
+
+
+def _header(text: str) -> str:
+    """Percent-encode what a header cannot carry, as the binding has it."""
+    return "".join(c if " " < c <= "~" and c not in '%"' else _percent(c) for c in text)
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

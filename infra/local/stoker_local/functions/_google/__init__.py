@@ -1,1 +1,0 @@
-"""Google Cloud Functions on this machine, by the real Functions Framework."""

@@ -1,0 +1,214 @@
+"""What calls functions by itself: schedules, and objects that are created, as S3 tells queues of them.
+
+Sources: Amazon S3 User Guide, "Event message structure"; Amazon EventBridge, "Scheduled Event".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from urllib.parse import quote_plus
+
+from stoker_local._objects import ObjectCreated
+from stoker_local._serving import Tasks
+from stoker_local.functions._outcome import Outcome
+from stoker_local.functions._queue import LocalQueue, poll
+from stoker_local.functions._specs import EventSource, Notification, QueueSpec, Schedule
+
+__all__ = [
+    "Notifier",
+    "Timetable",
+    "created_message",
+    "keep_firing",
+    "make_queues",
+    "matches",
+    "opening_message",
+    "scheduled_event",
+    "start_source",
+    "watching",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timetable:
+    """All schedules of a cloud.
+
+    Attributes:
+        schedules: by name.
+        send: hands a function an event; the task ends when that has been handled or given up.
+        new_id: makes ids of events.
+        clock: POSIX seconds.
+    """
+
+    schedules: Mapping[str, Schedule]
+    send: Callable[[str, dict[str, Any]], asyncio.Task[None]]
+    region: str
+    account: str
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+
+    def start(self, tasks: Tasks) -> None:
+        """Keep firing what is enabled."""
+        for name, schedule in self.schedules.items():
+            if schedule.enabled:
+                tasks.start(keep_firing(schedule, partial(self.fire, name)))
+
+    def fire(self, name: str) -> asyncio.Task[None]:
+        """Fire a schedule at once.
+
+        Raises:
+            KeyError: there is no such schedule.
+        """
+        schedule = self.schedules[name]
+        event = scheduled_event(
+            schedule, region=self.region, account=self.account, event_id=self.new_id(), now=self.clock()
+        )
+        return self.send(schedule.function, event)
+
+
+async def keep_firing(schedule: Schedule, fire: Callable[[], object]) -> None:
+    """Fire after every period, until cancelled; a late event loop delays no later firing."""
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    while True:
+        due += schedule.period_seconds
+        await asyncio.sleep(due - loop.time())
+        fire()
+
+
+def scheduled_event(schedule: Schedule, *, region: str, account: str, event_id: str, now: float) -> dict[str, Any]:
+    """Return the event that a schedule sends: its own input, or what EventBridge sends."""
+    if schedule.input is not None:
+        return dict(schedule.input)
+    return {
+        "version": "0",
+        "id": event_id,
+        "detail-type": "Scheduled Event",
+        "source": "aws.events",
+        "account": account,
+        "time": datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "region": region,
+        "resources": [f"arn:aws:events:{region}:{account}:rule/{schedule.name}"],
+        "detail": {},
+    }
+
+
+def matches(notification: Notification, created: ObjectCreated) -> bool:
+    """Whether a queue is to be told of an object."""
+    return (
+        created.bucket == notification.bucket
+        and created.key.startswith(notification.prefix)
+        and created.key.endswith(notification.suffix)
+    )
+
+
+def _iso(posix_seconds: float) -> str:
+    return datetime.fromtimestamp(posix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def opening_message(bucket: str, now: float) -> str:
+    """Return what S3 sends first, when a notification is set up."""
+    event = {
+        "Service": "Amazon S3",
+        "Event": "s3:TestEvent",
+        "Time": _iso(now),
+        "Bucket": bucket,
+        "RequestId": "local",
+        "HostId": "local",
+    }
+    return json.dumps(event)
+
+
+def created_message(created: ObjectCreated, *, region: str, sequence: int) -> str:
+    """Return what S3 sends of an object; its key is URL-encoded, with a plus for a blank."""
+    record: dict[str, Any] = {
+        "eventVersion": "2.1",
+        "eventSource": "aws:s3",
+        "awsRegion": region,
+        "eventTime": _iso(created.stored.modified_at),
+        "eventName": created.event,
+        "userIdentity": {"principalId": "local"},
+        "requestParameters": {"sourceIPAddress": "127.0.0.1"},
+        "responseElements": {"x-amz-request-id": "local", "x-amz-id-2": "local"},
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "configurationId": "local",
+            "bucket": {
+                "name": created.bucket,
+                "ownerIdentity": {"principalId": "local"},
+                "arn": f"arn:aws:s3:::{created.bucket}",
+            },
+            "object": {
+                "key": quote_plus(created.key, safe="/"),
+                "size": len(created.stored.data),
+                "eTag": created.stored.tag.strip('"'),
+                "sequencer": f"{sequence:016X}",
+            },
+        },
+    }
+    return json.dumps({"Records": [record]})
+
+
+def make_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], float]) -> dict[str, LocalQueue]:
+    """Return the queues by name, each made after the one that takes its dead letters."""
+    queues: dict[str, LocalQueue] = {}
+    waiting = {spec.name: spec for spec in specs}
+    while waiting:
+        spec = next(spec for spec in waiting.values() if spec.dead_letters not in waiting)
+        del waiting[spec.name]
+        chance = random.Random(f"{seed}/{spec.name}")  # noqa: S311  (reproducible duplicates, not secrets)
+        queues[spec.name] = LocalQueue(spec, chance=chance, dead_letters=queues.get(spec.dead_letters), clock=clock)
+    return queues
+
+
+def start_source(
+    tasks: Tasks,
+    source: EventSource,
+    queue: LocalQueue,
+    invoke: Callable[[dict[str, Any]], Awaitable[Outcome]],
+    *,
+    queue_arn: str,
+) -> None:
+    """Start as many pollers as invocations may run at once."""
+    for _ in range(source.concurrency):
+        tasks.start(poll(source, queue, invoke, queue_arn=queue_arn))
+
+
+class Notifier:
+    """Tells queues of objects that are created in S3."""
+
+    def __init__(self, notifications: Sequence[Notification], queues: Mapping[str, LocalQueue], *, region: str) -> None:
+        self._notifications = notifications
+        self._queues = queues
+        self._region = region
+        self._sequence = 0
+
+    def notify(self, created: ObjectCreated) -> None:
+        """Send a message to every queue that is to be told of the object."""
+        for notification in self._notifications:
+            if matches(notification, created):
+                self._sequence += 1
+                message = created_message(created, region=self._region, sequence=self._sequence)
+                self._queues[notification.queue].send(message)
+
+
+@contextmanager
+def watching(watchers: list[Callable[[ObjectCreated], None]], react: Callable[[ObjectCreated], None]) -> Iterator[None]:
+    """React to objects that are created, on this event loop, whatever thread the bucket runs on."""
+    loop = asyncio.get_running_loop()
+
+    def on_created(created: ObjectCreated) -> None:
+        loop.call_soon_threadsafe(react, created)
+
+    watchers.append(on_created)
+    try:
+        yield
+    finally:
+        watchers.remove(on_created)

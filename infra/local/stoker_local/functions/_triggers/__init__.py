@@ -1,1 +1,0 @@
-"""What calls functions by itself: buckets, queues and clocks."""
