@@ -17,11 +17,10 @@ from stoker._base.meter import Reading
 from stoker._base.operations import Operation
 from stoker._cost.prices import Prices
 from stoker_local import BucketConfig, BucketSpec, bucket_process
-from stoker_local._demo import digits, direct
-from stoker_local._demo.direct import ImageObjects
+from stoker_local._demo import digits, training
+from stoker_local._demo.run import Result, failures, read_counts, table
 from stoker_local._demo.screen import Screen
-from stoker_local._demo.table import Result, failures, read_counts, table
-from stoker_local._demo.training import Timing, new_model
+from stoker_local._demo.training import ImageObjects, Timing, new_model
 from stoker_torch import Loader
 from support.demo import cells, demo, mislead, read_until, running, started_by
 
@@ -134,12 +133,12 @@ def test_the_data_loader_gets_the_workers_whose_start_and_epochs_together_take_l
     monkeypatch: pytest.MonkeyPatch, epochs: int, best: int
 ) -> None:
     tried = {4: (1.0, 9.0), 8: (2.0, 5.0), 16: (4.0, 4.0), 32: (8.0, 4.5)}  # seconds: to start, of an epoch
-    monkeypatch.setattr(direct, "ImageObjects", lambda bucket, prefix: None)
-    monkeypatch.setattr(direct, "_forks", lambda: True)
-    monkeypatch.setattr(direct, "_tried", lambda images, workers, batch_size: tried[workers])
+    monkeypatch.setattr(training, "ImageObjects", lambda bucket, prefix: None)
+    monkeypatch.setattr(training, "_forks", lambda: True)
+    monkeypatch.setattr(training, "_tried", lambda images, workers, batch_size: tried[workers])
     told: list[tuple[int, float | None]] = []
     assert (
-        direct.tune("digits", "images/", 32, epochs, lambda workers, seconds: told.append((workers, seconds))) == best
+        training.tune("digits", "images/", 32, epochs, lambda workers, seconds: told.append((workers, seconds))) == best
     )
     assert told[:2] == [(4, None), (4, 1.0 + epochs * 9.0)]
 

@@ -12,11 +12,8 @@ from stoker._base.operations import Operation
 from stoker._cost.prices import Prices
 from stoker.errors import ConfigError
 from stoker_local._demo.digits import Digits
-from stoker_local._demo.functions.bill import Bill, one_by_one
-from stoker_local._demo.functions.config import FunctionDemoConfig
-from stoker_local._demo.functions.images import Epoch, RawImages
-from stoker_local._demo.functions.snapshot import Snapshot
-from stoker_local._demo.functions.view import bill_table, block, function_table, line
+from stoker_local._demo.function_setup import Epoch, FunctionDemoConfig, RawImages
+from stoker_local._demo.function_view import Bill, Snapshot, bill_table, block, function_table, line, one_by_one
 from stoker_local.functions import FunctionStatistics, Happening
 
 PRICES = Prices.load()

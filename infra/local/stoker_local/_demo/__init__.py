@@ -68,8 +68,8 @@ def _training(args: Namespace, screen: Screen) -> int:
 
 
 def _functions(args: Namespace, screen: Screen) -> int:
-    from stoker_local._demo.functions.config import FunctionDemoConfig
-    from stoker_local._demo.functions.run import run
+    from stoker_local._demo.function_run import run
+    from stoker_local._demo.function_setup import FunctionDemoConfig
 
     return run(FunctionDemoConfig(images=args.images or _IMAGES, seed=args.seed), screen)
 

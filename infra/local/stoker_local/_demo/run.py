@@ -1,32 +1,44 @@
-"""The demo from the empty bucket to the table."""
+"""The demo from the empty bucket to the table: both ways side by side, and why they differ."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
+from stoker._base.meter import Reading
+from stoker._base.operations import Operation
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
 from stoker_local._config import BucketConfig
 from stoker_local._demo import digits
-from stoker_local._demo.direct import open_direct, tune
-from stoker_local._demo.environment import led_to, quiet_torch
 from stoker_local._demo.screen import Screen, bar
-from stoker_local._demo.table import Result, failures, how_counted, read_counts, table, why
-from stoker_local._demo.training import Batches, Step, accuracy, new_model, train
+from stoker_local._demo.training import Batches, Step, Timing, accuracy, new_model, open_direct, train, tune
 from stoker_local._host import BucketProcess, bucket_process
 from stoker_local._s3.model import BucketSpec
 from stoker_local._shape import Shape
 from stoker_torch import Loader, LoaderStatistics
 
-__all__ = ["DemoConfig", "run"]
+__all__ = ["DemoConfig", "Result", "failures", "led_to", "quiet_torch", "read_counts", "run", "table"]
 
 _BUCKET, _IMAGES, _PACKED = "digits", "images", "packed"
 _SHAPE = Shape(first_byte_seconds=0.020, connection_bytes_per_second=90e6)
+_OPERATIONS = {
+    "GetObject": Operation.GET,
+    "HeadObject": Operation.HEAD,
+    "ListObjectsV2": Operation.LIST,
+    "PutObject": Operation.PUT,
+    "DeleteObject": Operation.DELETE,
+    "DeleteObjects": Operation.DELETE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,3 +171,136 @@ def _conclude(direct: Result, loader: Result, bucket_wait_seconds: float, config
     for failure in failed:
         screen.item("failed", failure)
     return 1 if failed else 0
+
+
+@contextmanager
+def led_to(variables: Mapping[str, str]) -> Iterator[None]:
+    """Lead AWS clients to the local bucket, whatever the user's own settings are, and PyTorch's cache to its end."""
+    before = dict(os.environ)
+    nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull, "NO_PROXY": "127.0.0.1"}
+    cache = TemporaryDirectory(prefix="stoker-demo-", ignore_cleanup_errors=True)
+    try:
+        for name in before:
+            if name.startswith("AWS_") or name.lower() == "no_proxy":
+                del os.environ[name]
+        os.environ.update(nowhere | {"TORCHINDUCTOR_CACHE_DIR": cache.name} | dict(variables))
+        yield
+    finally:
+        cache.cleanup()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Let the model compute on one core, so that what feeds it has another and no idle thread spins for work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            # It advises a worker per core; these wait for the network, and their best number is found by trying.
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one way of reading did.
+
+    Attributes:
+        name: of the way.
+        workers: how many it has, in words.
+        accuracy: on the test images, 0 to 1.
+        timing: of the training.
+        reading: what the bucket counted.
+    """
+
+    name: str
+    workers: str
+    accuracy: float
+    timing: Timing
+    reading: Reading
+
+
+def read_counts(url: str, counts: Mapping[str, Any]) -> Reading:
+    """Return the bucket's own counters as a reading of stoker's meter, which knows the prices."""
+    requests: Counter[Operation] = Counter(dict.fromkeys(Operation, 0))
+    for name, count in counts["requests"].items():
+        requests[_OPERATIONS[name]] += count
+    return Reading(
+        url=url,
+        egress="same_region",
+        requests=requests,
+        not_billed=Counter(),
+        failed=0,
+        cancelled=0,
+        read_bytes=counts["bytes_out"],
+        broken_bytes=0,
+        written_bytes=0,
+    )
+
+
+def table(direct: Result, loader: Result, prices: Prices) -> list[str]:
+    """Return the lines of a table, narrower than 80 columns."""
+    columns = [_cells(result, prices) for result in (direct, loader)]
+    rows = [(label, left, right) for (label, left), (_, right) in zip(*columns, strict=True)]
+    first, second, third = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [f"  {label:<{first}}   {left:>{second}}   {right:>{third}}" for label, left, right in rows]
+    return [*lines[:2], "  " + "-" * (len(lines[0]) - 2), *lines[2:]]
+
+
+def _cells(result: Result, prices: Prices) -> list[tuple[str, str]]:
+    timing, reading = result.timing, result.reading
+    return [
+        ("", result.name),
+        ("", result.workers),
+        ("test accuracy", f"{result.accuracy:.1%}"),
+        ("wait for data", f"{timing.wait_seconds:.2f} s"),
+        ("stall", f"{timing.stall:.1%}"),
+        ("GETs", f"{reading.requests[Operation.GET]:,}"),
+        ("bytes", format_bytes(reading.read_bytes)),
+        ("dollars", f"${prices.dollars(reading):.6f}"),
+        ("time to first batch", f"{timing.first_batch_seconds:.2f} s"),
+        ("total time", f"{timing.total_seconds:.2f} s"),
+    ]
+
+
+def why(direct: Result, loader: Result, bucket_wait_seconds: float) -> str:
+    """Return what explains the difference.
+
+    Args:
+        direct: one object per image.
+        loader: super-samples.
+        bucket_wait_seconds: of the loader's wait, the part that was for the bucket.
+    """
+    gets = [result.reading.requests[Operation.GET] for result in (direct, loader)]
+    return (
+        f"a GET waits for its first byte however little it asks for. The DataLoader sent {gets[0]:,}, one per image "
+        f"and epoch, as many at a time as it has workers, and these compete with the model for the processor. The "
+        f"Loader sent {gets[1]:,}, known in advance and under way while the model trains: it waited "
+        f"{bucket_wait_seconds:.2f} s for the bucket, the rest for gathering and decoding. These images are tiny; "
+        "the larger they are, the more bytes count and the less GETs do."
+    )
+
+
+def how_counted(loader: Result, prices: Prices) -> str:
+    """Return where the figures come from."""
+    store = prices.store(loader.reading.url)
+    return (
+        "by the bucket itself; the DataLoader's bytes and dollars include listing the images once. Dollars are what "
+        f"stoker's meter makes of these counts at the list prices of {store.name}, {store.region}, {prices.date}."
+    )
+
+
+def failures(direct: Result, loader: Result, least_accuracy: float) -> list[str]:
+    """Return what is not as the demo promises, in words."""
+    found = [
+        f"with the {result.name} the model reached {result.accuracy:.1%}, not {least_accuracy:.0%}"
+        for result in (direct, loader)
+        if result.accuracy < least_accuracy
+    ]
+    if loader.timing.stall >= direct.timing.stall:
+        found.append(f"the {loader.name} stalled no less than the {direct.name}")
+    return found

@@ -1,4 +1,4 @@
-"""The demo of the functions from the empty buckets to the bill."""
+"""``stoker demo --functions``, from the empty buckets to the bill: raw images become training data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from stoker._cost.prices import Prices
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
 from stoker_local._demo import digits
-from stoker_local._demo.environment import led_to, quiet_torch
-from stoker_local._demo.functions.config import COMPACT, DATASET, FunctionDemoConfig
-from stoker_local._demo.functions.images import Epoch, RawImages, read_epoch
-from stoker_local._demo.functions.snapshot import Observer, Snapshot
-from stoker_local._demo.functions.view import bill_table, block, function_table, how_counted, line
+from stoker_local._demo.function_setup import COMPACT, DATASET, Epoch, FunctionDemoConfig, RawImages, read_epoch
+from stoker_local._demo.function_view import Observer, Snapshot, bill_table, block, function_table, how_counted, line
+from stoker_local._demo.run import led_to, quiet_torch
 from stoker_local._demo.screen import Screen
 from stoker_local._serving import background
 from stoker_local.functions import FunctionCloud, function_cloud
