@@ -1,7 +1,8 @@
 """Waits and fetches as OpenTelemetry spans and metrics, and as Prometheus metrics. Needs the extra ``telemetry``.
 
-OpenTelemetry spans have keys of objects, relative to the data set. Metrics have phases, outcomes and names of tiers
-only: no keys, whose number has no bound. No URL, and so no signature and no credential, is in either.
+OpenTelemetry needs an SDK that the user set up. Its spans have keys of objects, relative to the data set. Metrics have
+phases, outcomes and names of tiers only: no keys, whose number has no bound. No URL, and so no signature and no
+credential, is in either.
 """
 
 from __future__ import annotations
