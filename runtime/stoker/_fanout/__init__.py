@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker._fanout.config import FanoutConfig, Task
+from stoker._fanout.board import FanoutConfig, Task
 from stoker._fanout.driver import Driver
 from stoker._fanout.executor import ExecutorOptions, error_of_function, executor_names, open_executor
 from stoker._fanout.report import Report

@@ -11,9 +11,7 @@ from stoker._base.progress import Amount
 from stoker._base.sizes import counted
 from stoker._base.task_group import task_group
 from stoker._cost.prices import Prices
-from stoker._fanout.board import Board, Call
-from stoker._fanout.config import FanoutConfig, Task
-from stoker._fanout.ramp import Ramp
+from stoker._fanout.board import Board, Call, FanoutConfig, Ramp, Task
 from stoker._fanout.report import Report, Tally
 from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError, FanoutError, FunctionError, TransientError
