@@ -17,8 +17,7 @@ from stoker._pack.object_reading import MAX_AHEAD_BYTES
 from stoker._pack.part import Part
 from stoker._pack.plan import still_stored
 from stoker._pack.record import PackRecord
-from stoker._pack.run import PackRunner, RunConfig
-from stoker._pack.uploads import Uploads
+from stoker._pack.run import RunConfig, RunWriter
 from stoker._sources.parts import Samples, open_part
 from stoker.errors import ConfigError, PackError
 from stoker_functions._deadline import Deadline
@@ -84,30 +83,33 @@ async def pack_part(
     if record.state != "packing":
         return record
     record = await still_stored(store, record, part.dataset_id)
-    config = RunConfig(dataset=part.dataset_id, schema=part.schema, super_sample_bytes=part.super_sample_bytes)
-    run = PackRunner(config, record, journal)
-    await run.save(run.durable, "packing")  # before the first object, so that no collector of garbage takes it
-    uploads = Uploads(store, run, concurrency=concurrency)
+    config = RunConfig(
+        dataset=part.dataset_id,
+        schema=part.schema,
+        super_sample_bytes=part.super_sample_bytes,
+        concurrency=concurrency,
+    )
+    run = RunWriter(store, config, record, journal)
+    await run.begin()
     try:
         async with asyncio.timeout_at(deadline.stop_at_seconds) as limit:
             samples = opened or await open_part(part, source)
-            run.cutter.skip(len(record), record.samples)
-            uploads.take_in(run.durable)
+            run.skip_durable()
             async with aclosing(samples.read(record.samples)) as found:
                 async for where, sample in found:
-                    if cut := run.cutter.add(sample, where):
-                        await uploads.submit(cut)
-            await uploads.complete()
+                    if cut := run.cut(sample, where):
+                        await run.submit(cut)
+            await run.complete()
     except Exception as error:
-        await _keep(uploads, deadline)
+        await _keep(run, deadline)
         if not isinstance(error, TimeoutError) or not limit.expired():
             raise
-        _log.info("stopping run %s before the deadline, at %d samples", part.run, uploads.progress.samples)
+        _log.info("stopping run %s before the deadline, at %d samples", part.run, run.progress.samples)
     finally:
-        await uploads.cancel()
-    if not uploads.packed and not limit.expired():
+        await run.cancel()
+    if not run.packed and not limit.expired():
         raise PackError(f"{part.source}: the part has no samples; nothing was packed")
-    if limit.expired() and len(uploads.packed) == len(record):
+    if limit.expired() and len(run.packed) == len(record):
         raise PackError(
             f"run {part.run} of {part.source} did not come to a single super-sample of "
             f"{format_bytes(part.super_sample_bytes)} in {time_seconds:.0f} s; give the function more time or memory, "
@@ -116,11 +118,11 @@ async def pack_part(
     return journal.recorded or record
 
 
-async def _keep(uploads: Uploads, deadline: Deadline) -> None:
+async def _keep(run: RunWriter, deadline: Deadline) -> None:
     """Record what is durable, as far as there is time."""
     with suppress(TimeoutError):
         async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS):
-            await uploads.keep(seconds=max(0.0, deadline.remaining_seconds() - _SAVING_SECONDS))
+            await run.keep(seconds=max(0.0, deadline.remaining_seconds() - _SAVING_SECONDS))
 
 
 def _concurrency(memory_bytes: int, super_sample_bytes: int) -> int:

@@ -21,8 +21,7 @@ from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import Catalog
 from stoker._pack.merge import merge, remembered
 from stoker._pack.record import PackRecord
-from stoker._pack.rewriting import pack_again
-from stoker._pack.run import RunConfig
+from stoker._pack.run import RunConfig, pack_again
 from stoker.errors import NotFoundError
 
 __all__ = ["Compacted", "compact"]

@@ -27,8 +27,7 @@ from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import Catalog
 from stoker._pack.part import provisional_dataset
 from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no_sources, run_name
-from stoker._pack.rewriting import pack_again
-from stoker._pack.run import RunConfig
+from stoker._pack.run import RunConfig, pack_again
 from stoker.errors import DatasetExistsError, PackError
 
 __all__ = ["Job", "Known", "Memory", "Merged", "merge", "remembered"]

@@ -1,11 +1,10 @@
 """Packing: samples in, super-samples into a store, and a manifest at the very end.
 
-What is packed is decided in :mod:`stoker._pack.plan`, where it is cut in :mod:`stoker._pack.cutter`; here it is carried
-out. Super-samples are uploaded side by side and counted in order (:mod:`stoker._pack.uploads`): those without a gap
-from the first are the run's durable prefix. The run's record tells it, rewritten when the prefix has grown by a
-sixteenth, so that the records' bytes stay proportional to the manifest's. A resumed pack cuts the prefix again and
-compares it with the record instead of uploading it, so a source that changed meanwhile is found at the first
-super-sample that differs.
+Which run a pack is, is decided in :mod:`stoker._pack.plan`; :mod:`stoker._pack.run` carries it out. Super-samples are
+uploaded side by side and counted in order: those without a gap from the first are the run's durable prefix. The run's
+record tells it, rewritten when the prefix has grown by a sixteenth, so that the records' bytes stay proportional to the
+manifest's. A resumed pack cuts the prefix again and compares it with the record instead of uploading it, so a source
+that changed meanwhile is found at the first super-sample that differs.
 
 An object is only ever written where there is none, and the manifest comes last: nothing that can be read changes.
 """
@@ -28,11 +27,9 @@ from stoker._format import versions
 from stoker._format.display import describe_columns, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column, Schema
-from stoker._pack.cutter import Cut
 from stoker._pack.plan import PackConfig, PackPlan, plan_pack, successor
 from stoker._pack.record import Journal, PackRecord, record_key
-from stoker._pack.run import PackRunner, RunConfig
-from stoker._pack.uploads import PackProgress, Uploads
+from stoker._pack.run import Cut, PackProgress, RunConfig, RunWriter
 from stoker._stores import open_store
 from stoker._stores.options import StoreOptions
 from stoker.abc import Store
@@ -47,8 +44,7 @@ class _AtWork(NamedTuple):
     """What an open packer has."""
 
     plan: PackPlan
-    run: PackRunner
-    uploads: Uploads
+    run: RunWriter
 
 
 class AsyncPacker:
@@ -73,16 +69,18 @@ class AsyncPacker:
     async def __aenter__(self) -> AsyncPacker:
         plan = await plan_pack(self._store, self._config)
         config = self._config
-        made = RunConfig(dataset=plan.dataset, schema=config.schema, super_sample_bytes=config.super_sample_bytes)
         journal = Journal(self._store, plan.tag, plan.record if plan.is_resumed else None)
-        run = PackRunner(made, plan.record, journal)
-        # Written before the first object, so that no collector of garbage takes a running pack's objects, and a
-        # missing permission is told before the source is read.
-        await run.save([], "packing")
+        made = RunConfig(
+            dataset=plan.dataset,
+            schema=config.schema,
+            super_sample_bytes=config.super_sample_bytes,
+            concurrency=config.concurrency,
+        )
+        run = RunWriter(self._store, made, plan.record, journal, on_progress=self._on_progress)
+        await run.begin()  # so that a missing permission is told before the source is read, too
         if journal.recorded is not None and not config.single_writer:
             await self._check_conditions(plan, journal.recorded)
-        uploads = Uploads(self._store, run, concurrency=config.concurrency, on_progress=self._on_progress)
-        self._at_work = _AtWork(plan, run, uploads)
+        self._at_work = _AtWork(plan, run)
         return self
 
     async def _check_conditions(self, plan: PackPlan, record: PackRecord) -> None:
@@ -101,14 +99,14 @@ class AsyncPacker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        uploads = self._opened.uploads
+        run = self._opened.run
         try:
             if error is None:
                 await self.commit()
             elif isinstance(error, Exception):
-                await uploads.keep()
+                await run.keep()
         finally:
-            await uploads.cancel()
+            await run.cancel()
             self._at_work = None
 
     @property
@@ -122,11 +120,10 @@ class AsyncPacker:
         Raises:
             ConfigError: ``samples`` is not ``durable_samples``, or a sample was written already.
         """
-        at_work = self._opened
-        if samples != self.durable_samples or at_work.run.cutter.samples:
+        run = self._opened.run
+        if samples != self.durable_samples or run.samples:
             raise ConfigError(f"only the {self.durable_samples} durable samples can be skipped, before the first write")
-        at_work.run.cutter.skip(len(at_work.run.record), samples)
-        at_work.uploads.take_in(at_work.run.durable)
+        run.skip_durable()
 
     async def write(self, sample: Mapping[str, object], where: str = "") -> None:
         """Pack one sample; waits while ``concurrency`` uploads run and another super-sample is ready.
@@ -148,11 +145,11 @@ class AsyncPacker:
         run = self._opened.run
         if self._is_ended:
             raise ConfigError("the pack is committed, or about to be; another one, with mode='append', can add to it")
-        return run.cutter.add(sample, where)
+        return run.cut(sample, where)
 
     async def submit(self, cut: Cut) -> None:
         """Do the rest of :meth:`write`: upload what was cut off, in the order it was cut."""
-        await self._opened.uploads.submit(cut)
+        await self._opened.run.submit(cut)
 
     async def commit(self) -> Manifest:
         """Upload what is left, commit a manifest that has it, and return that.
@@ -167,12 +164,12 @@ class AsyncPacker:
             return await self._committed() if self.manifest is None else self.manifest
 
     async def _committed(self) -> Manifest:
-        plan, run, uploads = self._opened
-        await uploads.complete()
-        if not uploads.packed:
+        plan, run = self._opened
+        await run.complete()
+        if not run.packed:
             await self._store.delete(record_key(run.record.run))
             raise PackError("nothing was packed, the source is empty; no version of a data set was made")
-        packed = run.manifest(uploads.packed)
+        packed = run.manifest(run.packed)
         base: Manifest | None = None
 
         def build(newest: Manifest | None) -> Manifest:
@@ -181,7 +178,7 @@ class AsyncPacker:
             return successor(plan, packed, newest, self._store.url)
 
         manifest = await versions.commit(self._store, build)
-        await run.save(uploads.packed, "committed", manifest.version)
+        await run.committed(manifest.version)
         if run.record.mode == "overwrite" and base is not None and base is not manifest:
             self._tell_of_earlier(base)
         self.manifest = manifest
@@ -201,9 +198,10 @@ class AsyncPacker:
             return f"committed version {self.manifest.version} with {counted(self.manifest.samples, 'sample')}"
         if self._at_work is None:
             return "not open"
-        done = self._at_work.uploads.progress
+        run = self._at_work.run
+        done = run.progress
         return (
-            f"{counted(self._at_work.run.cutter.samples, 'sample')} written, {done.samples:,} of them stored in "
+            f"{counted(run.samples, 'sample')} written, {done.samples:,} of them stored in "
             f"{counted(done.objects, 'super-sample')}, {format_bytes(done.size_bytes)}"
         )
 

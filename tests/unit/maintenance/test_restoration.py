@@ -11,10 +11,10 @@ import pytest
 
 from stoker._format.schema import Array, Bytes, Schema, Text
 from stoker._maintenance.restoration import restored
-from stoker._pack.cutter import Cutter
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import PackRecord, record_key
+from stoker._pack.run import Cutter
 from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import FormatError

@@ -10,8 +10,8 @@ import pytest
 
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Schema
-from stoker._pack.cutter import Cutter
 from stoker._pack.record import PackRecord
+from stoker._pack.run import Cutter
 from stoker.errors import ChecksumError, StokerError
 from support.memory import ROUNDS, Memory
 from support.packing import WatchedStore, fresh_store, interrupted, numbered, pack, puts, stored
