@@ -38,9 +38,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker import Array, open_store
-from stoker._base.retry import RetryingStore
-from stoker.errors import NotFoundError
+from stoker import Array, NotFoundError, RetryingStore, open_store
 from stoker.images import ImageDecoder
 from stoker_torch import Loader, Preemption, save_on_sigterm
 

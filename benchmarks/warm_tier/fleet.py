@@ -16,8 +16,8 @@ import psutil
 
 from stoker._base.checksum import crc32c
 from stoker._cache.naming import name_of
-from stoker._fanout import ExecutorOptions, open_executor
 from stoker.abc import ObjectRef
+from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_warm._door import TcpDoor
 from stoker_warm._handshake import Secret

@@ -1,1 +1,23 @@
-"""What runs inside a stateless function: handlers for any platform, and thin adapters to Lambda and Google's."""
+"""What runs inside a stateless function: handlers for any platform, and thin adapters to Lambda and Google's.
+
+The handlers are the names of :mod:`stoker_functions.aws` and :mod:`stoker_functions.gcp`; :mod:`stoker_functions.serve`
+answers requests for data sets in any program.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stoker._base.lazy_names import load_name
+
+__all__ = ["Runner", "answer_of"]
+
+_NAMES_OF = {"stoker_functions._executors.runner": "Runner answer_of"}
+
+if TYPE_CHECKING:
+    from stoker_functions._executors.runner import Runner, answer_of
+else:
+
+    def __getattr__(name: str) -> Any:
+        return load_name(__name__, name, _NAMES_OF)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

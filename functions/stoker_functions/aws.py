@@ -10,6 +10,8 @@ from stoker_functions._handlers import LAMBDA_HANDLERS, handler_of
 from stoker_functions._instance import Instance
 from stoker_functions._settings import Settings
 
+__all__ = [*LAMBDA_HANDLERS]
+
 
 @cache
 def _instance() -> Instance:

@@ -12,6 +12,8 @@ from stoker_functions._handlers import HANDLERS, SERVING_HANDLERS, handler_of
 from stoker_functions._hosted import Hosted
 from stoker_functions._settings import Settings
 
+__all__ = ["ingest", *HANDLERS, *SERVING_HANDLERS]
+
 _hosted = cache(lambda: Hosted(Settings.from_environment()))
 
 

@@ -1,24 +1,40 @@
 """Keeps a GPU fed from a bucket: packs samples into super-samples and reads them in the order training asks for them.
 
-The loader for PyTorch is the package ``stoker_torch``.
+The loader for PyTorch is the package ``stoker_torch``. Beside the names here, users import :mod:`stoker.errors`,
+:mod:`stoker.images`, :mod:`stoker.fanout`, :mod:`stoker.trace` and, to write a plug-in, :mod:`stoker.abc`.
+
+A name is loaded when it is first used, so a command or a function that needs little of stoker starts fast.
 """
 
-from stoker._dataset import Dataset
-from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
-from stoker._order.random_words import SampleContext
-from stoker._pack.packer import Packer
-from stoker._stores import GcsOptions, S3Options, ServedOptions, open_store
+from typing import TYPE_CHECKING, Any
+
+from stoker import errors
+from stoker._base.lazy_names import load_name
 from stoker._version import __version__
+from stoker.errors import *  # noqa: F403 - every error and warning, by the list of their module
 
 __all__ = [
     "Array",
     "Bytes",
+    "Continuous",
     "Dataset",
+    "FetchConfig",
+    "FetchSize",
     "GcsOptions",
+    "HttpOptions",
+    "NextBatch",
+    "Operation",
+    "Order",
+    "OrderConfig",
     "Packer",
+    "Prices",
+    "Progress",
     "Ragged",
+    "RetryPolicy",
+    "RetryingStore",
     "S3Options",
     "SampleContext",
+    "Schedule",
     "Schema",
     "ServedOptions",
     "Text",
@@ -26,5 +42,43 @@ __all__ = [
     "open",
     "open_store",
 ]
+__all__ += errors.__all__
 
-open = Dataset  # noqa: A001 - stoker.open(url)[i] is what people try; nothing in this module opens a file
+_NAMES_OF = {
+    "stoker._base.operations": "Operation",
+    "stoker._base.retry": "RetryPolicy RetryingStore",
+    "stoker._cost.prices": "Prices",
+    "stoker._dataset": "Dataset",
+    "stoker._fetch.config": "FetchConfig",
+    "stoker._fetch.schedule": "Continuous FetchSize NextBatch Progress Schedule",
+    "stoker._format.schema": "Array Bytes Ragged Schema Text",
+    "stoker._order.order": "Order OrderConfig",
+    "stoker._order.random_words": "SampleContext",
+    "stoker._pack.packer": "Packer",
+    "stoker._stores": "GcsOptions HttpOptions S3Options ServedOptions open_store",
+}
+"""Module → the public names that it defines."""
+
+if TYPE_CHECKING:
+    from stoker._base.operations import Operation
+    from stoker._base.retry import RetryingStore, RetryPolicy
+    from stoker._cost.prices import Prices
+    from stoker._dataset import Dataset
+    from stoker._fetch.config import FetchConfig
+    from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Progress, Schedule
+    from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
+    from stoker._order.order import Order, OrderConfig
+    from stoker._order.random_words import SampleContext
+    from stoker._pack.packer import Packer
+    from stoker._stores import GcsOptions, HttpOptions, S3Options, ServedOptions, open_store
+
+    open = Dataset  # noqa: A001 - nothing in this module opens a file
+else:  # type checkers would take any name for one that __getattr__ has
+
+    def __getattr__(name: str) -> Any:
+        if name == "open":  # stoker.open(url)[i] is what people try
+            return __getattr__("Dataset")
+        return load_name(__name__, name, _NAMES_OF)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

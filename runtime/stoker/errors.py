@@ -1,4 +1,4 @@
-"""Every error that stoker raises on purpose: one hierarchy, retryability as a type.
+"""The errors that stoker raises on purpose, one hierarchy with retryability as a type, and its warnings.
 
 An error names the object and the values and says the remedy. Adapters translate a foreign library's errors into
 these once, where they meet it; nothing above an adapter sees another library's exception.
@@ -16,6 +16,7 @@ __all__ = [
     "ChecksumError",
     "ConfigError",
     "ConnectionLostError",
+    "CopiedBucketWarning",
     "CredentialsError",
     "DatasetExistsError",
     "DeadlineError",
@@ -39,6 +40,7 @@ __all__ = [
     "SampleTimeoutError",
     "SchemaError",
     "ServerError",
+    "SpendingWarning",
     "StateError",
     "StokerError",
     "StoreError",
@@ -243,3 +245,11 @@ class LostShardsError(StoreError):
 
 class ChecksumError(TransientError):
     """Bytes arrived whole and are not those that were stored: their checksum differs."""
+
+
+class CopiedBucketWarning(UserWarning):
+    """Objects have the bytes that the manifest pins under another ETag or generation: the bucket was copied."""
+
+
+class SpendingWarning(UserWarning):
+    """Most of a budget is spent."""

@@ -1,1 +1,23 @@
 """Planning ahead: the simulator, which runs the fetcher itself against modelled buckets and machines."""
+
+from typing import TYPE_CHECKING, Any
+
+from stoker._base.lazy_names import load_name
+
+__all__ = ["Scenario", "recorded_bucket", "recorded_latency", "simulate"]
+
+_NAMES_OF = {
+    "stoker_sim._models.recorded_bucket": "recorded_bucket recorded_latency",
+    "stoker_sim._scenarios.scenario": "Scenario simulate",
+}
+
+if TYPE_CHECKING:
+    from stoker_sim._models.recorded_bucket import recorded_bucket, recorded_latency
+    from stoker_sim._scenarios.scenario import Scenario, simulate
+else:
+
+    def __getattr__(name: str) -> Any:
+        return load_name(__name__, name, _NAMES_OF)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 from stoker._base.operations import Egress
 from stoker._base.sizes import parse_bytes
-from stoker._fanout import ExecutorOptions
 from stoker.errors import ConfigError
+from stoker.fanout import ExecutorOptions
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate

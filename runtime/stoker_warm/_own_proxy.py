@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from stoker._cost.prices import FunctionPrices, Prices
-from stoker._fanout import open_executor
 from stoker.abc import Executor
 from stoker.errors import ConfigError
+from stoker.fanout import open_executor
 from stoker_warm._door import TcpDoor
 from stoker_warm._handshake import Secret
 from stoker_warm._location import BILLED, OPTIONS, Fleet

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker._fanout import ExecutorOptions, open_executor
 from stoker.abc import Executor
 from stoker.errors import ConfigError
+from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local import running_server
 from stoker_local.functions import FunctionSpec
 from support.executor_checks import CHECKS, own_functions

@@ -12,9 +12,9 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryPolicy
-from stoker._fanout import Driver, FanoutConfig
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FanoutError, FunctionError, ThrottledError
+from stoker.fanout import Driver, FanoutConfig
 from support.fanout import ScriptedExecutor, answer, numbered
 
 SEEDS = range(100)

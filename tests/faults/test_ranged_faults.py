@@ -13,7 +13,7 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker._fetch.batch_source import ReadingParts
-from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig, Fetcher
+from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
 from stoker._fetch.prefetcher import Item, Prefetcher
@@ -24,7 +24,7 @@ from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import PlannedStep, Stretch
-from stoker.errors import CredentialsError, FetchError, ObjectChangedError
+from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError
 from support.faulty_store import FAULTS, FaultyStore, Weather
 from support.packed_objects import packed_objects, value_at
 

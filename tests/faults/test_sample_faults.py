@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import CopiedBucketWarning
 from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import Head
 from stoker._memory.sample_memory import SampleMemory
-from stoker.errors import CredentialsError, FetchError, FormatError, NotFoundError, ObjectChangedError
+from stoker.errors import (
+    CopiedBucketWarning,
+    CredentialsError,
+    FetchError,
+    FormatError,
+    NotFoundError,
+    ObjectChangedError,
+)
 from support.faulty_store import FAULTS, Weather
 from support.packed_objects import packed_objects
 from support.same import same

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from stoker._fanout import ExecutorOptions, open_executor
 from stoker.abc import Executor
 from stoker.errors import ConfigError, FunctionError, ServerError, StokerError, ThrottledError, TransientError
+from stoker.fanout import ExecutorOptions, open_executor
 from support.tiny_functions import FUNCTIONS
 
 __all__ = ["CHECKS", "Check", "own_functions"]

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from stoker._fanout import Task
 from stoker.abc import Answer
+from stoker.fanout import Task
 
 __all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import CopiedBucketWarning
+from stoker.errors import CopiedBucketWarning
 from support.fault_objects import ObjectRun
 from support.fault_samples import SampleRun
 

@@ -50,7 +50,7 @@ LAYERS = """
     _trace
     _diagnostics
     _fanout
-    _dataset _image_crop _image_orientation images
+    _dataset _image_crop _image_orientation fanout images trace
     cli
 """.strip().splitlines()
 """The folders and modules of the runtime, lowest first; a module imports from its own line and those above it here."""
@@ -62,7 +62,7 @@ UPWARD = {
 """Imports that point up, each of which has to go."""
 
 PUBLIC = {
-    "stoker": ("abc", "errors", "images"),
+    "stoker": ("abc", "errors", "fanout", "images", "trace"),
     "stoker_functions": ("aws", "gcp", "serve"),
     "stoker_local": ("functions",),
     "stoker_sim": (),

@@ -17,10 +17,10 @@ import pytest
 import stoker
 from stoker._base.clock import run_virtual
 from stoker._base.sizes import parse_bytes
-from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig
+from stoker._fetch.fetcher import FetchConfig
 from stoker._stores import open_store
 from stoker._stores.memory import MemoryStore
-from stoker.errors import BudgetError, ConfigError, FetchError, NotFoundError, StokerError
+from stoker.errors import BudgetError, ConfigError, CopiedBucketWarning, FetchError, NotFoundError, StokerError
 from support.datasets import SCHEMA, pack_numbers, sample_of
 
 SAMPLES = 200

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker._cost.spending import Allowance, SpendingWarning, parse_dollars
-from stoker.errors import BudgetError, BudgetExceededError, ConfigError
+from stoker._cost.spending import Allowance, parse_dollars
+from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
 
 
 @pytest.mark.parametrize(

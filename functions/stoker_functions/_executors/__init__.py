@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from stoker._fanout import ExecutorOptions
 from stoker.abc import Executor
 from stoker.errors import MissingExtraError
+from stoker.fanout import ExecutorOptions
 
 __all__ = ["open_gcf", "open_lambda", "open_local", "open_ray"]
 

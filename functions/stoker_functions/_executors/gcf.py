@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from stoker._fanout import ExecutorOptions, error_of_function
 from stoker._stores.failures import Failure
 from stoker._stores.google_credentials import IdentityTokens
 from stoker._stores.http import Call, Reply
 from stoker._stores.http_session import exchange, translated
 from stoker.abc import Answer
 from stoker.errors import ConfigError, CredentialsError, StokerError
+from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.replies import refusal, result_of
 from stoker_functions._executors.transport import open_session
 

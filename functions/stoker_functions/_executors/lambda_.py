@@ -21,12 +21,12 @@ from aiobotocore.config import AioConfig
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
-from stoker._fanout import ExecutorOptions, error_of_function
 from stoker._stores.failures import Failure
 from stoker._stores.http import Call, without_secrets
 from stoker._stores.http_session import exchange, translated
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, StokerError
+from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.billing import bill_of
 from stoker_functions._executors.replies import refusal, result_of
 from stoker_functions._executors.transport import open_session

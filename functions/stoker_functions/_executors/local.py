@@ -13,9 +13,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from stoker._fanout import ExecutorOptions
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
+from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.frames import frame, read_frame
 from stoker_functions._executors.runner import answer_of
 

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from stoker._fanout import ExecutorOptions
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError
+from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.ray_task import perform
 from stoker_functions._executors.runner import answer_of
 

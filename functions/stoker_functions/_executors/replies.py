@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stoker._fanout import error_of_function
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker.errors import (
     CredentialsError,
@@ -16,6 +15,7 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
+from stoker.fanout import error_of_function
 
 __all__ = ["refusal", "result_of"]
 

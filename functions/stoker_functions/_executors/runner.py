@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from stoker._fanout import error_of_function
 from stoker.abc import Answer
 from stoker.errors import ConfigError
+from stoker.fanout import error_of_function
 from stoker_functions._deadline import Deadline
 from stoker_functions._deployment import Deployment
 from stoker_functions._handlers import HANDLERS, handler_of

@@ -14,7 +14,6 @@ from stoker._base.operations import Operation, PriceKey
 from stoker._base.progress import Amount, Progress, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
-from stoker._fanout import Driver, FanoutConfig, Task
 from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest
@@ -34,6 +33,7 @@ from stoker.cli.functions import (
     url_for_functions,
 )
 from stoker.cli.output import counted, printable, table
+from stoker.fanout import Driver, FanoutConfig, Task
 from stoker_functions._shuffle_job.inprocess import InProcess
 from stoker_functions._shuffle_job.memory import usable_bytes
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways

@@ -5,6 +5,7 @@ What the platforms call is in :mod:`stoker_functions.serve._handlers`.
 
 from __future__ import annotations
 
+from stoker._stores.access_token import TokenKeys
 from stoker_functions.serve._asgi import asgi_app, from_asgi, to_asgi
 from stoker_functions.serve._config import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES, ServeConfig
 from stoker_functions.serve._lambda_url import from_lambda_url, to_lambda_url
@@ -19,6 +20,7 @@ __all__ = [
     "Response",
     "ServeConfig",
     "Service",
+    "TokenKeys",
     "asgi_app",
     "from_asgi",
     "from_lambda_url",

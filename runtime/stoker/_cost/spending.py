@@ -7,17 +7,13 @@ import re
 import warnings
 from contextlib import suppress
 
-from stoker.errors import BudgetExceededError, ConfigError
+from stoker.errors import BudgetExceededError, ConfigError, SpendingWarning
 
-__all__ = ["Allowance", "SpendingWarning", "parse_dollars"]
+__all__ = ["Allowance", "parse_dollars"]
 
 _WARN_SHARE = 0.8
 _DOLLARS = re.compile(r"\$?\s*(\d[\d_,]*(?:\.\d+)?|\.\d+)\s*(USD)?", re.ASCII | re.IGNORECASE)
 _MAX_TEXT = 40
-
-
-class SpendingWarning(UserWarning):
-    """Most of a budget is spent."""
 
 
 def parse_dollars(text: float | str) -> float:

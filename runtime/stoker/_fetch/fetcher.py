@@ -21,6 +21,7 @@ from stoker.errors import (
     BucketNotFoundError,
     BudgetError,
     ChecksumError,
+    CopiedBucketWarning,
     FetchError,
     NotFoundError,
     ObjectChangedError,
@@ -29,13 +30,9 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["CopiedBucketWarning", "FetchConfig", "FetchStatistics", "Fetcher", "RangePart"]
+__all__ = ["FetchConfig", "FetchStatistics", "Fetcher", "RangePart"]
 
 _log = logging.getLogger("stoker")
-
-
-class CopiedBucketWarning(UserWarning):
-    """Objects have the bytes that the manifest pins under another ETag or generation: the bucket was copied."""
 
 
 class Fetcher:

@@ -6,11 +6,11 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from stoker._fanout import ExecutorOptions, open_executor
 from stoker._stores.location import Location, parse_url
 from stoker.abc import Executor
 from stoker.cli.flags import positive
 from stoker.errors import ConfigError
+from stoker.fanout import ExecutorOptions, open_executor
 
 __all__ = [
     "add_function_options",

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from stoker._base.progress import Amount, Progress
-from stoker._fanout import Driver, FanoutConfig
 from stoker._fanout.job import JobConfig, plan_job
 from stoker._sources.webdataset import WebDataset
 from stoker._stores import Store
@@ -25,6 +24,7 @@ from stoker.cli.functions import (
 )
 from stoker.cli.output import counted, printable, sample_lines
 from stoker.errors import ConfigError, FunctionError
+from stoker.fanout import Driver, FanoutConfig
 
 __all__ = ["add_fanout_options", "check_fanout_options", "pack_on", "say_notes"]
 

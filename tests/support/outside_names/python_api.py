@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import stoker
-import stoker_functions
-import stoker_local
+import stoker_functions.serve
+import stoker_local.functions
+import stoker_sim
 import stoker_torch
-from stoker import _trace as trace
-from stoker import errors, images
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.schedule import Continuous, FetchSize, NextBatch
-from stoker._stores import HttpOptions
+from stoker import abc, errors, fanout, images, trace
 from stoker_torch._config import LoaderConfig
 
-__all__ = ["documented_imports", "python_api"]
+__all__ = ["documented_imports", "imports_of", "python_api"]
 
 _ROOT = Path(__file__).parents[3]
-_MODULES = (stoker, errors, images, trace, stoker_torch, stoker_functions, stoker_local)
-_TAKEN = (Continuous, FetchConfig, FetchSize, HttpOptions, NextBatch)
-"""What arguments take, and no ``__all__`` has yet."""
+_MODULES = (
+    *(stoker, abc, errors, fanout, images, trace, stoker_torch, stoker_functions, stoker_functions.serve),
+    *(stoker_local, stoker_local.functions, stoker_sim),
+)
+"""Those that users import, but for ``stoker_functions.aws`` and ``.gcp``: their handlers have a list of their own."""
 _CODE = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
+_DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.) ?(.*\n)", re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*(?:from|import) stoker[\w.]*(?:[^\n(]*|[^\n(]*\([^)]*\))$", re.MULTILINE)
 _DEFAULTS = {
     field.name: field.default
@@ -42,34 +42,36 @@ _DEFAULTS = {
 def python_api(_: Path) -> Iterator[str]:
     """Return the public names of each package and module, with parameters, their defaults, and members."""
     for module in _MODULES:
-        for name in getattr(module, "__all__", ()):
-            yield from _lines(f"{module.__name__}.{name}", getattr(module, name))
-    for kind in _TAKEN:
-        yield from _lines(kind.__name__, kind)
+        for name in module.__all__:
+            if module is stoker and name in errors.__all__:
+                yield f"stoker.{name} is stoker.errors.{name}"
+            else:
+                yield from _lines(f"{module.__name__}.{name}", getattr(module, name))
 
 
 def documented_imports(_: Path) -> Iterator[str]:
     """Return what README, documents and examples import from our packages, all of which is there."""
-    for page in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]:
-        for code in _CODE.findall(page.read_text(encoding="utf-8")):
-            for statement in _IMPORT.findall(code):
-                yield from _imported(textwrap.dedent(statement))
-    for file in (_ROOT / "examples").glob("*.py"):
-        for statement in _IMPORT.findall(file.read_text(encoding="utf-8")):
-            yield from _imported(textwrap.dedent(statement))
+    for file in [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md"), *(_ROOT / "examples").glob("*.py")]:
+        for module, name in imports_of(file):
+            if not name:
+                yield f"import {import_module(module).__name__}"
+                continue
+            value = getattr(import_module(module), name)
+            yield f"from {module} import {name}"
+            if module not in {each.__name__ for each in _MODULES}:
+                yield from _lines(f"{module}.{name}", value)
 
 
-def _imported(statement: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(statement)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                value = getattr(import_module(node.module), alias.name)
-                yield f"from {node.module} import {alias.name}"
-                if node.module not in {module.__name__ for module in _MODULES}:
-                    yield from _lines(f"{node.module}.{alias.name}", value)
+def imports_of(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield what the programs in a page, or in a file of Python, import of ours: module, and name or nothing."""
+    text = file.read_text(encoding="utf-8")
+    codes = [text] if file.suffix == ".py" else [*_CODE.findall(text), "".join(_DOCTEST.findall(text))]
+    for statement in (each for code in codes for each in _IMPORT.findall(code)):
+        (node,) = ast.parse(textwrap.dedent(statement)).body
+        if isinstance(node, ast.ImportFrom):
+            yield from ((str(node.module), alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield f"import {import_module(alias.name).__name__}"
+            yield from ((alias.name, "") for alias in node.names)
 
 
 def _lines(path: str, value: object) -> Iterator[str]:

@@ -10,7 +10,6 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._base.progress import Amount
 from stoker._base.retry import RetryPolicy
-from stoker._fanout import Driver, FanoutConfig, Report, Task
 from stoker.abc import Answer
 from stoker.errors import (
     ConfigError,
@@ -21,6 +20,7 @@ from stoker.errors import (
     StokerError,
     ThrottledError,
 )
+from stoker.fanout import Driver, FanoutConfig, Report, Task
 from support.fanout import Behaviour, ScriptedExecutor, answer, numbered
 
 RETRY = RetryPolicy(attempts=4, first_seconds=1.0, longest_seconds=8.0, seed=1)

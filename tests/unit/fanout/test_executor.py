@@ -6,9 +6,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from stoker import errors
-from stoker._fanout import ExecutorOptions, error_of_function, executor_names, open_executor
 from stoker._fanout import executor as module
 from stoker.errors import ConfigError, FunctionError, MissingExtraError, ServerError, ThrottledError, TransientError
+from stoker.fanout import ExecutorOptions, error_of_function, executor_names, open_executor
 
 
 def test_the_executors_of_stoker_are_installed() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from stoker._base.checksum import crc32c
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import CopiedBucketWarning, FetchConfig, RangePart
+from stoker._fetch.fetcher import FetchConfig, RangePart
 from stoker._memory.ring import RingStateError
 from stoker.abc import ObjectRef
 from stoker.errors import (
@@ -21,6 +21,7 @@ from stoker.errors import (
     ChecksumError,
     ConfigError,
     ConnectionLostError,
+    CopiedBucketWarning,
     FetchError,
     NotFoundError,
     ObjectChangedError,

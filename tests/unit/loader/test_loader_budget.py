@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._cost.spending import SpendingWarning
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.schedule import Continuous, NextBatch
 from stoker._stores import S3Options
-from stoker.errors import BudgetError, BudgetExceededError, ConfigError
+from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
 from stoker_local import running_bucket
 from stoker_torch import Loader, LoaderConfig, StreamDataset
 from support.datasets import numbers
@@ -118,7 +117,7 @@ def test_at_80_percent_it_warns_once_and_at_100_it_ends_between_batches() -> Non
     assert 50 <= len(seen) <= 100
 
 
-@pytest.mark.filterwarnings("ignore::stoker._cost.spending.SpendingWarning")
+@pytest.mark.filterwarnings("ignore::stoker.errors.SpendingWarning")
 def test_once_it_is_spent_nothing_more_is_fetched() -> None:
     one_at_a_time = FetchConfig(hedge=False, concurrency_start=1, concurrency_least=1, concurrency_most=1)
     with loader(budget=60, schedule=Continuous(), fetch=one_at_a_time) as bounded:
@@ -133,7 +132,7 @@ def test_once_it_is_spent_nothing_more_is_fetched() -> None:
         assert bounded.state_dict() == state
 
 
-@pytest.mark.filterwarnings("ignore::stoker._cost.spending.SpendingWarning")
+@pytest.mark.filterwarnings("ignore::stoker.errors.SpendingWarning")
 @pytest.mark.parametrize("workers", [None, 2])
 def test_the_state_goes_on_where_the_budget_ended_it_and_every_sample_comes_once(workers: int | None) -> None:
     pool = {} if workers is None else {"transform": dict, "workers": workers}
@@ -151,7 +150,7 @@ def test_the_state_goes_on_where_the_budget_ended_it_and_every_sample_comes_once
         assert seen == numbers(free)
 
 
-@pytest.mark.filterwarnings("ignore::stoker._cost.spending.SpendingWarning")
+@pytest.mark.filterwarnings("ignore::stoker.errors.SpendingWarning")
 def test_each_rank_may_spend_its_part_of_the_jobs_budget() -> None:
     with (
         loader(budget="120 USD", rank=1, world_size=2) as half,

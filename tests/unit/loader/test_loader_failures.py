@@ -56,7 +56,7 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
-@pytest.mark.filterwarnings("ignore::stoker._fetch.fetcher.CopiedBucketWarning")  # a file put back is another one
+@pytest.mark.filterwarnings("ignore::stoker.errors.CopiedBucketWarning")  # a file put back is another one
 @pytest.mark.parametrize(
     "settings", [{}, {"transform": only_x}, {"batch_transform": only_x}], ids=["plain", "pool", "batch"]
 )
@@ -91,7 +91,7 @@ def test_a_lost_bucket_is_an_error_that_names_it_and_coming_back_helps(folder: P
         assert next(iter(loader))["x"].tolist() == list(range(BATCH))  # nothing of the epoch was yielded: it begins
 
 
-@pytest.mark.filterwarnings("ignore::stoker._fetch.fetcher.CopiedBucketWarning")  # a file put back is another one
+@pytest.mark.filterwarnings("ignore::stoker.errors.CopiedBucketWarning")  # a file put back is another one
 @pytest.mark.parametrize("settings", [{}, {"transform": only_x}, {"epochs": 1}], ids=["plain", "pool", "last"])
 def test_the_loop_after_an_error_goes_on_at_the_batch_that_could_not_be_had(
     folder: Path, settings: dict[str, Any]

@@ -386,7 +386,7 @@ def refused(
     asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore::stoker._fetch.fetcher.CopiedBucketWarning")
+@pytest.mark.filterwarnings("ignore::stoker.errors.CopiedBucketWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_value_that_is_spoilt_in_the_data_set_is_an_error_that_names_the_object(way: Way) -> None:
     async def spoil(store: Store, _: Any) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._fanout import ExecutorOptions
 from stoker.errors import ConfigError
+from stoker.fanout import ExecutorOptions
 from stoker_warm._client import WarmClient
 from stoker_warm._code import Code
 from stoker_warm._handshake import Secret

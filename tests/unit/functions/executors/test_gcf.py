@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stoker._fanout import ExecutorOptions
 from stoker.abc import Answer
 from stoker.errors import (
     ConfigError,
@@ -22,6 +21,7 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
+from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.gcf import GcfExecutor, size_of
 from support.function_endpoints import Answering, Endpoint, answering, gcf_endpoint
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stoker._fanout import ExecutorOptions
 from stoker.abc import Answer
 from stoker.errors import (
     ConfigError,
@@ -22,6 +21,7 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
+from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.lambda_ import LambdaExecutor
 from support.function_endpoints import Answering, Endpoint, answering, lambda_endpoint
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from stoker._base.retry import RetryPolicy
-from stoker._fanout import Driver, ExecutorOptions, FanoutConfig, Task
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FunctionError
+from stoker.fanout import Driver, ExecutorOptions, FanoutConfig, Task
 from stoker_functions._executors.local import LocalExecutor
 from support.executor_checks import own_functions
 

@@ -1,0 +1,96 @@
+"""What users import: lazily loaded, all of it listed, and nothing else on any page or in any example."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import stoker
+import stoker_functions
+import stoker_sim
+from stoker import errors
+from support.outside_names.python_api import imports_of
+
+ROOT = Path(__file__).parents[2]
+LAZY = (stoker, stoker_functions, stoker_sim)
+PUBLIC = (
+    *("stoker", "stoker.abc", "stoker.errors", "stoker.fanout", "stoker.images", "stoker.trace", "stoker_functions"),
+    *("stoker_functions.aws", "stoker_functions.gcp", "stoker_functions.serve", "stoker_local"),
+    *("stoker_local.functions", "stoker_sim", "stoker_torch"),
+)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOR_USERS = [page for page in PAGES if page.name not in ("architecture.md", "fuzzing.md")]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PRIVATE = re.compile(r"\bstoker(?:_[a-z]+)?(?:\.\w+)*\._[a-z]\w*")
+
+
+def typed_names(module: ModuleType) -> dict[str, str]:
+    """Return what type checkers see a package import lazily, name → module."""
+    tree = ast.parse(inspect.getsource(module))
+    (block,) = (each for each in tree.body if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
+    found = [each for each in block.body if isinstance(each, ast.ImportFrom)]
+    return {alias.name: str(each.module) for each in found for alias in each.names}
+
+
+@pytest.mark.parametrize("package", LAZY, ids=lambda package: package.__name__)
+def test_the_names_that_are_loaded_lazily_are_those_that_type_checkers_see_and_that_are_listed(
+    package: ModuleType,
+) -> None:
+    lazy = {name: module for module, names in package._NAMES_OF.items() for name in names.split()}
+    assert typed_names(package) == lazy
+    eager = {"open", "__version__", *errors.__all__} if package is stoker else set()
+    assert sorted(package.__all__) == sorted({*lazy, *eager})
+    assert set(package.__all__) <= set(dir(package))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_module_lists_its_names_and_has_each(name: str) -> None:
+    module = import_module(name)
+    names = list(module.__all__)
+    assert len(set(names)) == len(names)
+    assert not [each for each in names if getattr(module, each, None) is None]
+
+
+def test_a_name_that_stoker_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'stoker' has no attribute 'Lodaer'"):
+        _ = stoker.Lodaer  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'Lodaer' from 'stoker'"):
+        from stoker import Lodaer  # type: ignore[attr-defined]  # noqa: F401
+    assert not hasattr(stoker, "__wrapped__")
+
+
+def test_importing_stoker_loads_errors_alone_and_each_name_what_it_needs() -> None:
+    program = (
+        "import sys, stoker\n"
+        "loaded = [name for name in sys.modules if name.startswith('stoker')]\n"
+        "print(*sorted(loaded), *sorted({'aiohttp', 'asyncio', 'numpy', 'typing'} & set(sys.modules)))\n"
+        "from stoker import *\n"
+        "print(open.__name__, S3Options().http.max_connections, stoker.open is Dataset)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded, names = done.stdout.splitlines()
+    assert loaded.split() == [
+        *("stoker", "stoker._base", "stoker._base.lazy_names", "stoker._version", "stoker.errors", "typing")
+    ]
+    assert names == "Dataset 64 True"
+
+
+@pytest.mark.parametrize("file", [*PAGES, *EXAMPLES], ids=lambda file: file.name)
+def test_pages_and_examples_import_public_names_only(file: Path) -> None:
+    for module, name in imports_of(file):
+        assert module in PUBLIC, f"{file.name} imports the private module {module}"
+        named = f"{module}.{name}"
+        assert not name or name in import_module(module).__all__ or named in PUBLIC, f"{file.name} imports {named}"
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: page.name)
+def test_pages_for_users_name_nothing_private(page: Path) -> None:
+    assert PRIVATE.findall(page.read_text("utf-8")) == []
