@@ -2,7 +2,7 @@
 
 The metadata server of DIESEL (Wang et al., ICPP 2020). What Redis has may be lost, wholly or its newest writes: the
 first record of each run is in the bucket, written before its first object, and its super-samples' heads tell the rest
-(:mod:`stoker._maintenance.restoration`). Runs that the bucket knows and Redis does not are restored whenever the
+(:mod:`stoker._maintenance.inspection`). Runs that the bucket knows and Redis does not are restored whenever the
 records are read; where Redis has another identity than it had then, as behind a restart or a fail-over, all unfinished
 runs are.
 
@@ -23,7 +23,7 @@ from redis.backoff import FullJitterBackoff
 
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
-from stoker._maintenance.restoration import restored
+from stoker._maintenance.inspection import restored
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import STATES, Journal, PackRecord
 from stoker.errors import (

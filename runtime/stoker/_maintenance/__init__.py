@@ -1,9 +1,8 @@
 """Looking after a data set: verify it, rebuild a lost manifest, collect garbage, remove it."""
 
-from stoker._maintenance.garbage import GarbageReport, Unfinished, gc
+from stoker._maintenance.garbage import GarbageReport, Removal, Unfinished, gc, plan_removal, remove
 from stoker._maintenance.inspection import BadObject, verify
 from stoker._maintenance.recovery import RebuildReport, rebuild_manifest
-from stoker._maintenance.removal import Removal, plan_removal, remove
 
 __all__ = [
     "BadObject",

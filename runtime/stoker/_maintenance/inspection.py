@@ -1,17 +1,23 @@
-"""Reading super-samples only to see whether they are what they should be."""
+"""Reading super-samples to see whether they are what they should be, and what their heads tell of a run.
+
+The latter after DIESEL (Wang et al., ICPP 2020): a metadata server that loses its newest entries, or all of them, is
+filled again from the chunks. What a run is, and that there is one, its first record in the bucket tells; how far it has
+come, its super-samples do, the last of which says that it is the last.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stoker._base.checksum import crc32c
+from stoker._base.checksum import crc32c, crc32c_combined
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
 from stoker._format import tensorfile
-from stoker._format.manifest import Manifest, object_key
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES, Origin, SuperSample
+from stoker._format.manifest import Manifest, PackRun, Rows, object_key
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES, Head, Origin, Packed, SuperSample
+from stoker._pack.record import PackRecord
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
     BucketNotFoundError,
@@ -22,7 +28,16 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = ["BadObject", "Opened", "Place", "list_super_samples", "open_super_sample", "problem_of", "verify"]
+__all__ = [
+    "BadObject",
+    "Opened",
+    "Place",
+    "list_super_samples",
+    "open_super_sample",
+    "problem_of",
+    "restored",
+    "verify",
+]
 
 _LARGEST_BYTES = MAX_SUPER_SAMPLE_BYTES + tensorfile.MAX_HEADER_BYTES + tensorfile.PREFIX_BYTES
 _KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
@@ -30,6 +45,8 @@ _BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, Format
 
 Place = tuple[str, int]
 """A super-sample's pack run and its number within it."""
+_FIRST_BYTES = 64 << 10  # has the whole head where rows are few or large
+_HEADS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +183,73 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
         for name in head.schema:
             start, end = head.row_range(name, 0, head.samples)
             head.verify_rows(name, 0, memoryview(opened.data)[start:end])
+
+
+async def restored(store: Readable, record: PackRecord) -> PackRecord:
+    """Return a run's record as the run's super-samples tell it, from a LIST and the head of each.
+
+    Args:
+        store: where the data set is.
+        record: what is known of the run, perhaps only that it has begun.
+
+    Raises:
+        FormatError: an object under the run's keys is none of its super-samples.
+        StoreError: the bucket fails.
+    """
+    reader = RetryingReader(store)
+    objects = {info.key: info async for info in reader.list(f"data/{record.run}/")}
+    numbers = range(len(objects))
+    keys = [f"data/{record.run}/{number:08d}" for number in numbers]
+    prefix = next((number for number in numbers if keys[number] not in objects), len(keys))
+    if not prefix:
+        return record
+    first, packed = await _read_head(reader, objects[keys[0]], 0)
+    rows = {0: packed}
+    is_complete = first.is_last
+
+    async def read(number: int) -> None:
+        nonlocal is_complete
+        head, rows[number] = await _read_head(reader, objects[keys[number]], number)
+        _check(record, first, head, number)
+        if number == prefix - 1:
+            is_complete = head.is_last
+
+    _check(record, first, first, 0)
+    await for_each(range(1, prefix), read, concurrency=_HEADS_AT_ONCE)  # none is kept: they are large
+    manifest = Manifest(
+        dataset=first.origin.dataset,
+        version=1,
+        schema=first.schema,
+        rows=Rows.of([rows[number] for number in range(prefix)]),
+        runs=(PackRun(record.run, 0, prefix),),
+    )
+    found = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
+    return found if found.progress > record.progress else record
+
+
+async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo, number: int) -> tuple[Head, Packed]:
+    data = bytearray()
+    needed_bytes = min(_FIRST_BYTES, info.size_bytes)
+    while needed_bytes > len(data):  # once, but where the head is large, and twice more where its header alone is
+        rest = bytearray(needed_bytes - len(data))
+        await reader.get_range(info.key, len(data), needed_bytes, into=memoryview(rest), tag=info.tag)
+        data += rest
+        needed_bytes = Head.bytes_needed(data, info.size_bytes)
+    head = Head.parse(data, info.size_bytes)
+    header_crc32c = crc32c(memoryview(data)[: head.header_bytes])
+    packed = Packed(
+        ordinal=number,
+        size_bytes=info.size_bytes,
+        samples=head.samples,
+        head_bytes=head.head_bytes,
+        head_crc32c=crc32c(memoryview(data)[: head.head_bytes]),
+        crc32c=crc32c_combined(header_crc32c, head.data_crc32c, info.size_bytes - head.header_bytes),
+        tag=info.tag,
+    )
+    return head, packed
+
+
+def _check(record: PackRecord, first: Head, head: Head, number: int) -> None:
+    origin = Origin(dataset=first.origin.dataset, run=record.run, ordinal=number)
+    if (head.origin, head.schema) != (origin, first.schema):
+        raise FormatError(f"data/{record.run}/{number:08d} says that it is {head.origin}")

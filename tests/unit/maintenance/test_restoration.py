@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stoker._format.schema import Array, Bytes, Schema, Text
-from stoker._maintenance.restoration import restored
+from stoker._maintenance.inspection import restored
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import PackRecord, record_key
