@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from stoker._base.operations import Operation
 from stoker._base.retry import RetryPolicy
+from stoker._base.store_wrapper import StoreWrapper
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Array, Bytes, Schema
@@ -17,7 +19,7 @@ from stoker._format.supersample import SuperSample
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._stores import open_store
-from stoker.abc import Buffer, ObjectInfo, Store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import ServerError, StoreError
 
 T = TypeVar("T")
@@ -90,7 +92,7 @@ async def stored(store: Store, prefix: str = "") -> dict[str, bytes]:
     return {info.key: (await store.get(info.key))[0] async for info in store.list(prefix)}
 
 
-class WatchedStore:
+class WatchedStore(StoreWrapper):
     """Passes everything on to another store, calling ``before`` and ``after`` around every operation.
 
     Attributes:
@@ -98,6 +100,7 @@ class WatchedStore:
     """
 
     def __init__(self, store: Store) -> None:
+        super().__init__(store)
         self.store = store
         self.calls: list[str] = []
 
@@ -107,52 +110,19 @@ class WatchedStore:
     async def after(self, number: int, operation: str, key: str) -> None:
         """Fail, wait, or do nothing, when the operation has had its effect."""
 
-    @property
-    def url(self) -> str:
-        return self.store.url
-
-    async def _do(self, operation: str, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        number = len(self.calls)
-        self.calls.append(f"{operation} {key}")
-        await self.before(number, operation, key)
-        result = await work()
-        await self.after(number, operation, key)
+    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        number, name = len(self.calls), operation.lower()
+        self.calls.append(f"{name} {key}")
+        await self.before(number, name, key)
+        result = await request()
+        await self.after(number, name, key)
         return result
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        return await self._do("get", key, lambda: self.store.get(key))
-
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:
-        return await self._do(
-            "get", key, lambda: self.store.get_range(key, start, end, into=into, tag=tag, begun=begun)
-        )
-
-    async def head(self, key: str) -> ObjectInfo:
-        return await self._do("head", key, lambda: self.store.head(key))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         self.calls.append(f"list {prefix}")
         await self.before(len(self.calls) - 1, "list", prefix)
-        async for info in self.store.list(prefix, start_after=start_after):
+        async for info in super().list(prefix, start_after=start_after):
             yield info
-
-    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
-        return await self._do("put", key, lambda: self.store.put(key, data, if_absent=if_absent, if_tag=if_tag))
-
-    async def delete(self, key: str) -> None:
-        await self._do("delete", key, lambda: self.store.delete(key))
-
-    async def close(self) -> None:
-        await self.store.close()
 
 
 class DyingStore(WatchedStore):

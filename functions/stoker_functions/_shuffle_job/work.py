@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.retry import RetryingReader
+from stoker._base.store_wrapper import FolderStore
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.heads import HeadMemory
@@ -24,7 +25,6 @@ from stoker._format.versions import read_manifest
 from stoker._memory.budget import most_sample_bytes
 from stoker._memory.ring import Ring
 from stoker._order.materialized_layout import EpochLayout
-from stoker._stores.folder import FolderStore
 from stoker.abc import Readable, Store
 from stoker.errors import NotFoundError, PackError
 from stoker_functions._shuffle_job.memory import TaskMemory

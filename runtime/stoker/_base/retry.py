@@ -13,9 +13,11 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from stoker._base.checksum import crc32c
+from stoker._base.operations import Operation
+from stoker._base.store_wrapper import ReaderWrapper, StoreWrapper
 from stoker.abc import Buffer, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
@@ -233,53 +235,24 @@ class _Attempts:
         _log.warning("trying again in %.1f s, and for %.0f s more at most: %s", wait_seconds, left_seconds, said)
 
 
-class RetryingReader(Generic[R_co]):
+class RetryingReader(ReaderWrapper[R_co]):
     """Reads through another store, trying again; of one that does so already, only the policy may change.
 
     Cancellation ends a wait at once.
 
     Attributes:
-        wrapped: the store that may fail.
         policy: how often and how soon it is tried again.
         hedges: requests that callers sent a second time because they were late; counted by those who do.
     """
 
     def __init__(self, store: R_co, policy: RetryPolicy | None = None) -> None:
-        self.wrapped: R_co = store
+        super().__init__(store)
         self.policy = policy or RetryPolicy()
         if isinstance(store, RetryingReader):
             self.wrapped, self.policy = store.wrapped, policy or store.policy
         self.hedges = 0
         self._told = _Told()
         self._random = random.Random(self.policy.seed)  # noqa: S311 - jitter is no secret
-
-    @property
-    def url(self) -> str:
-        """The store's own URL."""
-        return self.wrapped.url
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole object."""
-        return await self._retried(key, lambda: self.wrapped.get(key))
-
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` into ``into``."""
-        return await self._retried(
-            key, lambda: self.wrapped.get_range(key, start, end, into=into, tag=tag, begun=begun)
-        )
-
-    async def head(self, key: str) -> ObjectInfo:
-        """Return size and tag."""
-        return await self._retried(key, lambda: self.wrapped.head(key))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix``; a listing that breaks goes on behind the last one that it gave."""
@@ -294,11 +267,12 @@ class RetryingReader(Generic[R_co]):
             else:
                 return
 
-    async def _retried(self, key: str, attempt: Callable[[], Awaitable[T]], *, counts_at_once: bool = True) -> T:
-        attempts = self._attempts(key, counts_at_once=counts_at_once)
+    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Send a request until it succeeds; the time of a write counts from its first failure."""
+        attempts = self._attempts(key, counts_at_once=operation is not Operation.PUT)
         while True:
             try:
-                return await attempt()
+                return await request()
             except TransientError as error:
                 await attempts.failed(error)
 
@@ -306,7 +280,7 @@ class RetryingReader(Generic[R_co]):
         return _Attempts(self.policy, self._random, f"{self.url}/{key}", self._told, counts_at_once=counts_at_once)
 
 
-class RetryingStore(RetryingReader[Store]):
+class RetryingStore(RetryingReader[Store], StoreWrapper):
     """Reads and writes through another store, trying again."""
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
@@ -325,7 +299,7 @@ class RetryingStore(RetryingReader[Store]):
                     return info
                 raise
 
-        return await self._retried(key, attempt, counts_at_once=False)
+        return await self._perform(Operation.PUT, key, attempt)
 
     async def put_once(self, key: str, data: Buffer) -> ObjectInfo | None:
         """Write an object unless it is there already; return what the store says of it, None if another one is there.
@@ -344,18 +318,10 @@ class RetryingStore(RetryingReader[Store]):
         """
         for _ in range(2):
             try:
-                await self._retried(key, lambda: self.wrapped.put(key, data, if_absent=True), counts_at_once=False)
+                await self._perform(Operation.PUT, key, lambda: self.wrapped.put(key, data, if_absent=True))
             except PreconditionFailedError:
                 return True
         return False
-
-    async def delete(self, key: str) -> None:
-        """Delete an object."""
-        await self._retried(key, lambda: self.wrapped.delete(key))
-
-    async def close(self) -> None:
-        """Close the store."""
-        await self.wrapped.close()
 
 
 async def holds(store: Readable, key: str, data: Buffer) -> ObjectInfo | None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted
+from stoker._base.store_wrapper import FolderStore
 from stoker._base.threads import LoopThread
 from stoker._cache.keeper import Nearer
 from stoker._fetch.feed import Batch, Feed, FeedConfig, FeedStatistics
@@ -32,7 +33,6 @@ from stoker._memory.budget import SlotPlan
 from stoker._memory.ring import anonymous_memory
 from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
 from stoker._order.sharding import Dealing
-from stoker._stores.folder import FolderStore
 from stoker.abc import Store
 from stoker.errors import (
     BudgetError,

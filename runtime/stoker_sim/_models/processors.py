@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from stoker.abc import ObjectInfo, Readable
+from stoker._base.operations import Operation
+from stoker._base.store_wrapper import ReaderWrapper
+from stoker.abc import Readable
 from stoker.errors import ConfigError
 from stoker_sim._models.link import Shared
 
 __all__ = ["DecodingView", "Processors"]
+
+T = TypeVar("T")
 
 
 class Processors:
@@ -32,48 +37,22 @@ class Processors:
         await self._shared.serve(seconds)
 
 
-class DecodingView:
-    """Another :class:`~stoker.abc.Readable`, each of whose ranges is decoded once it is there.
+class DecodingView(ReaderWrapper[Readable]):
+    """Another store to read from, each of whose answers is decoded once it is there.
 
     Args:
         wrapped: what is read.
-        processors: decode it,
-        seconds: in so long.
+        processors: CPU cores that decode.
+        seconds: decode time of one answer, in seconds.
     """
 
     def __init__(self, wrapped: Readable, processors: Processors, seconds: float) -> None:
-        self._wrapped, self._processors, self._seconds = wrapped, processors, seconds
+        super().__init__(wrapped)
+        self._processors, self._seconds = processors, seconds
 
-    @property
-    def url(self) -> str:
-        """The other one's."""
-        return self._wrapped.url
-
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:
-        """Read, and decode."""
-        info = await self._wrapped.get_range(key, start, end, into=into, tag=tag, begun=begun)
-        await self._processors.work(self._seconds)
-        return info
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Read a whole object, and decode."""
-        found = await self._wrapped.get(key)
-        await self._processors.work(self._seconds)
-        return found
-
-    async def head(self, key: str) -> ObjectInfo:
-        """Return what the other one says."""
-        return await self._wrapped.head(key)
-
-    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Return what the other one says."""
-        return self._wrapped.list(prefix, start_after=start_after)
+    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Read, and decode what has bytes."""
+        answer = await request()
+        if operation is Operation.GET:
+            await self._processors.work(self._seconds)
+        return answer

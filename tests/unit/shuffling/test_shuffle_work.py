@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from stoker._base.clock import run_virtual
+from stoker._base.store_wrapper import FolderStore
 from stoker._cost.prices import Prices
 from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
@@ -23,7 +24,6 @@ from stoker._format.supersample import Packed, SuperSample
 from stoker._format.versions import read_manifest
 from stoker._order.order import Order, OrderConfig
 from stoker._stores import open_store
-from stoker._stores.folder import FolderStore
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
 from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways

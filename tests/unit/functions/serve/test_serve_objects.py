@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import stoker
+from stoker._base.operations import Operation
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._format.versions import read_manifest
 from stoker._stores import ObjectInfo, Store, open_store
@@ -233,11 +234,11 @@ class Unlisted(WatchedStore):
 
     may_read_nothing = False
 
-    async def _do(self, operation: str, key: str, work: Any) -> Any:
+    async def _perform(self, operation: Operation, key: str, request: Any) -> Any:
         if self.may_read_nothing:
             raise PermissionDeniedError(f"{key} may not be read")
         try:
-            return await super()._do(operation, key, work)
+            return await super()._perform(operation, key, request)
         except NotFoundError:
             raise PermissionDeniedError(f"{key} may not be read, or does not exist") from None
 
