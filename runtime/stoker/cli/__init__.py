@@ -21,8 +21,7 @@ from itertools import takewhile
 
 from stoker._base.fields import printable
 from stoker._version import __version__
-from stoker.cli.command import Command
-from stoker.cli.parser import CommandParser
+from stoker.cli.command import Command, CommandParser
 from stoker.errors import ConfigError, StokerError
 
 __all__ = ["Command", "main"]

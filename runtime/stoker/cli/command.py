@@ -1,13 +1,17 @@
-"""What a command of ``stoker`` is; other packages contribute theirs through the entry points ``stoker.commands``."""
+"""What a command of ``stoker`` is, and how it reads its arguments: an error comes first, help begins with its own.
+
+Other packages contribute commands through the entry points ``stoker.commands``.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from argparse import Action, ArgumentParser, HelpFormatter, Namespace
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any, NoReturn
 
-__all__ = ["Command"]
+__all__ = ["BUCKET_TITLE", "Command", "CommandParser"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +53,45 @@ class Command:
             return code
 
         return cls(name=name, help=help, configure=configure, run=run)
+
+
+BUCKET_TITLE = "how to reach"
+"""What the titles of groups begin with that many commands have; they stand last."""
+_OF_ALL = ("help", "debug", "version")
+
+
+class CommandParser(ArgumentParser):
+    """Parses the arguments of one command; parsers of its actions are of the same class."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": _Formatter, **settings})
+
+    def format_help(self) -> str:
+        """Return the help, the options of buckets last."""
+        self._action_groups.sort(key=lambda group: (group.title or "").startswith(BUCKET_TITLE))
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with code 2; the error is the first line, and what to write and where to read on follow."""
+        self.exit(2, f"{self.prog}: error: {message}\n{self.format_usage()}{self.prog} --help tells more\n")
+
+
+class _Formatter(HelpFormatter):
+    def add_usage(self, usage: str | None, actions: Iterable[Action], groups: Any, prefix: str | None = None) -> None:
+        """Show what must be given; the options are listed below."""
+        listed = list(actions)
+        needed = [each for each in listed if each.required or not each.option_strings]
+        words = [*(["[options]"] if len(needed) < len(listed) else []), *map(self._written, needed)]
+        super().add_usage(
+            usage or " ".join(["%(prog)s", *(word.replace("%", "%%") for word in words)]), [], groups, prefix
+        )
+
+    def _written(self, action: Action) -> str:
+        if not action.option_strings:
+            return self._format_args(action, self._get_default_metavar_for_positional(action))
+        value = self._format_args(action, self._get_default_metavar_for_optional(action)) if action.nargs != 0 else ""
+        return f"{action.option_strings[0]} {value}".strip()
+
+    def add_arguments(self, actions: Iterable[Action]) -> None:
+        """List what all commands have behind the others."""
+        super().add_arguments(sorted(actions, key=lambda action: action.dest in _OF_ALL))

@@ -100,7 +100,7 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert set(ast.literal_eval(done.stderr)) <= {
-        *("stoker.cli.command", "stoker.cli.flags", "stoker.cli.parser"),
+        *("stoker.cli.command", "stoker.cli.flags", "stoker.cli.command"),
         *("stoker_sim._commands", "stoker_warm._commands"),
     }
 
