@@ -10,9 +10,8 @@ from argparse import ArgumentParser, Namespace
 from stoker._base.retry import RetryingStore
 from stoker._maintenance.compaction import Compacted, compact
 from stoker._pack.catalog import BucketCatalog
-from stoker.cli.bill import RequestBill
 from stoker.cli.flags import add_store_options, add_written_dataset, opened, super_sample_size
-from stoker.cli.output import counted, json_text
+from stoker.cli.output import RequestBill, counted, json_text
 
 __all__ = ["configure", "run"]
 

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator
 from stoker._base.sizes import format_bytes
 from stoker._format.manifest import version_key
 from stoker._maintenance import GarbageReport, Unfinished, gc
-from stoker.cli.bill import RequestBill
 from stoker.cli.flags import add_store_options, add_written_dataset, opened, positive
-from stoker.cli.output import counted, json_text, printable, shortened
+from stoker.cli.output import RequestBill, counted, json_text, printable, shortened
 
 __all__ = ["configure", "run"]
 

@@ -15,9 +15,8 @@ from stoker._pack.packer import AsyncPacker, PackConfig, PackProgress
 from stoker._sources import KINDS, Source, open_source
 from stoker._stores import Store, open_store
 from stoker._stores.location import parse_url
-from stoker.cli.bill import RequestBill
 from stoker.cli.flags import add_store_options, positive, store_options, super_sample_size, writable
-from stoker.cli.output import counted, json_text, printable, sample_lines
+from stoker.cli.output import RequestBill, counted, json_text, printable, sample_lines
 from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on, say_notes
 from stoker.errors import ConfigError
 

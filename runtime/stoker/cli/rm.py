@@ -14,9 +14,8 @@ from stoker._maintenance import Removal, plan_removal, remove
 from stoker._stores import Store
 from stoker._stores.location import parse_url
 from stoker.abc import ObjectInfo
-from stoker.cli.bill import RequestBill
 from stoker.cli.flags import add_store_options, add_written_dataset, opened
-from stoker.cli.output import counted, printable
+from stoker.cli.output import RequestBill, counted, printable
 from stoker.errors import ConfigError
 
 __all__ = ["configure", "run"]

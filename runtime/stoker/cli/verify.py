@@ -13,9 +13,8 @@ from stoker._format.versions import read_manifest
 from stoker._maintenance import BadObject, verify
 from stoker._stores import Store
 from stoker.abc import ObjectRef
-from stoker.cli.bill import RequestBill
 from stoker.cli.flags import add_dataset, opened, positive
-from stoker.cli.output import bad_object, counted, json_text, printable
+from stoker.cli.output import RequestBill, bad_object, counted, json_text, printable
 
 __all__ = ["configure", "run"]
 
