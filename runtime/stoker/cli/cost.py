@@ -29,7 +29,7 @@ from stoker.cli.flags import add_store_options, add_version, number_from, opened
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 
-__all__ = ["add_figures", "configure", "figures", "run"]
+__all__ = ["configure", "run"]
 
 _FUNCTION_BYTES = 1769 << 20
 _WARM_BYTES = 1536 << 20
@@ -42,13 +42,13 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", nargs="?", help=where)
     add_version(parser)
     parser.add_argument("--json", action="store_true", help="write JSON")
-    add_figures(parser)
+    _add_figures(parser)
     add_store_options(parser)
 
 
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
-    given, prices = figures(args, has_dataset=args.url is not None), Prices.load()
+    given, prices = _figures(args, has_dataset=args.url is not None), Prices.load()
     if args.url is None and not given:
         raise ConfigError("there is nothing to reckon: give the URL of a data set, or figures (--gets, --machine, …)")
     bill = _Bill(prices, given)
@@ -322,7 +322,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 _FIGURES = {figure.name: figure for group in _GROUPS.values() for figure in group}
 
 
-def add_figures(parser: ArgumentParser) -> None:
+def _add_figures(parser: ArgumentParser) -> None:
     """Add a flag for each figure, and the file."""
     where = "TOML file with any of these figures, its keys named as the flags are, with underscores; flags come first"
     parser.add_argument("--figures", type=Path, metavar="FILE", help=where)
@@ -335,7 +335,7 @@ def add_figures(parser: ArgumentParser) -> None:
             section.add_argument(*figure.flags, dest=figure.name, help=figure.help, **how)
 
 
-def figures(args: Namespace, *, has_dataset: bool) -> dict[str, Any]:
+def _figures(args: Namespace, *, has_dataset: bool) -> dict[str, Any]:
     """Return the figures that are given, by name; flags go before the file.
 
     Raises:

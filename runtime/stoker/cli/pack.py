@@ -1,24 +1,36 @@
-"""``stoker pack``: from a source to a data set."""
+"""``stoker pack``: from a source to a data set, in this process, or with ``--on`` by many functions at once."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
 from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
+from stoker._fanout.job import JobConfig, plan_job
 from stoker._format.manifest import Manifest
 from stoker._pack.packer import AsyncPacker, PackConfig, PackProgress
-from stoker._sources import KINDS, Source, open_source
-from stoker._stores import Store, open_store
-from stoker._stores.location import parse_url
-from stoker.cli.flags import add_store_options, positive, store_options, super_sample_size, writable
+from stoker._sources import KINDS, open_source
+from stoker._sources.webdataset import WebDataset
+from stoker._stores import open_store
+from stoker._stores.location import Location, parse_url
+from stoker.abc import Source, Store
+from stoker.cli.flags import add_store_options, positive, size, store_options, super_sample_size, writable
+from stoker.cli.functions import (
+    add_function_options,
+    check_function_options,
+    check_reach,
+    chosen_executor,
+    reached,
+    url_for_functions,
+)
 from stoker.cli.output import RequestBill, counted, json_text, printable, sample_lines
-from stoker.cli.pack_on import add_fanout_options, check_fanout_options, pack_on, say_notes
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, FunctionError
+from stoker.fanout import Driver, FanoutConfig
 
 __all__ = ["configure", "run"]
 
@@ -64,7 +76,7 @@ def configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
     parser.add_argument("--json", action="store_true", help="write the summary as JSON")
-    add_fanout_options(parser)
+    _add_fanout_options(parser)
     add_store_options(parser, of="DST, and SRC unless --source-… says otherwise")
     add_store_options(parser, prefix="source-", of="SRC")
     parser.set_defaults(when_interrupted="interrupted; what was packed stays: resume by running the same command again")
@@ -73,7 +85,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Run the command and return its exit code."""
     _check_apart(args.source, args.url)
-    check_fanout_options(args)
+    _check_fanout_options(args)
     asyncio.run(_pack(args))
     return 0
 
@@ -89,7 +101,7 @@ async def _pack(args: Namespace) -> None:
         store = open_store(args.url, options=store_options(args, args.url))
         try:
             if args.on:
-                await pack_on(args, source, store)
+                await _pack_on(args, source, store)
             else:
                 await _from_source_to_store(args, source, bill.metered(store), bill)
         finally:
@@ -102,7 +114,7 @@ async def _from_source_to_store(args: Namespace, source: Source, store: Store, b
     started_seconds = asyncio.get_running_loop().time()
     notes = source.notes
     _say(args, f"packing {args.source} as {source.kind}")
-    say_notes(notes, quiet=args.quiet)
+    _say_notes(notes, quiet=args.quiet)
     total = Amount(count=source.samples, size_bytes=source.size_bytes)
     progress = Progress("packing", "samples", total, sys.stderr, quiet=args.quiet)
     last = PackProgress()
@@ -125,7 +137,7 @@ async def _from_source_to_store(args: Namespace, source: Source, store: Store, b
                     await packer.write(sample, where)
                     found = await anext(samples, None)
                 manifest = await packer.commit()
-    say_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
+    _say_notes([note for note in source.notes if note not in notes], quiet=args.quiet)
     seconds = asyncio.get_running_loop().time() - started_seconds
     if args.json:
         print(json_text({**_figures(args, manifest, last, durable, seconds), **bill.to_dict()}))
@@ -181,3 +193,87 @@ def _check_apart(source: str, destination: str) -> None:
         raise ConfigError(f"DST {destination} lies inside SRC {source}, which would change while it is packed; move it")
     if any(src.startswith(f"{dst}{folder}/") for folder in _OWN_FOLDERS):
         raise ConfigError(f"SRC {source} lies where DST {destination} keeps its own objects; choose another DST")
+
+
+def _add_fanout_options(parser: ArgumentParser) -> None:
+    """Add where functions run, and how they are found."""
+    group = parser.add_argument_group("packing in many functions at once", "see docs/fan-out.md")
+    add_function_options(group.add_argument, "pack")
+    group.add_argument("--part-bytes", type=size, metavar="SIZE", help="of a part, raw (default: 256MiB)")
+
+
+def _check_fanout_options(args: Namespace) -> None:
+    """Raise for options that do not go together, or are not enough: a source may take minutes to be listed."""
+    check_function_options(args, "part_bytes")
+    if not args.on:
+        return
+    if args.concurrency is not None:
+        raise ConfigError("--concurrency is for packing in this process; functions upload as their memory allows")
+    if args.json:
+        raise ConfigError("--json is for packing in this process; with --on, the account is a text")
+    if args.overwrite:
+        raise ConfigError("--overwrite is for packing in this process; functions create a data set or append to one")
+    if args.single_writer:
+        raise ConfigError("--single-writer is for packing in this process; functions need conditional writes")
+    src, dst = parse_url(args.source), parse_url(args.url)
+    _job_config(args, dst)
+    check_reach(chosen_executor(args, _ways(args, src, dst)), src, dst)
+
+
+async def _pack_on(args: Namespace, source: Source, store: Store) -> None:
+    """Plan the job, let functions carry it out, and commit it.
+
+    Raises:
+        FanoutError: some parts failed; nothing is committed, and the same command goes on with what is missing.
+        StokerError: the job cannot be planned, or functions cannot be called.
+    """
+    src, dst = parse_url(args.source), parse_url(args.url)
+    executor = chosen_executor(args, {**_ways(args, src, dst), **_touched(dst, source)})
+    if isinstance(source, WebDataset):
+        await source.check_ends()
+    job = await plan_job(source, store, _job_config(args, dst))
+    _say(args, f"packing {args.source} as {source.kind} on {executor.name}: {counted(len(job.tasks), 'part')}")
+    _say_notes(source.notes, quiet=args.quiet)
+    async with aclosing(source.read()) as found:
+        _say(args, *sample_lines(source, 0, await anext(found, None)))
+    total = Amount(count=len(job.tasks), size_bytes=sum(task.size_bytes for task in job.tasks))
+    progress = Progress("packing", "parts", total, sys.stderr, quiet=args.quiet)
+    async with executor:
+        driver = Driver(executor, FanoutConfig(most=args.workers), on_progress=progress.update)
+        try:
+            async with progress:
+                await driver.run(job.tasks)
+            (committed,) = await driver.run([job.commit])
+        finally:
+            _say(args, *driver.report.lines())
+    match committed:
+        case {"version": int(version), "samples": int(samples)}:
+            _say(args, f"{args.url}: version {version} has {counted(samples, 'sample')}")
+        case _:
+            raise FunctionError("commit", "TypeError", "it tells no version; deploy the functions of this stoker")
+
+
+def _say_notes(notes: Sequence[str], *, quiet: bool) -> None:
+    """Print what is to be known of a source; with ``quiet`` only the warnings."""
+    for note in notes:
+        if not quiet or note.startswith("warning:"):
+            print(printable(note), file=sys.stderr)
+
+
+def _ways(args: Namespace, src: Location, dst: Location) -> dict[str, str]:
+    """Return how functions that are started for this reach source and data set."""
+    return {**reached(args, src, "source_"), **reached(args, dst)}
+
+
+def _touched(dst: Location, source: Source) -> dict[str, str]:
+    """Return what functions that are started for this may touch."""
+    return {
+        "STOKER_DATASETS": f"data={url_for_functions(dst)}",
+        "STOKER_SOURCES": url_for_functions(parse_url(source.root)),
+    }
+
+
+def _job_config(args: Namespace, dst: Location) -> JobConfig:
+    given = {"super_sample_bytes": args.super_sample_bytes, "part_bytes": args.part_bytes}
+    sizes = {name: value for name, value in given.items() if value is not None}
+    return JobConfig(dataset=url_for_functions(dst), append=args.append, **sizes)
