@@ -81,6 +81,10 @@ class Progress:
         """Say how much is done."""
         self._done = done
 
+    def add(self, size_bytes: int) -> None:
+        """Say that one more is done, of so many bytes."""
+        self._done = Amount(count=(self._done.count or 0) + 1, size_bytes=self._done.size_bytes + size_bytes)
+
     async def _tick(self) -> None:
         while True:
             if self._is_bar:

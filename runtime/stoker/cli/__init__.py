@@ -31,16 +31,16 @@ _COMMANDS = {
     for name, module, text in (
         ("pack", "pack", "pack samples into a data set, or resume a pack that was cut off"),
         ("info", "info", "show a data set's versions, size, columns and pack runs"),
-        ("head", "head", "show the first samples of a data set"),
-        ("verify", "verify", "check every checksum of a data set; exit code 1 if one is bad"),
+        ("head", "info:head", "show the first samples of a data set"),
+        ("verify", "maintenance:verify", "check every checksum of a data set; exit code 1 if one is bad"),
         (
             "rebuild-manifest",
-            "rebuild",
+            "maintenance:rebuild",
             "make a manifest of the super-samples that are there; exit code 1 if some are lost or damaged",
         ),
-        ("compact", "compact", "pack the small super-samples of a data set again"),
-        ("gc", "gc", "list or delete what no version of a data set needs"),
-        ("rm", "rm", "delete a data set, after asking"),
+        ("compact", "maintenance:compact", "pack the small super-samples of a data set again"),
+        ("gc", "maintenance:gc", "list or delete what no version of a data set needs"),
+        ("rm", "maintenance:rm", "delete a data set, after asking"),
         (
             "doctor",
             "doctor",

@@ -40,19 +40,23 @@ class Command:
         """Return a command whose module is imported when the command is used, not when it is listed.
 
         Args:
-            module: dotted name of the module, which has the functions ``configure`` and ``run``.
+            module: dotted name of the module, which has the functions ``configure`` and ``run``; or, where several
+                commands share one, ``module:NAME``, whose functions are ``configure_NAME`` and ``run_NAME``.
             name: the word behind ``stoker``.
             help: one line.
         """
+        place, _, shared = module.partition(":")
 
-        def configure(parser: ArgumentParser) -> None:
-            import_module(module).configure(parser)
+        def of(function: str) -> Callable[..., Any]:
+            found: Callable[..., Any] = getattr(import_module(place), f"{function}_{shared}" if shared else function)
+            return found
 
-        def run(options: Namespace) -> int:
-            code: int = import_module(module).run(options)
-            return code
-
-        return cls(name=name, help=help, configure=configure, run=run)
+        return cls(
+            name=name,
+            help=help,
+            configure=lambda parser: of("configure")(parser),
+            run=lambda options: of("run")(options),
+        )
 
 
 BUCKET_TITLE = "how to reach"

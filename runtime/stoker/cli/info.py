@@ -1,19 +1,21 @@
-"""``stoker info``: what a data set is."""
+"""``stoker info`` and ``stoker head``: what a data set is, and the first of its samples."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from argparse import ArgumentParser, Namespace
+from itertools import islice
 from typing import Any
 
 from stoker._base.sizes import format_bytes
+from stoker._dataset import Dataset
 from stoker._format.manifest import Manifest
 from stoker._format.versions import list_versions, read_manifest
-from stoker.cli.flags import add_dataset, opened
-from stoker.cli.output import counted, describe, printable, table
+from stoker.cli.flags import add_dataset, opened, positive, store_options
+from stoker.cli.output import counted, describe, preview, printable, table
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "configure_head", "run", "run_head"]
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -93,3 +95,18 @@ def _as_text(url: str, manifest: Manifest, versions: list[int]) -> str:
         for run in _runs(manifest)
     ]
     return f"{url}\n{table(facts)}\ncolumns\n{table(columns)}\npack runs\n{table(runs)}"
+
+
+def configure_head(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_dataset(parser)
+    parser.add_argument("-n", type=positive, default=5, metavar="N", help="how many samples (default: 5)")
+
+
+def run_head(args: Namespace) -> int:
+    """Run the command and return its exit code."""
+    with Dataset(args.url, version=args.at, options=store_options(args, args.url)) as dataset:
+        for number, sample in enumerate(islice(dataset, args.n)):
+            rows = [(name, preview(dataset.schema[name], value)) for name, value in sample.items()]
+            print(f"sample {number}\n{table(rows)}")
+    return 0

@@ -1,0 +1,406 @@
+"""Commands that look after a data set: ``stoker verify``, ``compact``, ``gc``, ``rebuild-manifest`` and ``rm``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from stoker._base.progress import Amount, Progress
+from stoker._base.retry import RetryingStore
+from stoker._base.sizes import format_bytes
+from stoker._format.manifest import Manifest, version_key
+from stoker._format.versions import read_manifest
+from stoker._maintenance import (
+    BadObject,
+    GarbageReport,
+    RebuildReport,
+    Removal,
+    Unfinished,
+    gc,
+    plan_removal,
+    rebuild_manifest,
+    remove,
+    verify,
+)
+from stoker._maintenance.compaction import Compacted, compact
+from stoker._pack.catalog import BucketCatalog
+from stoker._stores.location import parse_url
+from stoker.abc import Store
+from stoker.cli.flags import add_dataset, add_store_options, add_written_dataset, opened, positive, super_sample_size
+from stoker.cli.output import RequestBill, bad_object, counted, json_text, printable, shortened
+from stoker.errors import ConfigError
+
+__all__ = [
+    "configure_compact",
+    "configure_gc",
+    "configure_rebuild",
+    "configure_rm",
+    "configure_verify",
+    "run_compact",
+    "run_gc",
+    "run_rebuild",
+    "run_rm",
+    "run_verify",
+]
+
+
+def configure_verify(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_dataset(parser)
+    parser.add_argument("--deep", action="store_true", help="check every value on its own checksum too")
+    parser.add_argument(
+        "--concurrency", type=positive, default=4, metavar="N", help="super-samples read at once (default: 4)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="list bad super-samples only")
+    parser.add_argument("--json", action="store_true", help="write JSON")
+
+
+def run_verify(args: Namespace) -> int:
+    """Run the command and return its exit code."""
+    return asyncio.run(_verify(args))
+
+
+async def _verify(args: Namespace) -> int:
+    bill = RequestBill()
+    async with opened(args) as inner:
+        store = bill.metered(inner)
+        manifest = await read_manifest(store, args.at)
+        bad = await _checked(args, store, manifest)
+    if args.json:
+        print(json_text({**_summary_of_verify(args, manifest, bad), **bill.to_dict()}))
+    else:
+        _show_verify(args, manifest, bad, bill)
+    return 1 if bad else 0
+
+
+def _summary_of_verify(args: Namespace, manifest: Manifest, bad: list[BadObject]) -> dict[str, object]:
+    return {
+        "url": args.url,
+        "version": manifest.version,
+        "super_samples": len(manifest),
+        "size_bytes": manifest.size_bytes,
+        "bad": [{"key": item.key, "problem": item.problem} for item in bad],
+    }
+
+
+def _show_verify(args: Namespace, manifest: Manifest, bad: list[BadObject], bill: RequestBill) -> None:
+    for item in bad:
+        print(printable(bad_object(item)))
+    if not args.quiet:
+        found = f"{len(bad):,} of them bad" if bad else "all of them good"
+        size = format_bytes(manifest.size_bytes)
+        print(
+            f"verified {counted(len(manifest), 'super-sample')} of version {manifest.version}, {size}: {found}",
+            file=sys.stderr,
+        )
+        print(bill.line(), file=sys.stderr)
+
+
+async def _checked(args: Namespace, store: Store, manifest: Manifest) -> list[BadObject]:
+    total = Amount(count=len(manifest), size_bytes=manifest.size_bytes)
+    async with Progress("verifying", "super-samples", total, sys.stderr, quiet=args.quiet or args.json) as progress:
+        return await verify(
+            store,
+            manifest,
+            deep=args.deep,
+            concurrency=args.concurrency,
+            on_object=lambda ref, _: progress.add(ref.size_bytes),
+        )
+
+
+_DEFAULT_BYTES = 8 << 20
+
+
+def configure_compact(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_written_dataset(parser)
+    parser.add_argument(
+        "--super-sample-bytes",
+        type=super_sample_size,
+        default=_DEFAULT_BYTES,
+        metavar="SIZE",
+        help="how large a super-sample should be: those below half of it are packed again (default: 8MiB)",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_store_options(parser)
+
+
+def run_compact(args: Namespace) -> int:
+    """Run the command and return its exit code."""
+    bill = RequestBill()
+    done = asyncio.run(_compact(args, bill))
+    if args.json:
+        figures = {
+            "url": args.url,
+            "version": done.manifest.version,
+            "objects_before": done.objects_before,
+            "objects_after": done.objects_after,
+            "left_objects": done.left_objects,
+        }
+        print(json_text({**figures, **bill.to_dict()}))
+        return 0
+    if done.objects_before:
+        what = f"{counted(done.objects_before, 'super-sample')} became {done.objects_after:,}"
+        print(
+            f"{what}: version {done.manifest.version}; when no training runs on an older one, the old ones go with: "
+            "stoker gc --keep-versions 1 --delete"
+        )
+        if done.left_objects:
+            print(f"{counted(done.left_objects, 'small super-sample')} left for another time: run it again")
+    else:
+        print(f"nothing to gain in version {done.manifest.version}")
+    print(bill.line(), file=sys.stderr)
+    return 0
+
+
+async def _compact(args: Namespace, bill: RequestBill) -> Compacted:
+    async with opened(args) as inner:
+        store = bill.metered(inner)
+        return await compact(
+            RetryingStore(store),
+            BucketCatalog(store),
+            now_seconds=time.time(),
+            super_sample_bytes=args.super_sample_bytes,
+        )
+
+
+def configure_gc(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_written_dataset(parser)
+    parser.add_argument("--delete", action="store_true", help="delete what is listed")
+    parser.add_argument(
+        "--keep-versions",
+        type=positive,
+        metavar="N",
+        help="only the newest N versions are needed (default: all); no training may run on an older one",
+    )
+    parser.add_argument(
+        "--abandoned",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="an unfinished run, or a whole job, that nobody will finish, by the id that is listed; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    add_store_options(parser)
+
+
+def run_gc(args: Namespace) -> int:
+    """Run the command and return its exit code."""
+    bill = RequestBill()
+    report = asyncio.run(_collected(args, bill))
+    if args.json:
+        print(json_text({**_summary_of_gc(args, report), **bill.to_dict()}))
+    else:
+        _show_garbage(report)
+        print(bill.line(), file=sys.stderr)
+    return 0
+
+
+def _summary_of_gc(args: Namespace, report: GarbageReport) -> dict[str, object]:
+    return {
+        "url": args.url,
+        "is_deleted": report.is_deleted,
+        "super_samples": [info.key for info in report.objects],
+        "size_bytes": report.size_bytes,
+        "records": report.records,
+        "versions": report.versions,
+        "unfinished": {run: each.objects for run, each in report.unfinished.items()},
+    }
+
+
+def _show_garbage(report: GarbageReport) -> None:
+    for info in report.objects:
+        print(f"{info.key}  {format_bytes(info.size_bytes)}")
+    for key in (*report.records, *map(version_key, report.versions)):
+        print(printable(key))
+    count = len(report.objects) + len(report.records) + len(report.versions)
+    verb = "deleted" if report.is_deleted else "could be deleted with --delete"
+    print(
+        f"{counted(count, 'object')} {verb}, {format_bytes(report.size_bytes)} of super-samples"
+        if count
+        else "no garbage"
+    )
+    for line in _left_alone(report.unfinished.values()):
+        print(f"left alone: {line}")
+
+
+def _left_alone(unfinished: Iterable[Unfinished]) -> Iterator[str]:
+    """Yield what is protected, and what becomes of it: a job in one line, and all that functions take in in another."""
+    jobs: dict[str, list[int]] = defaultdict(list)
+    for each in unfinished:
+        record = each.record
+        if record is None:
+            yield f"run {each.run}, whose record is damaged, {counted(each.objects, 'super-sample')}"
+        elif each.is_refused:
+            remedy = f"it has other columns, or is of another data set; give it up with --abandoned {each.run}"
+            found = f"run {each.run} of {shortened(record.source)}, {counted(each.objects, 'super-sample')}"
+            yield f"{found}; no commit adds it: {remedy}"
+        elif record.mode == "deferred":
+            jobs[record.job].append(each.objects)
+        else:
+            found = f"the unfinished pack {each.run} of {shortened(record.source)}"
+            remedy = f"pack the same again to resume it, or give it up with --abandoned {each.run}"
+            yield f"{found}, {counted(each.objects, 'super-sample')}; {remedy}"
+    for job, objects in sorted(jobs.items(), reverse=True):
+        found = f"{counted(len(objects), 'run')} {f'of job {job}' if job else 'of functions'}"
+        remedy = (
+            f"the same stoker pack --on finishes and commits it, or give it up with --abandoned {job}"
+            if job
+            else "functions finish and commit them"
+        )
+        yield f"{found}, {counted(sum(objects), 'super-sample')}; {remedy}"
+
+
+async def _collected(args: Namespace, bill: RequestBill) -> GarbageReport:
+    async with opened(args) as store:
+        return await gc(
+            bill.metered(store), delete=args.delete, keep_versions=args.keep_versions, abandoned=args.abandoned
+        )
+
+
+def configure_rebuild(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_written_dataset(parser)
+    parser.add_argument(
+        "--adopt",
+        action="store_true",
+        help="take in super-samples that no manifest and no finished pack tells of, too, after reading them whole",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every super-sample whole, and leave out those that are damaged (default: only their heads)",
+    )
+    add_store_options(parser)
+
+
+def run_rebuild(args: Namespace) -> int:
+    """Run the command and return its exit code."""
+    report = asyncio.run(_rebuild(args))
+    manifest = report.manifest
+    what = "made" if report.is_new else "nothing is missing from"
+    found = f"{counted(len(manifest), 'super-sample')}, {counted(manifest.samples, 'sample')}"
+    print(f"{what} version {manifest.version}: {found}")
+    _list("lost", _problems(report.lost))
+    _list("adopted", report.adopted)
+    _list("not adopted", _problems(report.refused))
+    if not args.adopt:
+        _list("in no version and no finished pack (--adopt takes them in)", report.orphans)
+    _list("missing", _problems(report.gaps))
+    _list("perhaps twice", _problems(report.repeats))
+    return 1 if report.lost or report.refused or report.gaps or report.repeats else 0
+
+
+async def _rebuild(args: Namespace) -> RebuildReport:
+    async with opened(args) as store:
+        return await rebuild_manifest(store, adopt=args.adopt, verify=args.verify)
+
+
+def _problems(objects: Iterable[BadObject]) -> list[str]:
+    return [bad_object(item) for item in objects]
+
+
+def _list(title: str, lines: Iterable[str]) -> None:
+    if lines := list(lines):
+        print(f"{title}: {len(lines):,}")
+        for line in lines:
+            print(f"  {printable(line)}")
+
+
+_SHOWN_OTHERS = 5
+
+
+def configure_rm(parser: ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_written_dataset(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no summary")
+    add_store_options(parser)
+    parser.set_defaults(when_interrupted="interrupted; run the same command again to delete the rest")
+
+
+def run_rm(args: Namespace) -> int:
+    """Run the command and return its exit code."""
+    if not args.yes and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise ConfigError("stoker rm asks before it deletes, and there is no terminal to ask at; give --yes")
+    _check_no_links(args.url)
+    return asyncio.run(_remove(args))
+
+
+def _check_no_links(url: str) -> None:
+    """Refuse a local data set with links to folders: what lies there may be another's.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    for folder in _own_folders(url):
+        if folder.is_symlink():
+            raise ConfigError(
+                f"{printable(str(folder))} is a link to another folder, whose files would be deleted; remove the link "
+                "first, or name the data set that it leads to"
+            )
+
+
+async def _remove(args: Namespace) -> int:
+    bill = RequestBill()
+    async with opened(args) as inner:
+        store = bill.metered(inner)
+        removal = await plan_removal(store)
+        what = _described(store, removal)
+        if not args.yes and not _is_confirmed(what):
+            print("nothing was deleted", file=sys.stderr)
+            return 1
+        await _delete(args, store, removal)
+    _remove_empty_folders(args.url)
+    if not args.quiet:
+        print(f"deleted {what}; {bill.line()}", file=sys.stderr)
+        if removal.others:
+            shown = ", ".join(printable(info.key) for info in removal.others[:_SHOWN_OTHERS])
+            print(f"left alone, since stoker did not make them: {len(removal.others):,}: {shown}", file=sys.stderr)
+    return 0
+
+
+def _described(store: Store, removal: Removal) -> str:
+    size = f"{counted(len(removal.objects), 'object')}, {format_bytes(removal.size_bytes)}"
+    manifest, url = removal.manifest, printable(store.url)
+    if manifest is None:
+        return f"what is left of a data set at {url} ({size})"
+    return f"the data set at {url}: {counted(manifest.samples, 'sample')}, version {manifest.version} ({size})"
+
+
+def _is_confirmed(what: str) -> bool:
+    try:
+        return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+async def _delete(args: Namespace, store: Store, removal: Removal) -> None:
+    total = Amount(count=len(removal.objects), size_bytes=removal.size_bytes)
+    async with Progress("deleting", "objects", total, sys.stderr, quiet=args.quiet) as progress:
+        await remove(store, removal, lambda info: progress.add(info.size_bytes))
+
+
+def _own_folders(url: str) -> list[Path]:
+    """Return the folders, and links to folders, that a local data set has, the outer ones first."""
+    location = parse_url(url)
+    if location.scheme != "file":
+        return []
+    own = [Path(location.bucket) / name for name in ("data", "epochs", "manifests", "packs")]
+    return [path for folder in own for path in (folder, *sorted(folder.rglob("*"))) if path.is_dir()]
+
+
+def _remove_empty_folders(url: str) -> None:
+    """Remove the local folders that the data set leaves behind empty, and no others."""
+    if folders := _own_folders(url):
+        folders.insert(0, folders[0].parent)
+    for folder in reversed(folders):
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
