@@ -14,7 +14,7 @@ import numpy as np
 from stoker._base.arguments import explain_arguments
 from stoker._base.operations import Egress
 from stoker._base.sizes import parse_bytes
-from stoker._cache.tiers import CacheSpec, Sharers
+from stoker._cache.tiers import CacheSpec, Sharers, open_tier
 from stoker._cost.spending import parse_dollars
 from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.feed import FeedConfig
@@ -297,9 +297,7 @@ class LoaderConfig:
         """
         if self.warm is None:
             return None
-        from stoker_warm._opening import warm_tier_at  # a loader without it loads nothing of it
-
-        return warm_tier_at(self.warm, store=store, processes=processes)
+        return open_tier(self.warm, store=store, processes=processes)
 
     def sharers(self, feed: FeedConfig) -> Sharers:
         """Return who shares the caches of the machine with the process that has a feed."""

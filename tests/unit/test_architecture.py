@@ -56,11 +56,6 @@ LAYERS = """
 """The folders and modules of the runtime, lowest first; a module imports from its own line and those above it here."""
 LAYER_OF = {part: layer for layer, parts in enumerate(LAYERS) for part in parts.split()}
 
-UPWARD = {
-    ("stoker_torch._config", "stoker_warm._opening"),
-}
-"""Imports that point up, each of which has to go."""
-
 PUBLIC = {
     "stoker": ("abc", "errors", "fanout", "images", "trace"),
     "stoker_functions": ("aws", "gcp", "serve"),
@@ -130,7 +125,7 @@ def upward(name: str) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", sorted(EVERY_MODULE))
 def test_a_module_imports_only_packages_and_layers_below_it(name: str) -> None:
-    assert set(upward(name)) == {edge for edge in UPWARD if edge[0] == name}
+    assert not list(upward(name))
 
 
 def test_every_folder_of_the_runtime_is_in_a_layer() -> None:

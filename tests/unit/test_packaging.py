@@ -104,7 +104,7 @@ def test_every_entry_point_resolves_to_what_its_group_wants(wheel: Path) -> None
     groups = PROJECT["project"]["entry-points"]
     wanted = [
         *(f"{name} Command" for name in groups["stoker.commands"]),
-        *(f"{name} function" for name in groups["stoker.executors"]),
+        *(f"{name} function" for name in (*groups["stoker.executors"], *groups["stoker.tiers"])),
         *(f"{name} function" for name in PROJECT["project"]["scripts"]),
     ]
     assert sorted(run(wheel, program).splitlines()) == sorted(wanted)

@@ -1,6 +1,7 @@
-"""The caches of a process: as settings write them, as tiers, and what these follow.
+"""Tiers as settings write them: the caches of a process, what these follow, and tiers that machines share.
 
-Settings are texts such as ``"disk:/mnt/nvme/stoker?limit=20GB&policy=next-use"`` and ``"memory:?limit=2GB"``.
+Settings are texts such as ``"disk:/mnt/nvme/stoker?limit=20GB&policy=next-use"`` and ``"memory:?limit=2GB"``;
+a shared tier is a URL, whose scheme is the name of an entry point.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
+from stoker._base.fields import shown
+from stoker._base.plugins import load_plugin
 from stoker._base.sizes import parse_bytes
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
@@ -21,12 +24,14 @@ from stoker._cache.memory_tier import MemoryTier
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import Dealing
 from stoker._order.steps import Stretch
+from stoker.abc import Readable, Tier
 from stoker.errors import ConfigError
 
-__all__ = ["CacheSpec", "Sharers", "follow", "made_tiers"]
+__all__ = ["CacheSpec", "Sharers", "TierFactory", "follow", "made_tiers", "open_tier"]
 
 _EXAMPLE = "write for example disk:/mnt/nvme/stoker?limit=20GB or memory:?limit=2GB"
 _NODE = "node:"
+_TIERS = "stoker.tiers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +160,35 @@ async def follow(
             future.take(super_sample, epoch, position)
 
     return taken
+
+
+class TierFactory(Protocol):
+    """What an entry point of the group ``stoker.tiers`` names; the entry point's name is the scheme of its URLs."""
+
+    def __call__(self, url: str, *, store: Readable, processes: int) -> Tier:
+        """Return a tier; see :func:`open_tier` for the arguments.
+
+        Raises:
+            ConfigError: the URL is not right.
+        """
+        ...
+
+
+def open_tier(url: str, *, store: Readable, processes: int = 1) -> Tier:
+    """Return the shared tier at a URL, from the plug-in of its scheme; nothing is connected to before a read.
+
+    Args:
+        url: of the tier, such as ``warm://10.0.0.5:7411``.
+        store: of the data set, for tiers that read from it what they lack.
+        processes: number of processes of the whole job that open a tier each.
+
+    Raises:
+        ConfigError: there is no such scheme, or the plug-in refuses the URL.
+        MissingExtraError: the plug-in cannot be loaded.
+    """
+    scheme, separator, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not separator:
+        given = "what is given" if isinstance(url, str) and "@" in url else shown(url)  # it may hold a secret
+        raise ConfigError(f"a tier is a URL, such as warm://10.0.0.5:7411, and {given} is none")
+    factory: TierFactory = load_plugin(_TIERS, scheme, "tier for the scheme")
+    return factory(url, store=store, processes=processes)

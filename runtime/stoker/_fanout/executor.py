@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 
 from stoker import errors
+from stoker._base.plugins import load_plugin, plugin_names
 from stoker._stores.network import check_endpoint
 from stoker.abc import Executor
-from stoker.errors import ConfigError, FunctionError, MissingExtraError, StokerError, TransientError
+from stoker.errors import ConfigError, FunctionError, StokerError, TransientError
 
 __all__ = ["ExecutorOptions", "Factory", "error_of_function", "executor_names", "open_executor"]
 
@@ -62,7 +62,7 @@ Factory = Callable[[ExecutorOptions], Executor]
 
 def executor_names() -> tuple[str, ...]:
     """Return the names of the executors that are installed."""
-    return tuple(sorted(entry_points(group=_GROUP).names))
+    return plugin_names(_GROUP)
 
 
 def open_executor(name: str, options: ExecutorOptions) -> Executor:
@@ -72,17 +72,7 @@ def open_executor(name: str, options: ExecutorOptions) -> Executor:
         ConfigError: there is none of this name, or the options are not enough for it.
         MissingExtraError: what it needs is not installed.
     """
-    found = {point.name: point for point in entry_points(group=_GROUP)}
-    if name not in found:
-        installed = ", ".join(executor_names()) or "none"
-        raise ConfigError(
-            f"there is no executor {name!r}; installed: {installed}; a package adds one by an entry point in the "
-            f"group {_GROUP}"
-        )
-    try:
-        factory: Factory = found[name].load()
-    except (ImportError, AttributeError) as error:
-        raise MissingExtraError(f"the executor {name} ({found[name].value}) cannot be loaded: {error}") from error
+    factory: Factory = load_plugin(_GROUP, name, "executor")
     return factory(options)
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
 from stoker import errors
-from stoker._fanout import executor as module
 from stoker.errors import ConfigError, FunctionError, MissingExtraError, ServerError, ThrottledError, TransientError
 from stoker.fanout import ExecutorOptions, error_of_function, executor_names, open_executor
 
@@ -22,7 +22,7 @@ def test_an_unknown_executor_is_refused_with_the_names_of_those_that_are_install
 
 def install(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
     installed = EntryPoints(EntryPoint(name, value, "stoker.executors") for name, value in points.items())
-    monkeypatch.setattr(module, "entry_points", lambda *, group: installed.select(group=group))
+    monkeypatch.setattr(metadata, "entry_points", lambda *, group: installed.select(group=group))
 
 
 def test_an_executor_of_another_package_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

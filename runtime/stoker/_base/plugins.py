@@ -1,0 +1,45 @@
+"""Plug-ins of other packages, found by the entry points that their distributions declare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker._base.fields import shown
+from stoker.errors import ConfigError, MissingExtraError
+
+__all__ = ["load_plugin", "plugin_names"]
+
+
+def plugin_names(group: str) -> tuple[str, ...]:
+    """Return the names of a group's entry points that are installed, sorted."""
+    from importlib.metadata import entry_points  # takes 20 ms, which a process without plug-ins need not pay
+
+    return tuple(sorted(entry_points(group=group).names))
+
+
+def load_plugin(group: str, name: str, what: str) -> Any:
+    """Import what an entry point names, and return it.
+
+    Args:
+        group: of entry points, such as ``stoker.tiers``.
+        name: of the entry point in the group.
+        what: kind of plug-in, in the singular, for messages.
+
+    Raises:
+        ConfigError: no installed distribution declares this name.
+        MissingExtraError: the entry point cannot be loaded.
+    """
+    from importlib.metadata import entry_points
+
+    found = {point.name: point for point in entry_points(group=group)}
+    if name not in found:
+        installed = ", ".join(sorted(found)) or "none"
+        raise ConfigError(
+            f"there is no {what} {shown(name)}; installed: {installed}; "
+            f"a package adds one by an entry point in the group {group}"
+        )
+    try:
+        return found[name].load()
+    except Exception as error:
+        reason = f"{error}" if isinstance(error, ImportError | AttributeError) else repr(error)
+        raise MissingExtraError(f"the {what} {name} ({found[name].value}) cannot be loaded: {reason}") from error
