@@ -128,7 +128,7 @@ class LoaderConfig:
             equal part. It warns at 80% of it and raises ``BudgetExceededError`` at 100%, between two batches. Counts
             begin when the loader is made.
         trace: a file into which a timeline of waits, fetches and requests is written (with several ranks,
-            ``trace.json`` becomes ``trace.rank3.json``); or a sink, or several, of :mod:`stoker._trace`, which whoever
+            ``trace.json`` becomes ``trace.rank3.json``); or a sink, or several, of :mod:`stoker.trace`, which whoever
             made them closes.
 
     Raises:
@@ -215,7 +215,7 @@ class LoaderConfig:
                 raise ConfigError(f"{name} is a function, not {function!r}")
             asks_for_context(function, name, is_of_batch=name in ("collate", "batch_transform"))
         if not callable(getattr(self.schedule, "admit", None)):
-            raise ConfigError(f"schedule is one of stoker._fetch.schedule, such as Continuous(), not {self.schedule!r}")
+            raise ConfigError(f"schedule is a stoker.Schedule, such as stoker.Continuous(), not {self.schedule!r}")
         check_fetch(self.fetch)
 
     def _check_dollars_per_epoch(self) -> None:

@@ -42,8 +42,8 @@ class DiskCache:
         path: a folder on a local disk; made if it is not there.
         samples: how many it holds at most.
         max_bytes: how much disk they may take, a number or ``"20GB"``, counted in blocks of 4 KiB; default any.
-        encode: function of a sample that returns it as something that can be stored without pickle, see
-            :func:`~stoker_torch._sample_codec.encode_sample`.
+        encode: function of a sample that returns it as something that can be stored without pickle: tensors, numpy
+            arrays and scalars, bytes, str, int, float, bool and None, and tuples, lists and dicts of these.
         decode: its reverse.
 
     Raises:

@@ -56,7 +56,7 @@ class LoaderPlan:
     def of(cls, feed: BatchSource, prices: Prices, egress: Egress = "same_region") -> LoaderPlan:
         """Return the plan of a feed whose reader is at ``egress``.
 
-        Requests and bytes are expected values; :mod:`stoker._fetch.forecast` has the formulas.
+        Requests and bytes are expected values.
         """
         manifest, partition, order = feed.manifest, feed.partition, feed.config.order
         expected = feed.forecast()

@@ -36,7 +36,7 @@ class LoaderStatistics:
         bad_samples: that failed in ``decode`` or ``transform`` and were replaced.
         wait_seconds: time that the training loop waited for batches: for the bucket and for the pool.
         bucket_wait_seconds: of it, time that it waited for super-samples.
-        waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker._base.fetch_record.Phase`).
+        waits: ``wait_seconds`` by phase: what the loop waited for (:class:`~stoker.trace.Phase`).
         worst_waits: the ten batches that it waited longest for, the longest first, with what each waited for.
         loop_seconds: time between the beginning of the first iteration and the last batch yielded.
         construction_seconds: that constructing the loader took: opening the store and reading the manifest.
@@ -143,7 +143,7 @@ class LoaderStatistics:
         return rows
 
     def idle_dollars(self, dollars_per_hour: float) -> float:
-        """Return what an accelerator at that price cost while the loop waited; ``stoker._cost.prices`` has some."""
+        """Return what an accelerator at that price cost while the loop waited; :class:`~stoker.Prices` has some."""
         return self.wait_seconds / 3600 * dollars_per_hour
 
 

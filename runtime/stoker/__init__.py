@@ -16,6 +16,7 @@ from stoker.errors import *  # noqa: F403 - every error and warning, by the list
 __all__ = [
     "Array",
     "Bytes",
+    "Column",
     "Continuous",
     "Dataset",
     "FetchConfig",
@@ -51,7 +52,7 @@ _NAMES_OF = {
     "stoker._dataset": "Dataset",
     "stoker._fetch.config": "FetchConfig",
     "stoker._fetch.schedule": "Continuous FetchSize NextBatch Progress Schedule",
-    "stoker._format.schema": "Array Bytes Ragged Schema Text",
+    "stoker._format.schema": "Array Bytes Column Ragged Schema Text",
     "stoker._order.order": "Order OrderConfig",
     "stoker._order.random_words": "SampleContext",
     "stoker._pack.packer": "Packer",
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from stoker._dataset import Dataset
     from stoker._fetch.config import FetchConfig
     from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Progress, Schedule
-    from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
+    from stoker._format.schema import Array, Bytes, Column, Ragged, Schema, Text
     from stoker._order.order import Order, OrderConfig
     from stoker._order.random_words import SampleContext
     from stoker._pack.packer import Packer

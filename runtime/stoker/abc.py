@@ -135,7 +135,7 @@ class Writable(Protocol):
 
 @runtime_checkable
 class Store(Readable, Writable, Protocol):
-    """A bucket, or a prefix of one. Opened by :func:`stoker._stores.open_store`; closed by whoever opened it."""
+    """A bucket, or a prefix of one. Opened by :func:`stoker.open_store`; closed by whoever opened it."""
 
     async def close(self) -> None:
         """Release connections. Idempotent. The store may be used again afterwards: it reconnects."""
@@ -307,7 +307,7 @@ class Executor(Protocol):
     Attributes:
         name: the entry point's.
         concurrency: calls at once that make sense, at most.
-        platform: whose prices hold, as :class:`stoker._cost.prices.Prices` calls it; None where nothing is charged.
+        platform: whose prices hold, as :class:`stoker.Prices` calls it; None where nothing is charged.
         sees_files: whether its functions have the files of this machine.
         heeds: those of :class:`ExecutorOptions` that say where its functions are and as whom they are called; a
             command refuses the others.
@@ -374,7 +374,7 @@ class EvictionPolicy(Protocol[Key]):
 
 
 class NextUseOracle(Protocol[Asked]):
-    """Tells when a key is needed next; a :class:`~stoker._cache.future.Future` is one, of rows."""
+    """Tells when a key is needed next; the order of a run tells it for rows."""
 
     @property
     def present(self) -> int:

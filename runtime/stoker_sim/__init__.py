@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._base.lazy_names import load_name
 
-__all__ = ["Scenario", "recorded_bucket", "recorded_latency", "simulate"]
+__all__ = ["BucketModel", "recorded_bucket", "recorded_latency"]
 
 _NAMES_OF = {
+    "stoker._diagnostics.latency": "BucketModel",
     "stoker_sim._models.recorded_bucket": "recorded_bucket recorded_latency",
-    "stoker_sim._scenarios.scenario": "Scenario simulate",
 }
 
 if TYPE_CHECKING:
+    from stoker._diagnostics.latency import BucketModel
     from stoker_sim._models.recorded_bucket import recorded_bucket, recorded_latency
-    from stoker_sim._scenarios.scenario import Scenario, simulate
 else:
 
     def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -94,3 +95,22 @@ def test_pages_and_examples_import_public_names_only(file: Path) -> None:
 @pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: page.name)
 def test_pages_for_users_name_nothing_private(page: Path) -> None:
     assert PRIVATE.findall(page.read_text("utf-8")) == []
+
+
+def described(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield what a public thing and its public members say of themselves, with the name of each."""
+    yield name, str(inspect.getdoc(value)) if inspect.isclass(value) or inspect.isroutine(value) else ""
+    for base in value.__mro__ if inspect.isclass(value) and not issubclass(value, BaseException) else ():
+        for member, found in vars(base).items() if base.__module__.startswith("stoker") else ():
+            function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+            if inspect.isfunction(function) and not member.startswith("_"):
+                yield f"{name}.{member}", str(function.__doc__)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "stoker_torch"])
+def test_docstrings_of_public_names_send_nobody_to_private_modules(name: str) -> None:
+    module = import_module(name)
+    found = [(name, str(module.__doc__))]
+    for each in module.__all__:
+        found += described(f"{name}.{each}", getattr(module, each))
+    assert {where: PRIVATE.findall(text) for where, text in found if PRIVATE.search(text)} == {}

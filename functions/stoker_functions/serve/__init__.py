@@ -1,6 +1,6 @@
 """Data sets over HTTP: manifests, super-samples and batches for clients without bucket credentials.
 
-What the platforms call is in :mod:`stoker_functions.serve._handlers`.
+What the platforms call is in :mod:`stoker_functions.aws` and :mod:`stoker_functions.gcp`.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class BucketProcess:
         return environment_of(self.config, self.url)
 
     def counts(self) -> dict[str, Any]:
-        """Return its counters; see :class:`~stoker_local._bucket.Counts`."""
+        """Return its counters by name: requests of each kind, and bytes."""
         counts: dict[str, Any] = json.loads(self._ask("GET", "/-/counts"))
         return counts
 

@@ -148,7 +148,7 @@ class Array(Column):
     """A column of arrays that all have the same dtype and shape; ``Array("int64")`` is a scalar.
 
     Attributes:
-        dtype: any name in :data:`stoker._format.dtypes.DTYPES`, or a numpy or torch dtype.
+        dtype: a numpy or torch dtype, or its name, such as ``"float32"`` or ``"bfloat16"``.
         shape: of one sample's value.
         classes: what the integers of a label column stand for, if they are class indices.
     """

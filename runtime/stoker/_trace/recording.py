@@ -143,9 +143,9 @@ class Recording:
 
 
 def read_trace(path: Path) -> Iterator[Told]:
-    """Yield what a :class:`~stoker._trace.chrome.ChromeTrace` has written, to the end or not, in the file's order.
+    """Yield what a :class:`~stoker.trace.ChromeTrace` has written, to the end or not, in the file's order.
 
-    Memory does not grow with the file. See :func:`~stoker._trace.recording.read_values` for what a file may be.
+    Memory does not grow with the file, which may be compressed with gzip, be cut off at its end, or be a pipe.
 
     Raises:
         ConfigError: the file cannot be read, or is not such a trace.

@@ -104,7 +104,7 @@ class FunctionCloud:
             service.pool.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
-        """Return the figures of every function; :func:`~stoker_local.functions._statistics.total` adds them up."""
+        """Return the figures of every function; :func:`~stoker_local.functions.total` adds them up."""
         return self._assembly.ledger.statistics()
 
     def events(self, since: int = 0) -> list[Happening]:
