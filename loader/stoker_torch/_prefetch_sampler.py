@@ -74,31 +74,49 @@ class PrefetchSampler(Sampler[int]):
         self._ahead: _Epoch | None = None
 
     @classmethod
-    def full_fetch(cls, sampler: Any, dataset: CachedDataset, *, in_hand: int = 0, **settings: Any) -> PrefetchSampler:
+    def full_fetch(
+        cls,
+        sampler: Any,
+        dataset: CachedDataset,
+        *,
+        in_hand: int = 0,
+        across_epochs: bool = True,
+        epochs: int | None = None,
+    ) -> PrefetchSampler:
         """Fetch as many samples as the cache holds whenever none is left: the paper's "full fetch".
 
         Args:
             sampler: as for the class.
             dataset: as for the class.
-            in_hand: how much of the cache is left for samples that are drawn and not yet read.
-            **settings: as for the class.
+            in_hand: samples that are drawn and not yet read, for which room is left in the cache.
+            across_epochs: as for the class.
+            epochs: as for the class.
         """
-        return cls(sampler, dataset, fetch_size=dataset.cache.samples - in_hand, threshold=0, **settings)
+        size = dataset.cache.samples - in_hand
+        return cls(sampler, dataset, fetch_size=size, across_epochs=across_epochs, epochs=epochs)
 
     @classmethod
     def half_and_half(
-        cls, sampler: Any, dataset: CachedDataset, *, in_hand: int = 0, **settings: Any
+        cls,
+        sampler: Any,
+        dataset: CachedDataset,
+        *,
+        in_hand: int = 0,
+        across_epochs: bool = True,
+        epochs: int | None = None,
     ) -> PrefetchSampler:
         """Fetch half of what the cache holds whenever the other half is left: the paper's "50/50".
 
         Args:
             sampler: as for the class.
             dataset: as for the class.
-            in_hand: how much of the cache is left for samples that are drawn and not yet read.
-            **settings: as for the class.
+            in_hand: samples that are drawn and not yet read, for which room is left in the cache.
+            across_epochs: as for the class.
+            epochs: as for the class.
         """
         half = FetchSize.half_and_half(dataset.cache.samples - in_hand)
-        return cls(sampler, dataset, fetch_size=half.fetch_size, threshold=half.threshold, **settings)
+        size, threshold = half.fetch_size, half.threshold
+        return cls(sampler, dataset, fetch_size=size, threshold=threshold, across_epochs=across_epochs, epochs=epochs)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the sampler, if it has such a thing; it is in force from the next iteration on."""
