@@ -4,12 +4,13 @@ from stoker.errors import MissingExtraError
 
 try:
     from stoker_torch._cached_dataset import CachedDataset
-    from stoker_torch._config import LoaderConfig
+    from stoker_torch._config import LoaderConfig, StreamConfig
     from stoker_torch._disk_cache import DiskCache
     from stoker_torch._informed_loader import InformedDataLoader
     from stoker_torch._loader import Loader
     from stoker_torch._look_ups import CacheStatistics
     from stoker_torch._memory_cache import MemoryCache
+    from stoker_torch._options import Budget, WorkerOptions
     from stoker_torch._plan import LoaderPlan
     from stoker_torch._preempt import Preemption, save_on_sigterm
     from stoker_torch._prefetch_sampler import PrefetchSampler
@@ -25,6 +26,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
+    "Budget",
     "CacheStatistics",
     "CachedDataset",
     "DiskCache",
@@ -37,7 +39,9 @@ __all__ = [
     "Preemption",
     "PrefetchSampler",
     "RaggedColumn",
+    "StreamConfig",
     "StreamDataset",
+    "WorkerOptions",
     "merge_states",
     "save_on_sigterm",
 ]

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
 import numpy as np
 
+from stoker._base.arguments import takes_settings
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
@@ -26,8 +27,9 @@ from stoker._format.schema import Column
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import BudgetExceededError, ConfigError, StateError
 from stoker_torch._buffers import BufferPool, can_pin_memory
-from stoker_torch._config import LoaderConfig, Settings
+from stoker_torch._config import LoaderArguments
 from stoker_torch._iteration import Iteration, IterationParts
+from stoker_torch._options import Budget, WorkerOptions
 from stoker_torch._plan import LoaderPlan
 from stoker_torch._pool import SamplePool, SampleWork
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
@@ -56,9 +58,7 @@ class Loader:
     loaded. :meth:`state_dict` gives the place
     behind the batch yielded last. Construction reads the manifest, and nothing else.
 
-    Args:
-        url: of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``.
-        settings: see :class:`LoaderConfig`.
+    Its arguments are the URL of a data set and the settings of a :class:`LoaderConfig`.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -66,26 +66,27 @@ class Loader:
         BudgetError: the memory is too small, or the order would cost more than the limit; names the figure that fits.
     """
 
-    def __init__(self, url: str | os.PathLike[str], **settings: Unpack[Settings]) -> None:
+    @takes_settings(LoaderArguments)
+    def __init__(self, config: LoaderArguments) -> None:
         begun_seconds = time.perf_counter()
-        self.config = LoaderConfig(**settings)
+        self.config, self._budget = config, Budget.of(config.budget)
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
-        self.url = os.fspath(url)
+        self.url = os.fspath(config.url)
         self._prices = Prices.load()
-        budget = self.config.budget
-        self._allowance = None if budget is None else Allowance(parse_dollars(budget), self.world_size)
+        dollars = self._budget.dollars
+        self._allowance = None if dollars is None else Allowance(parse_dollars(dollars), self.world_size)
         self._lanes = self.world_size if self.config.lanes is None else self.config.lanes
         self._pins_memory = self.config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
         self._pool = self._made_pool()
-        self._supply = Supply.open(url, self.config)
+        self._supply = Supply.open(self.url, self.config)
         try:
             self._manifest = self._supply.read_manifest(self.config.version)
             self._trace = self._made_trace()
             self._recorder = Recorder([*self.config.sinks(), *([] if self._trace is None else [self._trace])])
             self._feed = self._made_feed(self._manifest, self._lanes)
             plan = self.plan
-            plan.check_dollars(self.config.max_dollars_per_epoch)
+            plan.check_dollars(self._budget.max_dollars_per_epoch)
         except BaseException:
             self._supply.close()
             raise
@@ -111,7 +112,7 @@ class Loader:
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
-        return replace(LoaderPlan.of(self._feed, self._prices, self.config.egress), shuffle=self.config.shuffle)
+        return replace(LoaderPlan.of(self._feed, self._prices, self._budget.egress), shuffle=self.config.shuffle)
 
     def _columns(self) -> dict[str, Column]:
         return self._manifest.schema.chosen(self.config.columns)
@@ -176,16 +177,18 @@ class Loader:
         return ChromeTrace(file, name=f"stoker rank {self.rank} of {self.world_size}")
 
     def _made_pool(self) -> SamplePool | None:
-        config = self.config
+        config, workers = self.config, WorkerOptions.of(self.config.workers)
         work = SampleWork(
-            decode=config.decode,
+            decode=config.decode or {},
             transform=config.transform,
             collate=config.collate,
             batch_transform=config.batch_transform,
-            timeout_seconds=config.timeout or None,
+            timeout_seconds=workers.timeout_seconds or None,
             pin_memory=self._pins_memory,
         )
-        return None if work.is_none else SamplePool(work, config.workers or os.cpu_count() or 1, config.max_bad_samples)
+        return (
+            None if work.is_none else SamplePool(work, workers.threads or os.cpu_count() or 1, workers.max_bad_samples)
+        )
 
     # Iterating.
 

@@ -91,7 +91,8 @@ class LoaderPlan:
             raise BudgetError(
                 f"an epoch of shuffle {self.shuffle!r} would take {self.get_requests * self.takers:,} GETs and "
                 f"{format_bytes(self.read_bytes * self.takers)} over all ranks, for ${dollars:.2f}: more than "
-                f"max_dollars_per_epoch={most_dollars:g}. Raise it, or use another shuffle or more memory"
+                f"Budget(max_dollars_per_epoch={most_dollars:g}) allows. Raise it, or use another shuffle or more "
+                "memory"
             )
 
     def __str__(self) -> str:

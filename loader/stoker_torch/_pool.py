@@ -210,7 +210,7 @@ class SamplePool:
         if result.done():
             return result.result()
         late = SampleTimeoutError(
-            f"no batch within timeout={timeout_seconds} seconds: {_longest(self._tasks)}; "
+            f"no batch within timeout_seconds={timeout_seconds}: {_longest(self._tasks)}; "
             "mend the function, or give it more time"
         )
         if self._crew is not None:

@@ -8,7 +8,7 @@ from reprlib import repr as shown
 from typing import Any, Self
 
 from stoker.errors import StateError
-from stoker_torch._config import LoaderConfig
+from stoker_torch._config import StreamConfig
 
 __all__ = ["RunState", "SourceState", "checked_integer"]
 
@@ -55,7 +55,7 @@ class SourceState:
     limit: int | None
 
     @classmethod
-    def of_config(cls, config: LoaderConfig, *, dataset: str, version: int, lanes: int) -> SourceState:
+    def of_config(cls, config: StreamConfig, *, dataset: str, version: int, lanes: int) -> SourceState:
         """Return what a loader's settings fix, with what they leave to be found out."""
         return SourceState(
             dataset=dataset,
@@ -93,7 +93,7 @@ class SourceState:
         """Return the state as plain values; ``sources`` has room for more than one data set."""
         return {"format": _FORMAT, **rest, "sources": [_values(self)]}
 
-    def check(self, mine: SourceState, config: LoaderConfig) -> None:
+    def check(self, mine: SourceState, config: StreamConfig) -> None:
         """Check that this state can be loaded where ``config`` holds, and without it ``mine`` would.
 
         Raises:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Unpack
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from stoker._base.arguments import check_names
+from stoker._base.arguments import takes_settings
 from stoker._cost.prices import Prices
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker.errors import ConfigError, StateError
-from stoker_torch._config import DATA_LOADER_HINTS, LoaderConfig, SharedSettings
+from stoker_torch._config import StreamArguments
 from stoker_torch._epoch_board import MAX_EPOCH, EpochBoard, Turn
 from stoker_torch._frameworks import refuse_resharding, trusts_length, warn_of_length
 from stoker_torch._iteration import Iteration
+from stoker_torch._options import Budget
 from stoker_torch._plan import LoaderPlan
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import SourceState
@@ -29,18 +30,8 @@ from stoker_torch._supply import Supply
 
 __all__ = ["StreamDataset"]
 
-_ALIKE = ("drop_last", "evaluation", "epochs")
-_SETTINGS = ["batch_size", *(each.name for each in fields(LoaderConfig) if each.name != "batch_size")]
-"""Those that a Loader has and this has not are among them: they are refused with their own reasons."""
-_OF_DATA_LOADER = "give it to the DataLoader"
-_HINTS = DATA_LOADER_HINTS | {
-    "num_workers": f"{_OF_DATA_LOADER}; workers= are threads of each of its processes",
-    "persistent_workers": _OF_DATA_LOADER,
-    "prefetch_factor": _OF_DATA_LOADER,
-    "multiprocessing_context": _OF_DATA_LOADER,
-    "worker_init_fn": _OF_DATA_LOADER,
-    "pin_memory_device": _OF_DATA_LOADER,
-}
+_ALIKE = ("drop_last", "evaluation", "epochs", "batch_size")
+"""Settings that all ranks must have alike, besides those that a state names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +72,9 @@ class StreamDataset(IterableDataset[Any]):
     the DataLoader's queue is, and nowhere else. And there is no ``budget``: a DataLoader makes its workers anew each
     epoch, and none knows what another has spent; ``max_dollars_per_epoch`` holds.
 
-    Args:
-        url: of the data set: a path, ``file://``, ``s3://`` or ``gs://``; ``memory://`` is of one process and those
-            that it forks.
-        batch_size: samples a batch, or None to yield samples.
-        settings: see :class:`LoaderConfig`. ``memory`` is the rank's and divided by its workers; ``workers`` are
-            threads a process (default one in a worker), ``max_bad_samples`` a process too. Unless there is a
-            ``batch_size``, ``collate`` and ``batch_transform`` have no place.
+    Its arguments are the URL of a data set and the settings of a :class:`StreamConfig`. ``memory`` is the rank's and
+    divided by its workers; ``workers`` are threads a process, and samples that may fail are counted by process, too.
+    Unless there is a ``batch_size``, ``collate`` and ``batch_transform`` have no place.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -96,12 +83,10 @@ class StreamDataset(IterableDataset[Any]):
         RankMismatchError: the ranks disagree on the data set or the settings.
     """
 
-    def __init__(
-        self, url: str | os.PathLike[str], *, batch_size: int | None = None, **settings: Unpack[SharedSettings]
-    ) -> None:
-        check_names(settings, _SETTINGS, _HINTS, owner="StreamDataset")
-        self.url, self.batch_size = os.fspath(url), batch_size
-        self.config = LoaderConfig(batch_size=1 if batch_size is None else batch_size, **settings)
+    @takes_settings(StreamArguments)
+    def __init__(self, config: StreamArguments) -> None:
+        self.url, self.batch_size, self.config = os.fspath(config.url), config.batch_size, config
+        self._budget = Budget.of(config.budget)
         self._check_settings()
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
         self._version, self._lanes = self.config.version, self.config.lanes
@@ -110,29 +95,20 @@ class StreamDataset(IterableDataset[Any]):
         self._is_length_trusted = False
         self._forget()
         try:
-            self.plan.check_dollars(self.config.max_dollars_per_epoch)
+            self.plan.check_dollars(self._budget.max_dollars_per_epoch)
         finally:
             self.close()  # a worker is best forked where no thread runs
-        alike = {name: getattr(self.config, name) for name in _ALIKE} | {"batch_size": batch_size}
+        alike = {name: getattr(self.config, name) for name in _ALIKE}
         compare_ranks(asdict(self._source(self._lanes or 0)) | alike, self.world_size)
 
     def _check_settings(self) -> None:
-        config = self.config
-        for name in ("pin_memory", "reuse_buffers"):
-            if getattr(config, name):
-                raise ConfigError(f"{name} cannot be used in worker processes; give DataLoader pin_memory=True")
-        if config.budget is not None:
+        if self._budget.dollars is not None:
             raise ConfigError(
                 "budget is for a Loader: worker processes do not know what the others spend, nor what those of earlier "
-                "epochs spent; max_dollars_per_epoch bounds what is planned"
-            )
-        if config.trace is not None:
-            raise ConfigError(
-                "trace is for a Loader: worker processes do not know what the training loop waits for; trace a Loader "
-                "with the same settings to see what the bucket does"
+                "epochs spent; max_dollars_per_epoch bounds what is planned: budget=Budget(max_dollars_per_epoch=…)"
             )
         for name in ("collate", "batch_transform"):
-            if self.batch_size is None and getattr(config, name) is not None:
+            if self.batch_size is None and getattr(self.config, name) is not None:
                 raise ConfigError(f"{name} is for batches: give batch_size=, or the DataLoader a collate_fn")
 
     def _forget(self) -> None:
@@ -182,7 +158,7 @@ class StreamDataset(IterableDataset[Any]):
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch of this process takes: of the rank, where that is no worker; its text is one line."""
-        plan = LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load(), self.config.egress)
+        plan = LoaderPlan.of(self._opened(Worker.here()).feed, Prices.load(), self._budget.egress)
         return replace(plan, shuffle=self.config.shuffle)
 
     def _opened(self, worker: Worker) -> StreamReader:

@@ -12,9 +12,10 @@ from torch.utils.data import get_worker_info
 from stoker._fetch.feed import Batch
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
-from stoker_torch._config import LoaderConfig
+from stoker_torch._config import StreamConfig
 from stoker_torch._epoch_board import Seat
 from stoker_torch._iteration import Iteration, IterationParts
+from stoker_torch._options import WorkerOptions
 from stoker_torch._pool import SamplePool, SampleWork
 from stoker_torch._supply import Supply
 
@@ -105,7 +106,7 @@ class StreamReader:
         BudgetError: the memory is too small; names the rank's figure.
     """
 
-    def __init__(self, supply: Supply, manifest: Manifest, config: LoaderConfig, part: Part) -> None:
+    def __init__(self, supply: Supply, manifest: Manifest, config: StreamConfig, part: Part) -> None:
         self._pid = os.getpid()
         self._supply, self._config, self._part = supply, config, part
         feed_config = replace(
@@ -113,7 +114,7 @@ class StreamReader:
             worker=part.worker.number,
             workers=part.worker.count,
             chunks=part.is_chunked,
-            batch_size=_chunk_samples(manifest) if part.is_chunked else config.batch_size,
+            batch_size=config.batch_size or _chunk_samples(manifest),
         )
         self.share = feed_config.lane_share(manifest.samples)
         self.feed = supply.feed = supply.made_feed(manifest, config, feed_config)
@@ -123,17 +124,17 @@ class StreamReader:
         supply.arm(self)
 
     def _made_pool(self) -> SamplePool | None:
-        config = self._config
+        config, workers = self._config, WorkerOptions.of(self._config.workers)
         by_sample = bool(config.decode) or config.transform is not None
         work = SampleWork(
-            decode=config.decode,
+            decode=config.decode or {},
             transform=config.transform,
             collate=list if self._part.is_chunked and by_sample else config.collate,
             batch_transform=config.batch_transform,
-            timeout_seconds=config.timeout or None,
+            timeout_seconds=workers.timeout_seconds or None,
         )
-        threads = config.workers or (1 if self._part.worker.is_child else os.cpu_count() or 1)
-        return None if work.is_none else SamplePool(work, threads, config.max_bad_samples)
+        threads = workers.threads or (1 if self._part.worker.is_child else os.cpu_count() or 1)
+        return None if work.is_none else SamplePool(work, threads, workers.max_bad_samples)
 
     def is_for(self, manifest: Manifest, worker: Worker, lanes: int) -> bool:
         """Return whether it was made in this process, and for this version, worker and lanes."""

@@ -23,7 +23,8 @@ from stoker._stores import open_store
 from stoker._stores.metered import MeteredStore, metered
 from stoker.errors import ConfigError
 from stoker_torch._ahead import OneAhead
-from stoker_torch._config import LoaderConfig
+from stoker_torch._config import StreamConfig
+from stoker_torch._options import Budget
 from stoker_torch._plan import LoaderPlan
 
 __all__ = ["Supply"]
@@ -52,9 +53,9 @@ class Supply:
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str], config: LoaderConfig) -> Supply:
+    def open(cls, url: str | os.PathLike[str], config: StreamConfig) -> Supply:
         """Open the data set at a URL."""
-        return cls(metered(open_store(url, options=config.options), egress=config.egress))
+        return cls(metered(open_store(url, options=config.options), egress=Budget.of(config.budget).egress))
 
     def read_manifest(self, version: int | None) -> Manifest:
         """Return a version of the manifest, by default the newest.
@@ -71,7 +72,7 @@ class Supply:
     def made_feed(
         self,
         manifest: Manifest,
-        config: LoaderConfig,
+        config: StreamConfig,
         feed_config: FeedConfig,
         rows: GatherRows = gather_rows,
         recorder: Recorder | None = None,
@@ -82,7 +83,7 @@ class Supply:
             ConfigError: a column is not in the data set, or it cannot be dealt as is asked.
             BudgetError: the memory is too small, or a cache.
         """
-        unknown = [name for name in config.decode if name not in manifest.schema]
+        unknown = [name for name in config.decode or () if name not in manifest.schema]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
         if self.nearer is None:
@@ -93,8 +94,10 @@ class Supply:
         if config.shuffle != "materialized":
             return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, nearer=self.nearer)
 
+        budget = Budget.of(config.budget)
+
         def check(feed: Feed) -> None:
-            LoaderPlan.of(feed, Prices.load(), config.egress).check_dollars(config.max_dollars_per_epoch)
+            LoaderPlan.of(feed, Prices.load(), budget.egress).check_dollars(budget.max_dollars_per_epoch)
 
         return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder, self.nearer)
 

@@ -25,7 +25,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[imp
 import stoker
 from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, SampleError, StateError, StokerError
-from stoker_torch import RaggedColumn, StreamDataset, merge_states
+from stoker_torch import Budget, RaggedColumn, StreamDataset, merge_states
 from support.datasets import SCHEMA, numbers, sample_of
 
 pytestmark = [
@@ -185,7 +185,7 @@ def test_an_evaluation_on_two_ranks_has_every_sample_once(url: str) -> None:
 
 @pytest.mark.parametrize("memory", ["512MB", "120KB"])
 def test_full_is_full_with_workers_too_also_beyond_memory(url: str, memory: str) -> None:
-    data = dataset(url, shuffle="full", memory=memory, max_dollars_per_epoch=100)
+    data = dataset(url, shuffle="full", memory=memory, budget=Budget(max_dollars_per_epoch=100))
     batches = list(forked(data, 2, 16))
     assert sorted(numbers(batches)) == list(range(SAMPLES))
     order = epoch_of(data, 0, 2, shuffle="full")
@@ -400,7 +400,7 @@ def test_lanes_that_the_workers_cannot_share_are_an_error_that_names_what_fits(u
 
 @pytest.mark.parametrize("shuffle", ["window", "full"])
 def test_memory_is_the_ranks_and_an_error_names_the_figure_for_it(url: str, shuffle: Any) -> None:
-    settings: dict[str, Any] = {"shuffle": shuffle, "max_dollars_per_epoch": 100}
+    settings: dict[str, Any] = {"shuffle": shuffle, "budget": Budget(max_dollars_per_epoch=100)}
     error = failure_of(forked(dataset(url, memory=60_000, **settings), 3))
     assert isinstance(error, BudgetError)
     assert "divided by 3 workers" in str(error)

@@ -26,7 +26,7 @@ from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import PlannedStep, Steps, Stretch
 from stoker.errors import BudgetError
-from stoker_torch import Loader
+from stoker_torch import Budget, Loader
 from support.datasets import SCHEMA
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects
@@ -378,5 +378,5 @@ def test_an_epoch_that_costs_more_than_allowed_is_refused_with_the_figures(
         dollars = loader.plan.dollars * 2
     assert 0 < dollars < 1
     with pytest.raises(BudgetError, match=r"GETs.*max_dollars_per_epoch=.*Raise it"):
-        Loader(url, max_dollars_per_epoch=dollars * 0.99, **asked)
-    Loader(url, max_dollars_per_epoch=dollars * 1.01, **asked).close()
+        Loader(url, budget=Budget(max_dollars_per_epoch=dollars * 0.99), **asked)
+    Loader(url, budget=Budget(max_dollars_per_epoch=dollars * 1.01), **asked).close()

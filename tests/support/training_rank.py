@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import stoker
 from stoker.errors import RankMismatchError
 from stoker_torch import Loader
-from stoker_torch._config import LoaderShuffle, SharedSettings
+from stoker_torch._config import LoaderShuffle
 
 __all__ = ["RankReport", "RankTask", "ids_of", "pack_sums", "run_ranks", "run_training"]
 
@@ -114,8 +114,9 @@ def _main() -> None:
     )
     try:
         report = RankReport()
-        settings: SharedSettings = {"shuffle": task.shuffle, "seed": task.seed, "memory": "8MB", "with_ids": True}
-        with Loader(task.url, batch_size=task.batch_size, **settings) as loader:
+        with Loader(
+            task.url, batch_size=task.batch_size, shuffle=task.shuffle, seed=task.seed, memory="8MB", with_ids=True
+        ) as loader:
             if task.state is not None:
                 loader.load_state_dict(task.state)
             try:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import stoker
 from stoker._fetch.config import FetchConfig
 from stoker.errors import ArgumentError, ConfigError, SchemaError
-from stoker_torch import Loader, LoaderConfig, RaggedColumn, StreamDataset
+from stoker_torch import CachedDataset, Loader, LoaderConfig, RaggedColumn, StreamDataset
 
 SCHEMA = {"x": stoker.Array("int64")}
 
@@ -35,7 +35,7 @@ def url(tmp_path: Path) -> str:
         (lambda url: Loader(url, batch_size=4, num_workers=2), r"^Loader .*num_workers=: use workers=, threads"),  # type: ignore[call-arg]
         (lambda url: Loader(url, batch_size=4, shufle="full"), r"shufle=; did you mean shuffle="),  # type: ignore[call-arg]
         (lambda url: Loader(url, batchsize=4), r"did you mean batch_size="),  # type: ignore[call-arg]
-        (lambda url: Loader(url), r"^Loader needs the argument batch_size="),
+        (lambda url: Loader(url), r"^Loader needs the argument batch_size="),  # type: ignore[call-arg]
         (lambda url: StreamDataset(url, num_workers=2), r"^StreamDataset .*give it to the DataLoader; workers="),  # type: ignore[call-arg]
         (lambda url: StreamDataset(url, colums=["x"]), r"did you mean columns="),  # type: ignore[call-arg]
         (lambda url: stoker.open(url, colums=["x"]), r"^stoker.open .*did you mean columns="),  # type: ignore[call-arg]
@@ -56,7 +56,10 @@ def test_a_wrong_name_is_an_error_that_says_what_to_write(
     assert isinstance(caught.value, ConfigError)
 
 
-@pytest.mark.parametrize("kind", [LoaderConfig, stoker.Packer, stoker.open, FetchConfig, stoker.S3Options])
+@pytest.mark.parametrize(
+    "kind",
+    [Loader, StreamDataset, LoaderConfig, CachedDataset, stoker.Packer, stoker.open, FetchConfig, stoker.S3Options],
+)
 def test_signatures_stay_explicit(kind: Callable[..., object]) -> None:
     parameters = inspect.signature(kind).parameters
     assert len(parameters) > 2
@@ -95,6 +98,7 @@ def test_a_size_without_its_unit_names_both_units(url: str, construct: Callable[
         ({"trace": "s3://bucket/trace.json"}, r"^trace 's3://bucket/trace.json' is a URL; name a file"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* is deprecated")
 def test_a_setting_of_a_wrong_type_is_refused(url: str, settings: dict[str, Any], said: str) -> None:
     for kind in (Loader, StreamDataset):
         if kind is Loader or "trace" not in settings:

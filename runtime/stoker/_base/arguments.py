@@ -1,21 +1,45 @@
-"""Arguments with a wrong name: the error says which one was probably meant."""
+"""Arguments by name: a wrong one is an error that says which to write; a constructor takes those of a config class."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from stoker.errors import ArgumentError
 
-__all__ = ["check_names", "explain_arguments"]
+__all__ = ["MovedArgument", "check_names", "explain_arguments", "takes_settings"]
 
 Class = TypeVar("Class", bound=type)
+Config = TypeVar("Config")
+Owner = TypeVar("Owner")
+P = ParamSpec("P")
 
 _LIKENESS = 0.7
 """Of two names, from which one is taken for a misspelling of the other."""
+_OURS = ("stoker", "stoker_torch")
+"""Packages whose frames are not where a deprecated argument was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedArgument:
+    """An argument that is a field of an option object now, and still taken.
+
+    Attributes:
+        setting: argument that takes the option object.
+        options: class of the object.
+        field: of the object, that takes the value.
+        plain: field of the object that a plain value of ``setting`` stands for.
+    """
+
+    setting: str
+    options: type[Any]
+    field: str
+    plain: str
 
 
 def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str, str], *, owner: str) -> None:
@@ -41,28 +65,33 @@ def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str
         raise ArgumentError(f"{owner} has no argument {name}=; it takes {', '.join(known)}")
 
 
-def explain_arguments(owner: str, hints: Mapping[str, str] | None = None) -> Callable[[Class], Class]:
-    """Return a class decorator: keyword arguments that are unknown or missing are errors that say what to write.
+def explain_arguments(
+    owner: str, hints: Mapping[str, str] | None = None, moved: Mapping[str, MovedArgument] | None = None
+) -> Callable[[Class], Class]:
+    """Return a class decorator: arguments that are unknown or missing are errors that say what to write.
 
     The constructor keeps its signature.
 
     Args:
         owner: what users call the class, for messages.
         hints: as for :func:`check_names`; default none.
+        moved: deprecated argument → where its value belongs; default none.
     """
 
     def decorate(kind: Class) -> Class:
         construct: Callable[..., None] = kind.__init__  # type: ignore[misc]  # the class decorated is the one made
-        parameters = inspect.signature(construct).parameters
-        known = [name for name in parameters if name != "self"]
-        required = [
-            each.name for each in parameters.values() if each.kind == each.KEYWORD_ONLY and each.default is each.empty
-        ]
+        parameters = [each for each in inspect.signature(construct).parameters.values() if each.name != "self"]
+        known = [each.name for each in parameters]
+        by_place = [each.name for each in parameters if each.kind == each.POSITIONAL_OR_KEYWORD]
+        required = [each.name for each in parameters if each.default is each.empty]
 
         @wraps(construct)
         def checked(self: object, *args: Any, **settings: Any) -> None:
+            if len(args) > len(by_place):
+                raise ArgumentError(f"{owner} takes {' and '.join(by_place) or 'nothing'} by place, all else by name=")
+            settings = _with_moved(settings, moved or {}, owner)
             check_names(settings, known, hints or {}, owner=owner)
-            if missing := [name for name in required if name not in settings]:
+            if missing := [name for name in required if name not in settings and name not in by_place[: len(args)]]:
                 raise ArgumentError(f"{owner} needs the argument {missing[0]}=")
             construct(self, *args, **settings)
 
@@ -70,3 +99,70 @@ def explain_arguments(owner: str, hints: Mapping[str, str] | None = None) -> Cal
         return kind
 
     return decorate
+
+
+def _with_moved(settings: dict[str, Any], moved: Mapping[str, MovedArgument], owner: str) -> dict[str, Any]:
+    """Return arguments with those that moved in their option objects; warns of each.
+
+    Raises:
+        ArgumentError: one is given beside the option object that it belongs to.
+    """
+    fields: dict[str, dict[str, Any]] = {}
+    for name in settings.keys() & moved.keys():
+        place, value = moved[name], settings.pop(name)
+        write = f"{place.setting}={place.options.__name__}({place.field}=…)"
+        if isinstance(settings.get(place.setting), place.options):
+            raise ArgumentError(f"{owner} is given {name}= beside {place.setting}=: write {write}")
+        warnings.warn(f"{owner}({name}=…) is deprecated: write {write}", DeprecationWarning, stacklevel=_caller_level())
+        fields.setdefault(place.setting, {})[place.field] = value
+    for place in moved.values():
+        if place.setting in fields:
+            plain = {place.plain: settings[place.setting]} if place.setting in settings else {}
+            settings[place.setting] = place.options(**fields.pop(place.setting), **plain)
+    return settings
+
+
+def _caller_level() -> int:
+    """Return the ``stacklevel`` of the first caller outside this program, as the function that calls this sees it."""
+    level, frame = 0, inspect.currentframe()  # from Python 3.12 on, warnings can skip packages by themselves
+    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def takes_settings(
+    config: Callable[P, Config],
+) -> Callable[[Callable[[Owner, Config], None]], Callable[Concatenate[Owner, P], None]]:
+    """Return a decorator: a constructor of a config object becomes one that takes the arguments of its class.
+
+    So each setting has its name, type, default and description at one place, and a type checker, an editor and
+    :func:`inspect.signature` show them all.
+
+    Args:
+        config: class of the config object.
+    """
+
+    def decorate(construct: Callable[[Owner, Config], None]) -> Callable[Concatenate[Owner, P], None]:
+        def construct_from(self: Owner, /, *args: P.args, **settings: P.kwargs) -> None:
+            construct(self, config(*args, **settings))
+
+        types = get_type_hints(config)
+        given = inspect.signature(config).parameters.values()
+        parameters = [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
+            *(each.replace(annotation=types[each.name]) for each in given),
+        ]
+        construct_from.__name__, construct_from.__qualname__ = construct.__name__, construct.__qualname__
+        construct_from.__module__, construct_from.__doc__ = construct.__module__, _described(config)
+        construct_from.__annotations__ = {each.name: types[each.name] for each in given} | {"return": None}
+        construct_from.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions have it
+        return construct_from
+
+    return decorate
+
+
+def _described(config: object) -> str:
+    """Return the descriptions of the attributes of a config class and its bases as those of arguments."""
+    bases = config.__mro__ if isinstance(config, type) else ()
+    texts = [inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2] for base in reversed(bases)]
+    return "Args:\n" + "\n".join(text.partition("\n\n")[0] for text in texts if text)

@@ -82,7 +82,7 @@ class Workload:
             raise ConfigError(
                 "shuffle 'full' is not planned: it holds the whole data set, or reads single samples, and no part "
                 "of an epoch tells of the rest; Loader(shuffle='full') itself says how many requests an epoch takes, "
-                "and refuses what costs more than max_dollars_per_epoch"
+                "and refuses what costs more than Budget(max_dollars_per_epoch=…) allows"
             )
 
     @property

@@ -8,10 +8,10 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Unpack, get_args, get_origin, get_type_hints
+from typing import Any
 
 import stoker
 import stoker_functions.serve
@@ -19,7 +19,7 @@ import stoker_local.functions
 import stoker_sim
 import stoker_torch
 from stoker import abc, errors, fanout, images, trace
-from stoker_torch._config import LoaderConfig
+from stoker_torch._options import MOVED_SETTINGS
 
 __all__ = ["documented_imports", "imports_of", "python_api"]
 
@@ -32,11 +32,8 @@ _MODULES = (
 _CODE = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
 _DOCTEST = re.compile(r"^\s*(?:>>>|\.\.\.) ?(.*\n)", re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*(?:from|import) stoker[\w.]*(?:[^\n(]*|[^\n(]*\([^)]*\))$", re.MULTILINE)
-_DEFAULTS = {
-    field.name: field.default
-    for field in fields(LoaderConfig)
-    if field.default is not MISSING or field.default_factory is MISSING
-}
+_OWNERS = {"Loader", "LoaderConfig", "StreamConfig", "StreamDataset"}
+"""Classes that still take the settings that have moved."""
 
 
 def python_api(_: Path) -> Iterator[str]:
@@ -103,13 +100,14 @@ def _lines(path: str, value: object) -> Iterator[str]:
 
 
 def _parameters(path: str, function: Callable[..., Any]) -> Iterator[str]:
+    if path.rpartition(".")[2] in _OWNERS:
+        for name, moved in MOVED_SETTINGS.items():
+            default = next(each.default for each in fields(moved.options) if each.name == moved.field)
+            yield f"{path}(*, {name}{_default(default)})"
+            if path.endswith("Config"):
+                yield f"{path}.{name}"
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in ("self", "cls"):
-            continue
-        if parameter.kind is parameter.VAR_KEYWORD and (settings := _settings(function)):
-            for name, is_required in settings:
-                default = _default(_DEFAULTS[name]) if name in _DEFAULTS else "=…"
-                yield f"{path}(*, {name}{'' if is_required else default})"
             continue
         stars: dict[object, str] = {
             parameter.VAR_POSITIONAL: "*",
@@ -120,17 +118,11 @@ def _parameters(path: str, function: Callable[..., Any]) -> Iterator[str]:
         yield f"{path}({stars.get(parameter.kind, '')}{parameter.name}{_default(parameter.default)}{end})"
 
 
-def _settings(function: Callable[..., Any]) -> list[tuple[str, bool]]:
-    """Return the keyword arguments that a typed dictionary describes, if one does, and whether each must be given."""
-    construct = function.__init__ if inspect.isclass(function) else function
-    hints = get_type_hints(inspect.unwrap(construct), include_extras=True)
-    found = [get_args(hint)[0] for hint in hints.values() if get_origin(hint) is Unpack]
-    return [(name, name in each.__required_keys__) for each in found for name in get_type_hints(each)]
-
-
 def _default(value: object) -> str:
     if value in (inspect.Parameter.empty, MISSING):
         return ""
+    if is_dataclass(value) and not isinstance(value, type) and value == type(value)():
+        return f"={type(value).__name__}()"
     if isinstance(value, type) or inspect.isroutine(value):
         module = value.__module__ or ""
         return "=…" if module.startswith("stoker") else f"={value.__name__}"

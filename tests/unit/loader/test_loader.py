@@ -15,8 +15,7 @@ import stoker
 from stoker._fetch.feed import Feed
 from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
-from stoker_torch import Loader, LoaderConfig, RaggedColumn
-from stoker_torch._config import Settings
+from stoker_torch import Loader, LoaderConfig, RaggedColumn, WorkerOptions
 from support.datasets import numbers, pack_numbers, sample_of
 
 
@@ -219,14 +218,15 @@ def test_bad_samples_within_the_budget_are_replaced_in_their_batch_and_counted(u
             raise ValueError("bad")
         return number
 
-    with Loader(url, batch_size=32, decode={"text": decode}, max_bad_samples=5) as loader:
+    with Loader(url, batch_size=32, decode={"text": decode}, workers=WorkerOptions(max_bad_samples=5)) as loader:
         batches = list(loader)
         assert loader.stats().bad_samples == 5
         assert [len(batch["x"]) for batch in batches] == [32] * 15 + [20]
         for batch in batches:
             assert batch["text"].tolist() == batch["x"].tolist()
             assert not any(number % 100 == 7 for number in batch["x"].tolist())
-    with Loader(url, batch_size=32, decode={"text": decode}, max_bad_samples=4) as loader, pytest.raises(SampleError):
+    allowed = WorkerOptions(max_bad_samples=4)
+    with Loader(url, batch_size=32, decode={"text": decode}, workers=allowed) as loader, pytest.raises(SampleError):
         list(loader)
 
 
@@ -378,10 +378,6 @@ def test_wrong_settings_are_refused_at_once(url: str, settings: Any) -> None:
     with pytest.raises(StokerError) as caught:
         Loader(url, **settings)
     assert isinstance(caught.value, ConfigError)
-
-
-def test_settings_and_config_name_the_same_fields() -> None:
-    assert set(Settings.__annotations__) == set(LoaderConfig.__dataclass_fields__)
 
 
 def test_reused_buffers_never_change_a_batch_that_is_held(url: str) -> None:

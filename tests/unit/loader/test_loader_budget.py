@@ -17,7 +17,7 @@ from stoker._fetch.schedule import Continuous, NextBatch
 from stoker._stores import S3Options
 from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
 from stoker_local import running_bucket
-from stoker_torch import Loader, LoaderConfig, StreamDataset
+from stoker_torch import Budget, Loader, LoaderConfig, StreamDataset
 from support.datasets import numbers
 
 SAMPLES = 200
@@ -62,13 +62,15 @@ def a_dollar_a_get(bucket: dict[str, str], tmp_path: Path, monkeypatch: pytest.M
 
 def loader(**settings: Any) -> Loader:
     """Return one that fetches little more than the next batch; 1 GET a sample, and 1 for the manifest."""
+    limits: dict[str, Any] = {"max_dollars_per_epoch": 1e6, "dollars": settings.pop("budget", None)}
+    limits |= {name: settings.pop(name) for name in ("egress", "max_dollars_per_epoch") if name in settings}
     given = {
         "batch_size": BATCH,
         "shuffle": "window",
         "window": 2,
         "schedule": NextBatch(),
         "seed": 3,
-        "max_dollars_per_epoch": 1e6,
+        "budget": Budget(**limits),
     }
     return Loader(URL, **{**given, **settings})
 
@@ -168,7 +170,7 @@ def test_what_is_no_amount_is_refused_before_anything_is_read(budget: Any) -> No
 
 def test_a_stream_data_set_takes_no_budget() -> None:
     with pytest.raises(ConfigError, match="budget is for a Loader"):
-        StreamDataset(URL, budget="5 USD")  # type: ignore[call-arg]
+        StreamDataset(URL, budget="5 USD")
 
 
 def test_what_an_accelerator_costs_while_the_loop_waits_follows_from_its_price() -> None:
@@ -196,4 +198,4 @@ def test_a_reader_in_another_region_pays_for_bytes_in_plan_and_budget() -> None:
 
 def test_a_reader_is_in_a_place_that_has_a_price() -> None:
     with pytest.raises(ConfigError, match="egress 'moon' is not one of same_region, other_region, internet"):
-        LoaderConfig(batch_size=1, egress="moon")  # type: ignore[arg-type]
+        Budget(egress="moon")  # type: ignore[arg-type]

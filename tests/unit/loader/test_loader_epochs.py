@@ -18,7 +18,7 @@ import torch
 
 import stoker
 from stoker.errors import ConfigError, SampleError, StateError
-from stoker_torch import Loader
+from stoker_torch import Loader, WorkerOptions
 from support.datasets import numbers, pack_numbers
 
 SAMPLES = 100
@@ -409,7 +409,7 @@ def test_bad_samples_are_counted_on_over_a_close(url: str) -> None:
             raise ValueError("seven")
         return keep_x(sample)
 
-    loader = Loader(url, batch_size=10, transform=fail_on_7, max_bad_samples=2)
+    loader = Loader(url, batch_size=10, transform=fail_on_7, workers=WorkerOptions(max_bad_samples=2))
     numbers(loader)
     loader.close()
     numbers(loader)

@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from stoker.errors import ConfigError, RankMismatchError, StateError
-from stoker_torch import Loader, LoaderConfig, StreamDataset
+from stoker_torch import Loader, LoaderConfig, StreamDataset, WorkerOptions
 from stoker_torch._ranks import compare_ranks, find_rank
 from stoker_torch._state import RunState
 from support.datasets import pack_numbers
@@ -36,8 +36,8 @@ def test_an_integer_setting_is_an_integer_and_not_too_small(name: str, value: An
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), True, "30 s", None])
 def test_a_timeout_is_a_number_of_seconds(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^timeout .* is not a number of seconds"):
-        LoaderConfig(batch_size=1, timeout=value)
+    with pytest.raises(ConfigError, match=r"^timeout_seconds .* is not a number of seconds"):
+        WorkerOptions(timeout_seconds=value)
 
 
 def test_numpy_integers_become_pythons() -> None:

@@ -22,7 +22,7 @@ from stoker._order.order import Order, OrderConfig
 from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, FetchError, SampleError, StateError
-from stoker_torch import Loader, RaggedColumn, StreamDataset
+from stoker_torch import Budget, Loader, RaggedColumn, StreamDataset
 from support.datasets import SCHEMA, numbers, pack_numbers
 from support.materialized import layout_of, materialize, phases
 from support.packing import stored
@@ -54,7 +54,8 @@ def fresh(*epochs: int, lanes: int = 1, samples: int = SAMPLES, object_bytes: in
 
 
 def loader(url: str, shuffle: Any = "materialized", **settings: Any) -> Loader:
-    return Loader(url, **{"batch_size": 8, "shuffle": shuffle, "seed": 7, "max_dollars_per_epoch": 1e-9, **settings})
+    budget = Budget(max_dollars_per_epoch=settings.pop("max_dollars_per_epoch", 1e-9))
+    return Loader(url, **{"batch_size": 8, "shuffle": shuffle, "seed": 7, "budget": budget, **settings})
 
 
 def full(epoch: int = 0, samples: int = SAMPLES) -> list[int]:

@@ -287,7 +287,7 @@ def test_a_batch_that_is_late_names_the_sample_and_the_stage_and_the_next_gets_o
     functions: dict[str, Any] = {stage: {"x": stuck} if stage == "decode" else stuck}
     pool = pools(SampleWork(**functions, timeout_seconds=0.1), workers=1)
     pending = pool.submit(columns(3), name_of, context_of)
-    with pytest.raises(SampleTimeoutError, match=rf"timeout=0\.1 seconds: {what} has not returned for ") as caught:
+    with pytest.raises(SampleTimeoutError, match=rf"timeout_seconds=0\.1: {what} has not returned for ") as caught:
         pending.result()
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, SampleError)

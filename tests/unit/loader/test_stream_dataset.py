@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import stoker
 from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, NotFoundError, SampleError, StateError
-from stoker_torch import Loader, StreamDataset, merge_states
+from stoker_torch import Budget, Loader, StreamDataset, WorkerOptions, merge_states
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
 
 SAMPLES = 403
@@ -66,7 +66,7 @@ def test_epochs_are_the_orders_sequence_whatever_the_lanes_and_the_memory(url: s
 
 
 def test_full_beyond_memory_yields_the_orders_sequence_too(url: str) -> None:
-    dataset = StreamDataset(url, shuffle="full", memory="48KB", max_dollars_per_epoch=10)
+    dataset = StreamDataset(url, shuffle="full", memory="48KB", budget=Budget(max_dollars_per_epoch=10))
     assert dataset.plan.by_groups
     assert xs(dataset) == order_of(dataset, 0, shuffle="full")
 
@@ -99,7 +99,7 @@ def test_a_bad_sample_is_an_error_that_names_it_or_replaced_if_that_is_allowed(u
 
     with pytest.raises(SampleError, match=r"sample 77 .*ZeroDivisionError: seventy-seven"):
         list(StreamDataset(url, transform=fail))
-    seen = xs(StreamDataset(url, transform=fail, max_bad_samples=1))
+    seen = xs(StreamDataset(url, transform=fail, workers=WorkerOptions(max_bad_samples=1)))
     assert len(seen) == SAMPLES
     assert set(seen) == set(range(SAMPLES)) - {77}
 
@@ -383,7 +383,7 @@ def test_what_is_missing_too_small_or_too_dear_is_refused_at_once(url: str) -> N
     with pytest.raises(BudgetError, match="memory="):
         StreamDataset(url, memory="8KB")
     with pytest.raises(BudgetError, match="max_dollars_per_epoch"):
-        StreamDataset(url, max_dollars_per_epoch=-1.0)
+        StreamDataset(url, budget=Budget(max_dollars_per_epoch=-1.0))
 
 
 def test_made_it_has_no_thread_and_forgotten_it_leaves_none(url: str) -> None:
@@ -436,4 +436,4 @@ def test_a_trace_is_refused_since_workers_do_not_know_what_is_waited_for() -> No
 
 def test_a_budget_is_refused_since_workers_do_not_know_what_is_spent() -> None:
     with pytest.raises(ConfigError, match=r"budget is for a Loader: .* max_dollars_per_epoch bounds"):
-        StreamDataset(pack_numbers(10), rank=0, world_size=1, budget="5 USD")  # type: ignore[call-arg]
+        StreamDataset(pack_numbers(10), rank=0, world_size=1, budget="5 USD")
