@@ -20,8 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._image_crop import RandomResizedCrop
-from stoker._image_orientation import UPRIGHT, jpeg_orientation, orientation_of
+from stoker._image_geometry import UPRIGHT, RandomResizedCrop, jpeg_orientation, orientation_of
 from stoker._order.random_words import SampleContext, Stream
 from stoker.errors import ConfigError, MissingExtraError, SampleError
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from stoker import images
-from stoker._image_orientation import jpeg_orientation
+from stoker._image_geometry import jpeg_orientation
 from stoker.errors import SampleError
 from stoker.images import decode_image
 from support.memory import memory_of

@@ -50,7 +50,7 @@ LAYERS = """
     _trace
     _diagnostics
     _fanout
-    _dataset _image_crop _image_orientation fanout images trace
+    _dataset _image_geometry fanout images trace
     cli
 """.strip().splitlines()
 """The folders and modules of the runtime, lowest first; a module imports from its own line and those above it here."""

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from stoker._image_orientation import jpeg_orientation
+from stoker._image_geometry import jpeg_orientation
 from stoker._order.random_words import SampleContext
 from stoker.errors import SampleError
 from stoker.images import ImageDecoder, RandomResizedCrop
