@@ -14,8 +14,8 @@ from torch.utils.data import default_collate
 from stoker._base.sizes import counted
 from stoker._fetch.gather import Columns, RaggedValues
 from stoker._format.display import describe_type, html_table
-from stoker._format.dtypes import DType
 from stoker._format.schema import Column
+from stoker._format.tensorfile import DType
 from stoker.errors import ArgumentError
 
 __all__ = ["RaggedColumn", "pinned", "stacked", "to_tensor", "to_tensors"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from stoker._format.dtypes import DTYPES
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._format.supersample import Origin, Packed, SuperSampleBuilder
+from stoker._format.tensorfile import DTYPES
 
 RUN = "0123456789abcdef"
 ORIGIN = Origin(dataset="digits", run=RUN, ordinal=3)

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save
 
 from stoker._format import tensorfile
-from stoker._format.dtypes import DTYPES, dtype_of
+from stoker._format.tensorfile import DTYPES, dtype_of
 from stoker.errors import SchemaError
 
 

@@ -13,9 +13,9 @@ import pytest
 import stoker
 from stoker._fetch.gather import Columns, RaggedValues, concatenate, gather, gather_rows
 from stoker._fetch.super_samples import SuperSampleRows
-from stoker._format.dtypes import DTYPES
 from stoker._format.schema import Column, Schema
 from stoker._format.supersample import Head
+from stoker._format.tensorfile import DTYPES
 from support.packed_objects import value_at
 from support.supersamples import EVERY_KIND, built, every_dtype, samples_of
 

@@ -9,9 +9,9 @@ import pytest
 import safetensors.numpy
 
 from stoker._format import tensorfile
-from stoker._format.dtypes import DTYPES, DType
 from stoker._format.manifest import Manifest, PackRun, Rows, _checksum, object_key, version_key
 from stoker._format.supersample import MAX_OBJECT_BYTES, Packed
+from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError
 from support.supersamples import EVERY_KIND, RUN, manifest_of

@@ -12,9 +12,9 @@ import torch
 
 from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
-from stoker._format.dtypes import DTYPES
 from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
 from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, SuperSample, SuperSampleBuilder
+from stoker._format.tensorfile import DTYPES
 from stoker.errors import ChecksumError, FormatError, SchemaError
 from support.supersamples import EVERY_KIND, ORIGIN, built, every_dtype, samples_of
 

@@ -8,8 +8,15 @@ import pytest
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from stoker._format.dtypes import DTYPES
-from stoker._format.tensorfile import MAX_HEADER_BYTES, Tensor, encode_header, laid_out, parse_header, parse_length
+from stoker._format.tensorfile import (
+    DTYPES,
+    MAX_HEADER_BYTES,
+    Tensor,
+    encode_header,
+    laid_out,
+    parse_header,
+    parse_length,
+)
 from stoker.errors import FormatError
 
 

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
-from stoker._format.dtypes import DTYPES, DType
 from stoker._format.schema import Schema
 from stoker._format.supersample import FORMAT, MAX_OBJECT_BYTES, Packed
+from stoker._format.tensorfile import DTYPES, DType
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, FormatError, SchemaError
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker._format.dtypes import DTYPES, DType, dtype_of
+from stoker._format.tensorfile import DTYPES, DType, dtype_of
 from stoker.errors import ConfigError, FormatError, SchemaError
 
 __all__ = ["Array", "Bytes", "Column", "Ragged", "Schema", "Text"]

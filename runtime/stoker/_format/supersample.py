@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
-from stoker._format.dtypes import DTYPES, DType
 from stoker._format.schema import Column, Schema
+from stoker._format.tensorfile import DTYPES, DType
 from stoker.errors import ChecksumError, FormatError, SchemaError
 
 __all__ = ["FORMAT", "Head", "Origin", "Packed", "SuperSample", "SuperSampleBuilder", "is_small"]

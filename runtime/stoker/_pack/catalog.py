@@ -27,8 +27,8 @@ from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
 from stoker._base.task_group import for_each
 from stoker._format import tensorfile
-from stoker._format.dtypes import DTYPES, DType
 from stoker._format.supersample import FORMAT
+from stoker._format.tensorfile import DTYPES, DType
 from stoker._pack.record import (
     REMEMBERED_SECONDS,
     Journal,

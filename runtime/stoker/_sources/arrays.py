@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._format.dtypes import dtype_of
 from stoker._format.schema import Array, Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.tensorfile import dtype_of
 from stoker._pack.object_reading import MAX_AHEAD_BYTES, MAX_READS, in_order, read, spans
 from stoker._sources.listing import Listing, fingerprint_of
 from stoker.abc import ObjectInfo, Readable, Sample

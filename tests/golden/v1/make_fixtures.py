@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import stoker
-from stoker._format.dtypes import DTYPES
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
+from stoker._format.tensorfile import DTYPES
 from stoker_local import running_bucket
 from stoker_torch import Loader, StreamDataset, merge_states
 from support.materialized import carry_out, phases

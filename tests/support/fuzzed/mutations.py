@@ -18,8 +18,8 @@ import numpy as np
 
 from stoker._base.checksum import crc32c
 from stoker._format import manifest, tensorfile
-from stoker._format.dtypes import DTYPES, DType
 from stoker._format.supersample import CHECKSUMS, SuperSample
+from stoker._format.tensorfile import DTYPES, DType
 from stoker._pack import record
 from stoker.errors import StokerError
 

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 import stoker
 from stoker._fetch.gather import Columns, RaggedValues
-from stoker._format.dtypes import DTYPES
+from stoker._format.tensorfile import DTYPES
 from stoker_torch._tensors import RaggedColumn, pinned, stacked, to_tensor, to_tensors
 
 LENGTHS = [2, 0, 3, 1]
