@@ -266,7 +266,7 @@ class Head:
         named = {tensor.name: tensor for tensor in header.tensors}
         samples = _samples(named)
         ragged = [name for name, column in schema.items() if not column.is_fixed]
-        elements = {name: named[name].shape[0] if name in named and named[name].shape else 0 for name in ragged}
+        elements = {name: _elements(named.get(name)) for name in ragged}
         expected = _layout(schema, samples, elements)
         if header.tensors != expected:
             raise FormatError("the tensors are not those of the schema, or not in the format's order")
@@ -276,8 +276,7 @@ class Head:
         starts = {tensor.name: header.header_bytes + tensor.start for tensor in expected}
         offsets = {name: np.frombuffer(data, "<i8", samples + 1, starts[f"{name}.offsets"]) for name in ragged}
         for name, array in offsets.items():
-            if array[0] != 0 or array[-1] != elements[name] or (array[1:] < array[:-1]).any():
-                raise FormatError(f"the offsets of column {name!r} do not rise from 0 to {elements[name]}")
+            _check_offsets(name, array, elements[name])
         checksums = np.frombuffer(data, "<u4", samples * len(schema), starts[CHECKSUMS])
         return cls(
             schema=schema,
@@ -374,6 +373,15 @@ def _samples(named: Mapping[str, tensorfile.Tensor]) -> int:
     if checksums is None or len(checksums.shape) != 2 or checksums.shape[0] < 1:
         raise FormatError(f"there is no {CHECKSUMS} of shape [samples, columns]")
     return checksums.shape[0]
+
+
+def _elements(tensor: tensorfile.Tensor | None) -> int:
+    return tensor.shape[0] if tensor is not None and tensor.shape else 0
+
+
+def _check_offsets(name: str, offsets: NDArray[np.int64], elements: int) -> None:
+    if offsets[0] != 0 or offsets[-1] != elements or (offsets[1:] < offsets[:-1]).any():
+        raise FormatError(f"the offsets of column {name!r} do not rise from 0 to {elements}")
 
 
 class SuperSample:
