@@ -163,10 +163,6 @@ class Life:
         """Return whether requests can go out at once."""
         return self.state is State.AWAKE and now_seconds - self.heard_seconds <= self._fresh_seconds
 
-    def must_ping(self, now_seconds: float) -> bool:
-        """Return whether it is to be asked first if it is still awake."""
-        return self.state is State.AWAKE and not self.may_send(now_seconds)
-
     @property
     def must_invoke(self) -> bool:
         """Whether it is to be called before it can be used.

@@ -175,11 +175,6 @@ class FrameReader:
         self._is_closed = False
         self._error = ""
 
-    @property
-    def is_between_frames(self) -> bool:
-        """Whether nothing of a frame has arrived: where a connection may end."""
-        return self._frame is None and self._start == self._end
-
     def get_buffer(self) -> memoryview:
         """Return memory to receive into, never empty; valid until the next call of any method."""
         if self._is_closed:

@@ -200,10 +200,6 @@ class Strand:
         self.marks = [(phase, now_seconds)]
         self.end_seconds = now_seconds
 
-    def enter(self, phase: Phase, now_seconds: float) -> None:
-        """Note that another phase begins."""
-        self.marks.append((phase, now_seconds))
-
     def attempted(self, requests: Sequence[Request]) -> None:
         """Note an attempt that has ended: a request and its hedges, in the order they were sent.
 
@@ -240,9 +236,6 @@ class _Unrecorded(Strand):
     """Stands where nobody follows."""
 
     __slots__ = ()
-
-    def enter(self, phase: Phase, now_seconds: float) -> None:
-        pass
 
     def attempted(self, requests: Sequence[Request]) -> None:
         pass

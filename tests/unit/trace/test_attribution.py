@@ -156,8 +156,7 @@ def fetch_of(*strands: tuple[str, list[tuple[Phase, float]], float], ready: floa
     fetch = Fetch(0, 0, 0.0, ready_seconds=ready)
     for key, marks, end in strands:
         strand = Strand(fetch, key, *marks[0])
-        for mark in marks[1:]:
-            strand.enter(*mark)
+        strand.marks += marks[1:]
         strand.end_seconds = end
         fetch.add(strand)
     return fetch

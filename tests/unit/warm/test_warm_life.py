@@ -63,7 +63,7 @@ def test_the_table_in_the_documentation_is_the_one_that_is_used() -> None:
 
 def test_a_node_that_was_never_called_must_be() -> None:
     life = Life()
-    assert (life.may_send(0.0), life.must_ping(0.0), life.must_invoke) == (False, False, True)
+    assert (life.may_send(0.0), life.must_invoke) == (False, True)
 
 
 def test_a_node_is_called_once_and_then_awaited() -> None:
@@ -74,12 +74,10 @@ def test_a_node_is_called_once_and_then_awaited() -> None:
     assert life.must_invoke
 
 
-def test_requests_go_out_while_the_last_word_is_fresh_and_behind_a_ping_afterwards() -> None:
+def test_requests_go_out_while_the_last_word_is_fresh() -> None:
     life = Life(fresh_seconds=2.0)
     life.greeted(ONE, NOTHING, 10.0)
     assert life.may_send(12.0)
-    assert not life.must_ping(12.0)
-    assert life.must_ping(12.5)
     assert not life.may_send(12.5)
     assert life.heard(ONE, 12.5)
     assert life.may_send(14.5)
