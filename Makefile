@@ -23,6 +23,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/vulture
 
 # Many tests wait for other processes, so one more than there are cores keeps these busy; more than four would be noise to
 # each other. The tests of a file stay together. Files run in their order, not the one with the most tests first: the few
