@@ -16,17 +16,7 @@ from stoker_local._demo.run import read_counts
 from stoker_local._demo.screen import bar
 from stoker_local.functions import FunctionCloud, FunctionStatistics, Happening, total
 
-__all__ = [
-    "Bill",
-    "Observer",
-    "Snapshot",
-    "bill_table",
-    "block",
-    "function_table",
-    "how_counted",
-    "line",
-    "one_by_one",
-]
+__all__ = ["Bill", "Observer", "Snapshot", "bill_table", "block", "function_table", "how_counted", "line", "one_by_one"]
 
 _HAPPENINGS = 5
 _WORDS = {

@@ -21,17 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stoker_local._demo.digits import IMAGE_SIDE, Digits
 
-__all__ = [
-    "Batches",
-    "ImageObjects",
-    "Step",
-    "Timing",
-    "accuracy",
-    "new_model",
-    "open_direct",
-    "train",
-    "tune",
-]
+__all__ = ["Batches", "ImageObjects", "Step", "Timing", "accuracy", "new_model", "open_direct", "train", "tune"]
 
 _LARGEST_LEARNING_RATE = 4e-3
 _CANDIDATES = (4, 8, 16, 32)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
@@ -22,18 +23,26 @@ from stoker_local._objects import ObjectCreated
 from stoker_local._serving import Tasks, background, serving
 from stoker_local.functions._config import FunctionCloudConfig
 from stoker_local.functions._faults import FunctionFaultInjector, FunctionFaultPlan
-from stoker_local.functions._fleet import EventInvoker, Fleet, PoolConfig
+from stoker_local.functions._fleet import EventInvoker, Fleet, Pool
 from stoker_local.functions._function_url import FunctionUrl
-from stoker_local.functions._google_instance import InstanceConfig
-from stoker_local.functions._google_service import Gateway, Service, finalized_message, push
+from stoker_local.functions._google_instance import Instance, InstanceConfig
+from stoker_local.functions._google_service import Service, finalized_message, gateway, push
 from stoker_local.functions._invoke_api import Authority, InvokeApi
 from stoker_local.functions._outcome import Invocation, Outcome
 from stoker_local.functions._processes import Warden, warden
-from stoker_local.functions._queue import LocalQueue
-from stoker_local.functions._sandbox import SandboxConfig
+from stoker_local.functions._queue import LocalQueue, poll
+from stoker_local.functions._sandbox import Sandbox, SandboxConfig
 from stoker_local.functions._specs import FunctionSpec, GoogleSpec
-from stoker_local.functions._statistics import Account, FunctionStatistics, Happening, Ledger
-from stoker_local.functions._triggers import Notifier, Timetable, make_queues, opening_message, start_source, watching
+from stoker_local.functions._statistics import FunctionStatistics, Happening, Ledger
+from stoker_local.functions._triggers import (
+    create_queues,
+    created_message,
+    keep_firing,
+    matches,
+    opening_message,
+    scheduled_event,
+    watching,
+)
 
 __all__ = ["FunctionCloud", "function_cloud"]
 
@@ -53,15 +62,36 @@ class FunctionCloud:
         tmp: ``tmpfs`` if instances have a limited ``/tmp`` of their own, ``folder`` if it is a folder in ``TMPDIR``.
     """
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
-        self.config = assembly.config
-        self.url = assembly.url
-        self.queues: Mapping[str, LocalQueue] = assembly.queues
-        self.function_urls: Mapping[str, str] = assembly.function_urls
-        self.google_urls: Mapping[str, str] = assembly.google_urls
-        self.google_url = assembly.google_url
-        self.tmp = assembly.warden.tmp
+    def __init__(
+        self,
+        config: FunctionCloudConfig,
+        *,
+        tasks: Tasks,
+        warden: Warden,
+        session: aiohttp.ClientSession,
+        clock: Callable[[], float],
+        echo: Callable[[str], object],
+    ) -> None:
+        self.config = config
+        self.url = ""
+        self.queues: Mapping[str, LocalQueue] = create_queues(config.queues, seed=config.seed, clock=clock)
+        self.function_urls: dict[str, str] = {}
+        self.google_urls: dict[str, str] = {}
+        self.google_url = ""
+        self.tmp = warden.tmp
+        self._fleets: dict[str, Fleet] = {}
+        self._services: dict[str, Service] = {}
+        self._faults = FunctionFaultInjector(config.faults)
+        self._ledger = Ledger(clock=asyncio.get_running_loop().time, echo=echo)
+        self._events = EventInvoker(self.queues, retry_seconds=config.event_retry_seconds, tasks=tasks)
+        self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
+        self._notified = 0
+        self._tasks = tasks
+        self._warden = warden
+        self._session = session
+        self._clock = clock
+
+    # --- use ----------------------------------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that lead any AWS client's Lambda calls here, with the first key."""
@@ -82,7 +112,7 @@ class FunctionCloud:
             KeyError: there is no such function.
             ServiceError: throttled.
         """
-        return await self._assembly.fleets[function].invoke(self._assembly.invocation(event), waits=waits)
+        return await self._fleets[function].invoke(self._invocation(event), waits=waits)
 
     def fire(self, schedule: str) -> asyncio.Task[None]:
         """Fire a schedule ahead of its time; the task ends when its event has been handled or given up.
@@ -90,30 +120,127 @@ class FunctionCloud:
         Raises:
             KeyError: there is no such schedule.
         """
-        return self._assembly.timetable.fire(schedule)
+        fired = next((each for each in self.config.schedules if each.name == schedule), None)
+        if fired is None:
+            raise KeyError(schedule)
+        config, now = self.config, self._clock()
+        event = scheduled_event(fired, region=config.region, account=config.account, event_id=self._new_id(), now=now)
+        return self._events.accept(self._fleets[fired.function], self._invocation(event))
 
     def inject(self, plan: FunctionFaultPlan) -> None:
         """Replace the faults, from the next invocation on."""
-        self._assembly.faults.replace(plan)
+        self._faults.replace(plan)
 
     def reclaim(self) -> None:
         """Take all idle instances back at once."""
-        for fleet in self._assembly.fleets.values():
+        for fleet in self._fleets.values():
             fleet.pool.reclaim()
-        for service in self._assembly.services.values():
+        for service in self._services.values():
             service.pool.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the figures of every function; :func:`~stoker_local.functions.total` adds them up."""
-        return self._assembly.ledger.statistics()
+        return self._ledger.statistics()
 
     def events(self, since: int = 0) -> list[Happening]:
         """Return what has happened from number ``since`` on, oldest first."""
-        return self._assembly.ledger.events(since)
+        return self._ledger.events(since)
 
     def log(self, function: str) -> str:
         """Return what the newest 200 invocations of a function wrote."""
-        return "".join(self._assembly.ledger.accounts[function].logs)
+        return "".join(self._ledger.accounts[function].logs)
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    async def _start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
+        """Start everything; the stack ends it. To be called by :func:`function_cloud` only."""
+        config = self.config
+        authority = Authority(config.keys, region=config.region, clock=self._clock)
+        api = InvokeApi(self._fleets, self._events, authority, new_id=self._new_id)
+        self.url = await self._serve(stack, api.application(), config.port)
+        role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
+        for spec in config.functions:
+            fleet = self._fleets[spec.name] = self._fleet(spec, {**role, **config.environment})
+            if spec.url_auth:
+                front = FunctionUrl(fleet, authority, new_id=self._new_id)
+                self.function_urls[spec.name] = await self._serve(stack, front.application())
+        platform = {**(gcs.environment() if gcs else {}), **config.environment}
+        for google in config.google:
+            service = self._services[google.name] = self._service(google, platform)
+            self.google_urls[google.name] = await self._serve(stack, service.application())
+        if self._services:
+            self.google_url = await self._serve(stack, gateway(self._services))
+        self._start_triggers()
+        if bucket is not None:
+            stack.enter_context(watching(bucket.service.watchers, self._on_created))
+        if gcs is not None:
+            stack.enter_context(watching(gcs.watchers, self._on_finalized))
+        for queue in self.queues.values():
+            stack.callback(queue.close)
+
+    def _invocation(self, event: Any) -> Invocation:
+        """Return an event's delivery, with an id of its own."""
+        return Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
+
+    async def _serve(self, stack: AsyncExitStack, application: web.Application, port: int = 0) -> str:
+        return f"http://{await stack.enter_async_context(serving(application, self.config.host, port))}"
+
+    def _fleet(self, spec: FunctionSpec, environment: Mapping[str, str]) -> Fleet:
+        config = self.config
+        sandbox = SandboxConfig(
+            spec=spec,
+            host=config.host,
+            region=config.region,
+            arn=f"arn:aws:lambda:{config.region}:{config.account}:function:{spec.name}",
+            environment=environment,
+            warden=self._warden,
+            init_seconds=config.init_seconds,
+        )
+        account = self._ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes)
+        pool: Pool[Sandbox] = Pool(
+            account, self._faults, self._tasks, slots=spec.concurrency, idle_seconds=config.idle_seconds
+        )
+        return Fleet(sandbox, pool)
+
+    def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
+        instance = InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self._warden)
+        account = self._ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus)
+        slots = spec.instances * spec.concurrency
+        pool: Pool[Instance] = Pool(
+            account, self._faults, self._tasks, slots=slots, idle_seconds=self.config.idle_seconds
+        )
+        return Service(instance, pool, self._session)
+
+    def _start_triggers(self) -> None:
+        config = self.config
+        for source in config.sources:
+            arn = f"arn:aws:sqs:{config.region}:{config.account}:{source.queue}"
+            invoke = partial(self.invoke, source.function, waits=True)
+            for _ in range(source.concurrency):
+                self._tasks.start(poll(source, self.queues[source.queue], invoke, queue_arn=arn))
+        for schedule in config.schedules:
+            if schedule.enabled:
+                self._tasks.start(keep_firing(schedule, partial(self.fire, schedule.name)))
+        for finalized in config.finalized:
+            for _ in range(finalized.concurrency):
+                self._tasks.start(push(self.queues[finalized.queue], self._services[finalized.function]))
+        for notification in config.notifications:
+            self.queues[notification.queue].send(opening_message(notification.bucket, self._clock()))
+
+    def _on_created(self, created: ObjectCreated) -> None:
+        for notification in self.config.notifications:
+            if matches(notification, created):
+                self._notified += 1
+                message = created_message(created, region=self.config.region, sequence=self._notified)
+                self.queues[notification.queue].send(message)
+
+    def _on_finalized(self, created: ObjectCreated) -> None:
+        for finalized in self.config.finalized:
+            if finalized.bucket == created.bucket:
+                self.queues[finalized.queue].send(finalized_message(created))
+
+    def _new_id(self) -> str:
+        return str(uuid.UUID(int=self._ids.getrandbits(128), version=4))
 
 
 @asynccontextmanager
@@ -150,9 +277,9 @@ async def function_cloud(
         background() as tasks,
         AsyncExitStack() as stack,
     ):
-        assembly = Assembly(config, tasks=tasks, warden=keeper, session=session, clock=clock, echo=echo)
-        await assembly.start(stack, bucket=bucket, gcs=gcs)
-        yield FunctionCloud(assembly)
+        cloud = FunctionCloud(config, tasks=tasks, warden=keeper, session=session, clock=clock, echo=echo)
+        await cloud._start(stack, bucket=bucket, gcs=gcs)  # noqa: SLF001  (its only way to start)
+        yield cloud
 
 
 def _session() -> aiohttp.ClientSession:
@@ -182,141 +309,3 @@ def _check_runtimes(config: FunctionCloudConfig) -> None:
     ):
         if functions and find_spec(module) is None:
             raise MissingExtraError(f"{kind} functions run in {module}; pip install 'stoker[local]'")
-
-
-class Assembly:
-    """The parts of a function cloud; :meth:`start` starts them.
-
-    Attributes:
-        url: of the Lambda endpoint, once started.
-        function_urls: by function, once started, as are ``google_urls``.
-        google_url: below which all Google functions are by their names, once started; empty without any.
-    """
-
-    def __init__(
-        self,
-        config: FunctionCloudConfig,
-        *,
-        tasks: Tasks,
-        warden: Warden,
-        session: aiohttp.ClientSession,
-        clock: Callable[[], float],
-        echo: Callable[[str], object],
-    ) -> None:
-        self.config = config
-        self.url = ""
-        self.warden = warden
-        self.function_urls: dict[str, str] = {}
-        self.google_urls: dict[str, str] = {}
-        self.google_url = ""
-        self.fleets: dict[str, Fleet] = {}
-        self.services: dict[str, Service] = {}
-        self.queues = make_queues(config.queues, seed=config.seed, clock=clock)
-        self.faults = FunctionFaultInjector(config.faults)
-        self.ledger = Ledger(clock=asyncio.get_running_loop().time, echo=echo)
-        self.events = EventInvoker(self.queues, retry_seconds=config.event_retry_seconds, tasks=tasks)
-        self.timetable = Timetable(
-            schedules={schedule.name: schedule for schedule in config.schedules},
-            send=self._send,
-            region=config.region,
-            account=config.account,
-            new_id=self._new_id,
-            clock=clock,
-        )
-        self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
-        self._tasks = tasks
-        self._session = session
-        self._clock = clock
-
-    async def start(self, stack: AsyncExitStack, *, bucket: LocalBucket | None, gcs: LocalGcs | None) -> None:
-        """Start everything; the stack ends it."""
-        config = self.config
-        authority = Authority(config.keys, region=config.region, clock=self._clock)
-        api = InvokeApi(self.fleets, self.events, authority, new_id=self._new_id)
-        self.url = await self._serve(stack, api, config.port)
-        role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
-        for spec in config.functions:
-            fleet = self.fleets[spec.name] = self._fleet(spec, {**role, **config.environment})
-            if spec.url_auth:
-                front = FunctionUrl(fleet, authority, new_id=self._new_id)
-                self.function_urls[spec.name] = await self._serve(stack, front)
-        platform = {**(gcs.environment() if gcs else {}), **config.environment}
-        for google in config.google:
-            service = self.services[google.name] = self._service(google, platform)
-            self.google_urls[google.name] = await self._serve(stack, service)
-        if self.services:
-            self.google_url = await self._serve(stack, Gateway(self.services))
-        self._start_triggers()
-        if bucket is not None:
-            notifier = Notifier(config.notifications, self.queues, region=config.region)
-            stack.enter_context(watching(bucket.service.watchers, notifier.notify))
-        if gcs is not None:
-            stack.enter_context(watching(gcs.watchers, self._on_finalized))
-        for queue in self.queues.values():
-            stack.callback(queue.close)
-
-    def invocation(self, event: Any) -> Invocation:
-        """Return an event's delivery, with an id of its own."""
-        return Invocation(request_id=self._new_id(), payload=json.dumps(event).encode())
-
-    async def _serve(
-        self, stack: AsyncExitStack, front: InvokeApi | FunctionUrl | Service | Gateway, port: int = 0
-    ) -> str:
-        address = await stack.enter_async_context(serving(front.application(), self.config.host, port))
-        return f"http://{address}"
-
-    def _fleet(self, spec: FunctionSpec, environment: Mapping[str, str]) -> Fleet:
-        config = self.config
-        sandbox = SandboxConfig(
-            spec=spec,
-            host=config.host,
-            region=config.region,
-            arn=f"arn:aws:lambda:{config.region}:{config.account}:function:{spec.name}",
-            environment=environment,
-            warden=self.warden,
-            init_seconds=config.init_seconds,
-        )
-        account = self.ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes)
-        return Fleet(sandbox, self._pool(spec.name, spec.concurrency, account))
-
-    def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
-        instance = InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self.warden)
-        account = self.ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus)
-        return Service(instance, self._pool(spec.name, spec.instances * spec.concurrency, account), self._session)
-
-    def _pool(self, function: str, slots: int, account: Account) -> PoolConfig:
-        return PoolConfig(
-            function=function,
-            slots=slots,
-            idle_seconds=self.config.idle_seconds,
-            faults=self.faults,
-            account=account,
-            tasks=self._tasks,
-        )
-
-    def _start_triggers(self) -> None:
-        config = self.config
-        for source in config.sources:
-            arn = f"arn:aws:sqs:{config.region}:{config.account}:{source.queue}"
-            invoke = partial(self._invoke_waiting, self.fleets[source.function])
-            start_source(self._tasks, source, self.queues[source.queue], invoke, queue_arn=arn)
-        self.timetable.start(self._tasks)
-        for finalized in config.finalized:
-            for _ in range(finalized.concurrency):
-                self._tasks.start(push(self.queues[finalized.queue], self.services[finalized.function]))
-        for notification in config.notifications:
-            self.queues[notification.queue].send(opening_message(notification.bucket, self._clock()))
-
-    async def _invoke_waiting(self, fleet: Fleet, event: dict[str, Any]) -> Outcome:
-        return await fleet.invoke(self.invocation(event), waits=True)
-
-    def _send(self, function: str, event: dict[str, Any]) -> asyncio.Task[None]:
-        return self.events.accept(self.fleets[function], self.invocation(event))
-
-    def _on_finalized(self, created: ObjectCreated) -> None:
-        for finalized in self.config.finalized:
-            if finalized.bucket == created.bucket:
-                self.queues[finalized.queue].send(finalized_message(created))
-
-    def _new_id(self) -> str:
-        return str(uuid.UUID(int=self._ids.getrandbits(128), version=4))

@@ -10,14 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = [
-    "FunctionFault",
-    "FunctionFaultInjector",
-    "FunctionFaultKind",
-    "FunctionFaultPlan",
-    "Target",
-    "striking",
-]
+from stoker_local.functions._processes import FunctionProcess
+
+__all__ = ["FunctionFault", "FunctionFaultInjector", "FunctionFaultKind", "FunctionFaultPlan", "striking"]
 
 
 class FunctionFaultKind(StrEnum):
@@ -113,35 +108,30 @@ class FunctionFaultInjector:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a fault can do to an instance; ``note`` is told what has struck."""
-
-    kill: Callable[[], None]
-    freeze: Callable[[], None]
-    thaw: Callable[[], None]
-    note: Callable[[FunctionFaultKind], None]
-
-
 @contextmanager
-def striking(fault: FunctionFault | None, target: Target) -> Iterator[None]:
-    """Let a kill or a freeze strike at its time, unless the block is left before; a frozen target is thawed then."""
+def striking(
+    fault: FunctionFault | None, instance: FunctionProcess, note: Callable[[FunctionFaultKind], None]
+) -> Iterator[None]:
+    """Let a kill or a freeze strike at its time, unless the block is left before; what is frozen is thawed then.
+
+    ``note`` is told what has struck.
+    """
     if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
         yield
         return
     loop = asyncio.get_running_loop()
 
     def strike() -> None:
-        target.note(fault.kind)
-        (target.kill if fault.kind is FunctionFaultKind.KILL else target.freeze)()
+        note(fault.kind)
+        (instance.kill if fault.kind is FunctionFaultKind.KILL else instance.freeze)()
 
     timers = [
         loop.call_later(fault.after_seconds, strike),
-        loop.call_later(fault.after_seconds + fault.freeze_seconds, target.thaw),
+        loop.call_later(fault.after_seconds + fault.freeze_seconds, instance.thaw),
     ]
     try:
         yield
     finally:
         for timer in timers:
             timer.cancel()
-        target.thaw()
+        instance.thaw()

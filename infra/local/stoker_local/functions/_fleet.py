@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,12 +22,7 @@ from stoker_local.functions._sandbox import Sandbox, SandboxConfig
 from stoker_local.functions._specs import FunctionSpec
 from stoker_local.functions._statistics import Account
 
-__all__ = [
-    "EventInvoker",
-    "Fleet",
-    "Pool",
-    "PoolConfig",
-]
+__all__ = ["EventInvoker", "Fleet", "Pool"]
 
 _STRIKE_LATER = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
 
@@ -44,40 +39,27 @@ class Instance(Protocol):
 T = TypeVar("T", bound=Instance)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolConfig:
-    """What a pool is made of.
-
-    Attributes:
-        function: its name.
-        slots: most invocations at once.
-        idle_seconds: an instance without work for so long is taken back.
-        tasks: in which instances live.
-    """
-
-    function: str
-    slots: int
-    idle_seconds: float
-    faults: FunctionFaultInjector
-    account: Account
-    tasks: Tasks
-
-
 class Pool(Generic[T]):
     """The instances of a function.
 
     Attributes:
+        account: counts what happens.
+        tasks: in which instances live.
         slots: one is acquired for every invocation, by :meth:`admit` or by whom it delivers again.
         living: but for those that are about to end.
         idle: of these, the one that worked last is last.
     """
 
-    def __init__(self, config: PoolConfig) -> None:
-        self.slots = asyncio.Semaphore(config.slots)
+    def __init__(
+        self, account: Account, faults: FunctionFaultInjector, tasks: Tasks, *, slots: int, idle_seconds: float
+    ) -> None:
+        self.account = account
+        self.tasks = tasks
+        self.slots = asyncio.Semaphore(slots)
         self.living: dict[T, asyncio.Task[None]] = {}
         self.idle: dict[T, asyncio.TimerHandle] = {}
-        self._config = config
-        self._account = config.account
+        self._faults = faults
+        self._idle_seconds = idle_seconds
 
     async def admit(self, *, waits: bool = False) -> FunctionFault | None:
         """Acquire a slot for an invocation; return the fault that is to strike it.
@@ -88,12 +70,12 @@ class Pool(Generic[T]):
         Raises:
             ServiceError: throttled.
         """
-        fault = self._config.faults.draw(self._config.function)
+        fault = self._faults.draw(self.account.function)
         kind = fault and fault.kind
         if fault is not None and kind not in _STRIKE_LATER:
-            self._account.struck(fault.kind)
+            self.account.struck(fault.kind)
         if kind is FunctionFaultKind.THROTTLE or (self.slots.locked() and not waits):
-            self._account.throttled()
+            self.account.throttled()
             reason = "ReservedFunctionConcurrentInvocationLimitExceeded"
             raise ServiceError("TooManyRequestsException", "Rate Exceeded.", reason=reason)
         if kind is FunctionFaultKind.RECLAIM:
@@ -103,8 +85,8 @@ class Pool(Generic[T]):
 
     def start(self, instance: T) -> None:
         """Let a new instance live."""
-        self.living[instance] = self._config.tasks.start(self._live(instance))
-        self._account.started(instances=len(self.living))
+        self.living[instance] = self.tasks.start(self._live(instance))
+        self.account.started(instances=len(self.living))
 
     def wake(self, instance: T) -> None:
         """Note that an instance has work."""
@@ -114,7 +96,7 @@ class Pool(Generic[T]):
     def rest(self, instance: T) -> None:
         """Note that an instance has no more work; it is taken back if none comes."""
         loop = asyncio.get_running_loop()
-        self.idle[instance] = loop.call_later(self._config.idle_seconds, self._take_back, instance)
+        self.idle[instance] = loop.call_later(self._idle_seconds, self._take_back, instance)
 
     def reclaim(self) -> None:
         """Take all idle instances back at once."""
@@ -122,7 +104,7 @@ class Pool(Generic[T]):
             self._take_back(instance)
 
     def _take_back(self, instance: T) -> None:
-        self._account.reclaimed(instance.name)
+        self.account.reclaimed(instance.name)
         self.living[instance].cancel()
         self._forget(instance)
 
@@ -135,7 +117,7 @@ class Pool(Generic[T]):
     def _forget(self, instance: T) -> None:
         self.wake(instance)
         self.living.pop(instance, None)
-        self._account.meter.instances = len(self.living)
+        self.account.figures.instances = len(self.living)
 
 
 class Fleet:
@@ -144,12 +126,11 @@ class Fleet:
     The instance that worked last works next, so that the others can be taken back.
     """
 
-    def __init__(self, sandbox: SandboxConfig, config: PoolConfig) -> None:
+    def __init__(self, sandbox: SandboxConfig, pool: Pool[Sandbox]) -> None:
         self.spec: FunctionSpec = sandbox.spec
-        self.account, self._meter = config.account, config.account.meter
-        self.pool: Pool[Sandbox] = Pool(config)
+        self.account = pool.account
+        self.pool = pool
         self._sandbox = sandbox
-        self._tasks = config.tasks
         self._started = 0
 
     @property
@@ -170,9 +151,9 @@ class Fleet:
             ServiceError: throttled.
         """
         fault = await self.pool.admit(waits=waits)
-        task = self._tasks.start(self._run(invocation, fault))
+        task = self.pool.tasks.start(self._run(invocation, fault))
         if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
-            self._tasks.start(self._run_again(invocation))
+            self.pool.tasks.start(self._run_again(invocation))
         return await asyncio.shield(task)
 
     async def _run_again(self, invocation: Invocation) -> None:
@@ -182,7 +163,7 @@ class Fleet:
 
     async def _run(self, invocation: Invocation, fault: FunctionFault | None) -> Outcome:
         """Run the invocation in the slot that was acquired for it."""
-        self._meter.busy += 1
+        self.account.figures.busy += 1
         try:
             sandbox, is_cold = self._lease()
             error = await self._start(sandbox) if is_cold else None
@@ -208,7 +189,7 @@ class Fleet:
                 ),
             )
         finally:
-            self._meter.busy -= 1
+            self.account.figures.busy -= 1
             self.pool.slots.release()
 
     def _lease(self) -> tuple[Sandbox, bool]:
@@ -231,9 +212,9 @@ class Fleet:
         log = b"START RequestId: %b Version: $LATEST\n" % outcome.request_id.encode()
         log += outcome.log + report(self.spec, outcome)
         self.account.wrote(log)
-        self._meter.invocations += 1
-        self._meter.errors += bool(outcome.error_type)
-        self._meter.billed_seconds += outcome.billed_milliseconds / 1000
+        self.account.figures.invocations += 1
+        self.account.figures.errors += bool(outcome.error_type)
+        self.account.figures.billed_seconds += outcome.billed_milliseconds / 1000
         what = "error" if outcome.error_type else "answer"
         self.account.note(what, instance=sandbox.name, detail=outcome.error_type)
         return replace(outcome, log=tail(log))

@@ -22,13 +22,7 @@ from stoker_local.functions._fleet import Fleet
 from stoker_local.functions._invoke_api import Authority
 from stoker_local.functions._outcome import MAX_REQUEST_BYTES, Invocation, ServiceError, read_body
 
-__all__ = [
-    "FunctionUrl",
-    "Reply",
-    "UrlRequest",
-    "reply_of",
-    "request_event",
-]
+__all__ = ["FunctionUrl", "Reply", "UrlRequest", "reply_of", "request_event"]
 
 _OWN_HEADERS = ("content-length", "connection", "transfer-encoding", "date")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)

@@ -11,20 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_local.functions._processes import (
-    Output,
-    ProcessLimits,
-    ProcessPlan,
-    Warden,
-    peak_memory_bytes,
-    signal_group,
-)
+from stoker_local.functions._processes import FunctionProcess, ProcessLimits, ProcessPlan, Warden, peak_memory_bytes
 from stoker_local.functions._specs import GoogleSpec
 
-__all__ = [
-    "Instance",
-    "InstanceConfig",
-]
+__all__ = ["Instance", "InstanceConfig"]
 
 _TERMINATION_SECONDS = 10.0
 _START_SECONDS = 60.0
@@ -45,7 +35,7 @@ class InstanceConfig:
     warden: Warden
 
 
-class Instance:
+class Instance(FunctionProcess):
     """One instance. :meth:`live` is its life; the rest may be used while that runs.
 
     Attributes:
@@ -55,35 +45,32 @@ class Instance:
     """
 
     def __init__(self, name: str, config: InstanceConfig) -> None:
-        self.name = name
+        super().__init__(name)
         self.active = 0
         self.start_seconds = 0.0
         self._config = config
         self._port = _reserved_port(config.host)
-        self._pid = 0
         self._is_killed = False
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._output = Output()
         self.url = f"http://{_bracketed(config.host)}:{self._port}"
 
     @property
     def is_alive(self) -> bool:
         """Whether its process has not ended, nor is about to."""
-        return not self._is_killed and not self._ended.done()
+        return not self._is_killed and not self.ended.done()
 
     async def live(self) -> None:
         """Run the process until it ends, and clear up after it; cancelled, end it as Cloud Run does."""
+        code = -signal.SIGKILL
         try:
             async with self._config.warden.running(self._plan(), self._output) as process:
                 self._pid = process.pid
                 try:
-                    await process.wait()
+                    code = await process.wait()
                 except asyncio.CancelledError:
                     await _terminate(process)
                     raise
         finally:
-            self._ended.set_result(None)
-            self._output.close()
+            self._finish(code)
 
     def _plan(self) -> ProcessPlan:
         spec = self._config.spec
@@ -127,7 +114,7 @@ class Instance:
             try:
                 _, writer = await asyncio.open_connection(self._config.host, self._port)
             except OSError:
-                await asyncio.wait({self._ended}, timeout=_LOOK_SECONDS)
+                await asyncio.wait({self.ended}, timeout=_LOOK_SECONDS)
                 continue
             writer.close()
             with contextlib.suppress(OSError):
@@ -140,28 +127,12 @@ class Instance:
     @property
     def peak_bytes(self) -> int:
         """The most resident memory that one of its processes has had, 0 where the system does not tell."""
-        return 0 if self._ended.done() else peak_memory_bytes(self._pid)
+        return 0 if self.ended.done() else peak_memory_bytes(self._pid)
 
     def kill(self) -> None:
         """End the process and all that it has started, at once."""
-        self._signal(signal.SIGKILL)
+        super().kill()
         self._is_killed = True
-
-    def freeze(self) -> None:
-        """Stop every thread of it."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._pid and not self._ended.done():
-            signal_group(self._pid, number)
-
-    def take_log(self) -> bytes:
-        """Return what it has written since the last call."""
-        return self._output.take()
 
 
 async def _terminate(process: asyncio.subprocess.Process) -> None:

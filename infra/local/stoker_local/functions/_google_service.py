@@ -24,14 +24,14 @@ from yarl import URL
 
 from stoker_local._gcs import resource_of
 from stoker_local._objects import ObjectCreated
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, Target, striking
-from stoker_local.functions._fleet import Pool, PoolConfig
+from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
+from stoker_local.functions._fleet import Pool
 from stoker_local.functions._google_instance import Instance, InstanceConfig
 from stoker_local.functions._outcome import ServiceError, read_body
 from stoker_local.functions._queue import LocalQueue
 from stoker_local.functions._specs import GoogleSpec
 
-__all__ = ["Gateway", "Service", "finalized_message", "push"]
+__all__ = ["gateway", "Service", "finalized_message", "push"]
 
 _MAX_BODY_BYTES = 32 << 20
 _BILLED_STEPS_PER_SECOND = 10
@@ -55,12 +55,11 @@ class Call:
 class Service:
     """One Google function: requests go to the first instance that has room, else to a new one."""
 
-    def __init__(self, instance: InstanceConfig, config: PoolConfig, session: aiohttp.ClientSession) -> None:
+    def __init__(self, instance: InstanceConfig, pool: Pool[Instance], session: aiohttp.ClientSession) -> None:
         self.spec: GoogleSpec = instance.spec
-        self.pool: Pool[Instance] = Pool(config)
-        self._account, self._meter = config.account, config.account.meter
+        self.pool = pool
+        self._account = pool.account
         self._instance = instance
-        self._tasks = config.tasks
         self._session = session
         self._active_since: dict[Instance, float] = {}
         self._started = 0
@@ -92,7 +91,7 @@ class Service:
         except ServiceError:
             return web.Response(status=429, text="Rate exceeded.")
         if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
-            self._tasks.start(self._call_again(call))
+            self.pool.tasks.start(self._call_again(call))
         return await self._in_slot(call, fault)
 
     async def _call_again(self, call: Call) -> None:
@@ -104,17 +103,14 @@ class Service:
         instance = self._lease()
         try:
             if instance.start_seconds or await instance.listening():
-                target = Target(
-                    kill=instance.kill, freeze=instance.freeze, thaw=instance.thaw, note=self._account.struck
-                )
-                with striking(fault, target):
+                with striking(fault, instance, self._account.struck):
                     response = await self._forward(instance, call)
             else:
                 response = web.Response(status=503, text="The service has failed to start.")
         finally:
             self._release(instance)
             self.pool.slots.release()
-        self._meter.errors += response.status >= 500
+        self._account.figures.errors += response.status >= 500
         what = "error" if response.status >= 500 else "answer"
         self._account.note(what, instance=instance.name, detail=str(response.status))
         return response
@@ -154,7 +150,7 @@ class Service:
         self.pool.wake(instance)
         instance.active += 1
         if instance.active == 1:
-            self._meter.busy += 1
+            self._account.figures.busy += 1
             self._active_since[instance] = asyncio.get_running_loop().time()
         return instance
 
@@ -167,13 +163,13 @@ class Service:
 
     def _release(self, instance: Instance) -> None:
         instance.active -= 1
-        self._meter.invocations += 1
+        self._account.figures.invocations += 1
         self._account.wrote(instance.take_log())
         if instance.active:
             return
-        self._meter.busy -= 1
+        self._account.figures.busy -= 1
         seconds = asyncio.get_running_loop().time() - self._active_since.pop(instance)
-        self._meter.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
+        self._account.figures.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
         if instance.is_alive:
             self.pool.rest(instance)
 
@@ -196,25 +192,20 @@ async def _read_limited(answer: aiohttp.ClientResponse) -> bytes | None:
     return bytes(content)
 
 
-class Gateway:
-    """Passes ``/NAME/path?query`` on to the function NAME as ``/path?query``."""
+def gateway(services: Mapping[str, Service]) -> web.Application:
+    """Return what passes ``/NAME/path?query`` on to the service NAME as ``/path?query``."""
 
-    def __init__(self, services: Mapping[str, Service]) -> None:
-        self._services = services
-
-    def application(self) -> web.Application:
-        """Return it as a web application."""
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        return application
-
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def answer(request: web.Request) -> web.Response:
         target = _TARGET.fullmatch(request.raw_path)
-        service = self._services.get(target["name"]) if target else None
+        service = services.get(target["name"]) if target else None
         if target is None or service is None:
             return web.Response(status=404, text="There is no such function.")
         rest = target["rest"]
         return await service.answer(request, rest if rest.startswith("/") else f"/{rest}")
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    return application
 
 
 def finalized_message(created: ObjectCreated) -> str:

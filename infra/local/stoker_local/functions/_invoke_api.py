@@ -22,10 +22,7 @@ from stoker_local._s3.signature import KeyPair, read_claim, verify
 from stoker_local.functions._fleet import EventInvoker, Fleet
 from stoker_local.functions._outcome import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, Invocation, ServiceError, read_body
 
-__all__ = [
-    "Authority",
-    "InvokeApi",
-]
+__all__ = ["Authority", "InvokeApi"]
 
 _MAX_CONTEXT_CHARACTERS = 3583
 _TYPES = ("RequestResponse", "Event", "DryRun")

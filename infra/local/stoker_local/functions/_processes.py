@@ -283,3 +283,43 @@ class Output:
 def tail(log: bytes) -> bytes:
     """Return the last 4 KiB, which is what callers may ask for."""
     return log[-_TAIL_BYTES:]
+
+
+class FunctionProcess:
+    """The process of one instance, with all that it has started; it can be signalled while it runs.
+
+    Attributes:
+        name: of the instance, for logs and statistics.
+        ended: its exit code, once it has ended and been cleared up after.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._pid = 0
+        self._output = Output()
+
+    def kill(self) -> None:
+        """End the process and all that it has started, at once, frozen or not."""
+        self._signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop every thread of it."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._pid and not self.ended.done():
+            signal_group(self._pid, number)
+
+    def take_log(self) -> bytes:
+        """Return what it has written since the last call."""
+        return self._output.take()
+
+    def _finish(self, code: int) -> None:
+        """Say that it has ended."""
+        self.ended.set_result(code)
+        self._output.close()

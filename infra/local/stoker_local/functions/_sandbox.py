@@ -22,24 +22,12 @@ from types import MappingProxyType
 from aiohttp import web
 
 from stoker_local._serving import serving
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, Target, striking
+from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
 from stoker_local.functions._outcome import MAX_RESULT_BYTES, Answer, Invocation, failure, read_body
-from stoker_local.functions._processes import (
-    Output,
-    ProcessLimits,
-    ProcessPlan,
-    Warden,
-    peak_memory_bytes,
-    signal_group,
-)
+from stoker_local.functions._processes import FunctionProcess, ProcessLimits, ProcessPlan, Warden, peak_memory_bytes
 from stoker_local.functions._specs import FunctionSpec
 
-__all__ = [
-    "InstanceState",
-    "RuntimeApi",
-    "Sandbox",
-    "SandboxConfig",
-]
+__all__ = ["InstanceState", "RuntimeApi", "Sandbox", "SandboxConfig"]
 
 _SETTLE_SECONDS = 10.0
 _OPEN_FILES = 1024
@@ -69,25 +57,21 @@ class SandboxConfig:
     init_seconds: float
 
 
-class Sandbox:
+class Sandbox(FunctionProcess):
     """One instance. :meth:`live` is its life; the rest may be used while that runs.
 
     Attributes:
-        name: of the instance, for logs and statistics.
         init_seconds: how long it took to start, once it has.
         peak_bytes: most resident memory so far, 0 where the system does not tell.
     """
 
     def __init__(self, name: str, config: SandboxConfig, *, on_fault: Callable[[FunctionFaultKind], None]) -> None:
-        self.name = name
+        super().__init__(name)
         self.init_seconds = 0.0
         self.peak_bytes = 0
         self._config = config
-        self._target = Target(kill=self.kill, freeze=self._freeze, thaw=self._resume, note=on_fault)
-        self._pid = 0
-        self._api = RuntimeApi(arn=config.arn, on_poll=self._freeze)
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._output = Output()
+        self._on_fault = on_fault
+        self._api = RuntimeApi(arn=config.arn, on_poll=self.freeze)
 
     def __repr__(self) -> str:
         return f"<Sandbox {self.name} {self._api.state}>"
@@ -111,8 +95,7 @@ class Sandbox:
                 code = await process.wait()
         finally:
             self._api.step("end")
-            self._ended.set_result(code)
-            self._output.close()
+            self._finish(code)
 
     def _plan(self, address: str) -> ProcessPlan:
         spec = self._config.spec
@@ -146,28 +129,10 @@ class Sandbox:
             "LAMBDA_RUNTIME_DIR": "/var/runtime",
         }
 
-    def kill(self) -> None:
-        """End the process and all that it has started, at once, frozen or not."""
-        self._signal(signal.SIGKILL)
-
-    def _freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def _thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _resume(self) -> None:
-        """Thaw it, unless it stands still because it waits for work."""
+    def thaw(self) -> None:
+        """Let it go on, unless it stands still because it waits for work."""
         if self._api.state is not InstanceState.FROZEN:
-            self._thaw()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._pid and self.is_alive:
-            signal_group(self._pid, number)
-
-    def take_log(self) -> bytes:
-        """Return what it has written since the last call."""
-        return self._output.take()
+            super().thaw()
 
     # --- its work -----------------------------------------------------------------------------------------------
 
@@ -181,8 +146,8 @@ class Sandbox:
             return None
         if self._api.answer.done():
             answer = self._api.answer.result()
-        elif self._ended.done():
-            answer = _exit_of(self._ended.result(), "")
+        elif self.ended.done():
+            answer = _exit_of(self.ended.result(), "")
         else:
             answer = failure("Sandbox.Timedout", f"Init timed out after {limit:.2f} seconds", "")
         await self._end()
@@ -190,13 +155,13 @@ class Sandbox:
 
     async def run(self, invocation: Invocation, fault: FunctionFault | None) -> tuple[Answer, float]:
         """Let it do one invocation; return the answer and its seconds, once it is frozen again or has ended."""
-        if self._ended.done():
-            return _exit_of(self._ended.result(), invocation.request_id), 0.0
+        if self.ended.done():
+            return _exit_of(self.ended.result(), invocation.request_id), 0.0
         loop, limit = asyncio.get_running_loop(), self._config.spec.timeout_seconds
         started_at = loop.time()
-        self._thaw()
+        super().thaw()
         self._api.begin(invocation, timeout_seconds=limit)
-        with striking(fault, self._target):
+        with striking(fault, self, self._on_fault):
             await self._wait_for(self._api.answer, seconds=limit)
         seconds = loop.time() - started_at
         self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))
@@ -216,18 +181,18 @@ class Sandbox:
                 return answer
             # Lambda would have killed it before it could answer.
             return failure("Runtime.OutOfMemory", "Runtime exited with error: signal: killed", request_id)
-        if self._ended.done():
-            return _exit_of(self._ended.result(), request_id)
+        if self.ended.done():
+            return _exit_of(self.ended.result(), request_id)
         limit = self._config.spec.timeout_seconds
         return failure("Sandbox.Timedout", f"Task timed out after {limit:.2f} seconds", request_id)
 
     async def _wait_for(self, *events: asyncio.Future[None] | asyncio.Future[Answer], seconds: float) -> None:
         """Wait for the first of these, for its end, or for so long."""
-        await asyncio.wait({*events, self._ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*events, self.ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     async def _end(self) -> None:
         self.kill()
-        await asyncio.wait({self._ended})
+        await asyncio.wait({self.ended})
 
 
 def _exit_of(code: int, request_id: str) -> Answer:

@@ -8,69 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from urllib.parse import quote_plus
 
 from stoker_local._objects import ObjectCreated
-from stoker_local._serving import Tasks
-from stoker_local.functions._outcome import Outcome
-from stoker_local.functions._queue import LocalQueue, poll
-from stoker_local.functions._specs import EventSource, Notification, QueueSpec, Schedule
+from stoker_local.functions._queue import LocalQueue
+from stoker_local.functions._specs import Notification, QueueSpec, Schedule
 
 __all__ = [
-    "Notifier",
-    "Timetable",
+    "create_queues",
     "created_message",
     "keep_firing",
-    "make_queues",
     "matches",
     "opening_message",
     "scheduled_event",
-    "start_source",
     "watching",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timetable:
-    """All schedules of a cloud.
-
-    Attributes:
-        schedules: by name.
-        send: hands a function an event; the task ends when that has been handled or given up.
-        new_id: makes ids of events.
-        clock: POSIX seconds.
-    """
-
-    schedules: Mapping[str, Schedule]
-    send: Callable[[str, dict[str, Any]], asyncio.Task[None]]
-    region: str
-    account: str
-    new_id: Callable[[], str]
-    clock: Callable[[], float]
-
-    def start(self, tasks: Tasks) -> None:
-        """Keep firing what is enabled."""
-        for name, schedule in self.schedules.items():
-            if schedule.enabled:
-                tasks.start(keep_firing(schedule, partial(self.fire, name)))
-
-    def fire(self, name: str) -> asyncio.Task[None]:
-        """Fire a schedule at once.
-
-        Raises:
-            KeyError: there is no such schedule.
-        """
-        schedule = self.schedules[name]
-        event = scheduled_event(
-            schedule, region=self.region, account=self.account, event_id=self.new_id(), now=self.clock()
-        )
-        return self.send(schedule.function, event)
 
 
 async def keep_firing(schedule: Schedule, fire: Callable[[], object]) -> None:
@@ -156,7 +112,7 @@ def created_message(created: ObjectCreated, *, region: str, sequence: int) -> st
     return json.dumps({"Records": [record]})
 
 
-def make_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], float]) -> dict[str, LocalQueue]:
+def create_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], float]) -> dict[str, LocalQueue]:
     """Return the queues by name, each made after the one that takes its dead letters."""
     queues: dict[str, LocalQueue] = {}
     waiting = {spec.name: spec for spec in specs}
@@ -166,37 +122,6 @@ def make_queues(specs: Sequence[QueueSpec], *, seed: int, clock: Callable[[], fl
         chance = random.Random(f"{seed}/{spec.name}")  # noqa: S311  (reproducible duplicates, not secrets)
         queues[spec.name] = LocalQueue(spec, chance=chance, dead_letters=queues.get(spec.dead_letters), clock=clock)
     return queues
-
-
-def start_source(
-    tasks: Tasks,
-    source: EventSource,
-    queue: LocalQueue,
-    invoke: Callable[[dict[str, Any]], Awaitable[Outcome]],
-    *,
-    queue_arn: str,
-) -> None:
-    """Start as many pollers as invocations may run at once."""
-    for _ in range(source.concurrency):
-        tasks.start(poll(source, queue, invoke, queue_arn=queue_arn))
-
-
-class Notifier:
-    """Tells queues of objects that are created in S3."""
-
-    def __init__(self, notifications: Sequence[Notification], queues: Mapping[str, LocalQueue], *, region: str) -> None:
-        self._notifications = notifications
-        self._queues = queues
-        self._region = region
-        self._sequence = 0
-
-    def notify(self, created: ObjectCreated) -> None:
-        """Send a message to every queue that is to be told of the object."""
-        for notification in self._notifications:
-            if matches(notification, created):
-                self._sequence += 1
-                message = created_message(created, region=self._region, sequence=self._sequence)
-                self._queues[notification.queue].send(message)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,9 +9,17 @@ import pytest
 from stoker._cost.prices import Prices
 from stoker_local.functions import FunctionSpec, Outcome, total
 from stoker_local.functions._outcome import billed_milliseconds, failure, report
-from stoker_local.functions._statistics import Journal, Meter
+from stoker_local.functions._statistics import Account, Ledger
 
 GIB = 1 << 30
+
+
+def ledger(clock: Callable[[], float] = time.monotonic) -> Ledger:
+    return Ledger(clock=clock, echo=lambda text: None)
+
+
+def account(platform: str, **size: Any) -> Account:
+    return ledger().open("f", platform, **size)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +68,8 @@ def test_an_error_of_the_platform_names_the_request() -> None:
 
 def test_the_bill_is_gigabyte_seconds_and_requests_at_list_prices() -> None:
     prices = Prices.load().functions["lambda"]
-    meter = Meter(prices, memory_bytes=GIB // 2)
-    meter.invocations, meter.billed_seconds = 10, 8.0
+    meter = account("lambda", memory_bytes=GIB // 2)
+    meter.figures.invocations, meter.figures.billed_seconds = 10, 8.0
     read = meter.read()
     assert read.gb_seconds == pytest.approx(4.0)
     assert read.dollars == pytest.approx(10 * prices.dollars_per_request + 4.0 * prices.dollars_per_gb_second)
@@ -67,20 +77,19 @@ def test_the_bill_is_gigabyte_seconds_and_requests_at_list_prices() -> None:
 
 def test_processors_are_billed_where_they_are_billed_apart() -> None:
     prices = Prices.load().functions["cloud-run"]
-    meter = Meter(prices, memory_bytes=GIB, vcpus=2.0)
-    meter.billed_seconds = 3.0
+    meter = account("cloud-run", memory_bytes=GIB, vcpus=2.0)
+    meter.figures.billed_seconds = 3.0
     rate = prices.dollars_per_gb_second + 2 * prices.dollars_per_vcpu_second
     assert meter.read().dollars == pytest.approx(3.0 * rate)
 
 
 def test_figures_of_functions_add_up() -> None:
-    prices = Prices.load().functions["lambda"]
-    one, two = Meter(prices, memory_bytes=GIB), Meter(prices, memory_bytes=2 * GIB)
-    one.instance_started(1)
-    one.invocations, one.billed_seconds = 1, 1.0
-    two.invocations, two.billed_seconds = 2, 1.0
-    one.faults["kill"] += 1
-    two.faults["kill"] += 2
+    one, two = account("lambda", memory_bytes=GIB), account("lambda", memory_bytes=2 * GIB)
+    one.started(instances=1)
+    one.figures.invocations, one.figures.billed_seconds = 1, 1.0
+    two.figures.invocations, two.figures.billed_seconds = 2, 1.0
+    one.figures.faults["kill"] += 1
+    two.figures.faults["kill"] += 2
     summed = total({"one": one.read(), "two": two.read()})
     assert (summed.invocations, summed.cold_starts, summed.instances) == (3, 1, 1)
     assert summed.gb_seconds == pytest.approx(3.0)
@@ -90,17 +99,17 @@ def test_figures_of_functions_add_up() -> None:
 
 def test_happenings_are_numbered_and_read_from_where_one_stopped() -> None:
     now = [5.0]
-    journal = Journal(lambda: now[0])
+    journal = ledger(lambda: now[0])
     journal.note("f", "cold-start", instance="f/1")
     now[0] = 7.5
     journal.note("f", "error", instance="f/1", detail="ValueError")
-    assert [(h.number, h.seconds, h.what) for h in journal.since(0)] == [(0, 0.0, "cold-start"), (1, 2.5, "error")]
-    assert [h.detail for h in journal.since(1)] == ["ValueError"]
-    assert journal.since(2) == []
+    assert [(h.number, h.seconds, h.what) for h in journal.events(0)] == [(0, 0.0, "cold-start"), (1, 2.5, "error")]
+    assert [h.detail for h in journal.events(1)] == ["ValueError"]
+    assert journal.events(2) == []
 
 
 def test_of_many_happenings_the_newest_are_kept() -> None:
-    journal = Journal(lambda: 0.0)
+    journal = ledger(lambda: 0.0)
     for _ in range(10_001):
         journal.note("f", "answer")
-    assert (journal.since(0)[0].number, len(journal.since(0))) == (1, 10_000)
+    assert (journal.events(0)[0].number, len(journal.events(0))) == (1, 10_000)

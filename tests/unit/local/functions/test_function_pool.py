@@ -10,7 +10,7 @@ from stoker._base.clock import run_virtual
 from stoker_local._serving import background
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
 from stoker_local.functions._faults import FunctionFaultInjector
-from stoker_local.functions._fleet import Pool, PoolConfig
+from stoker_local.functions._fleet import Pool
 from stoker_local.functions._statistics import Ledger
 
 
@@ -35,15 +35,9 @@ async def pool_of(
     """A pool with two slots and these instances, all idle for ten seconds at most."""
     ledger = Ledger(clock=asyncio.get_running_loop().time, echo=lambda text: None)
     async with background() as tasks:
-        config = PoolConfig(
-            function="f",
-            slots=2,
-            idle_seconds=10.0,
-            faults=FunctionFaultInjector(FunctionFaultPlan(script=script)),
-            account=ledger.open("f", "lambda", memory_bytes=1 << 30),
-            tasks=tasks,
-        )
-        pool: Pool[Idler] = Pool(config)
+        account = ledger.open("f", "lambda", memory_bytes=1 << 30)
+        faults = FunctionFaultInjector(FunctionFaultPlan(script=script))
+        pool: Pool[Idler] = Pool(account, faults, tasks, slots=2, idle_seconds=10.0)
         for name in names:
             instance = Idler(name)
             pool.start(instance)

@@ -18,7 +18,7 @@ def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQue
     return LocalQueue(spec, chance=random.Random(7), dead_letters=dead_letters, clock=lambda: 1000.0)
 
 
-def opening_messages_come_in_order_and_are_gone_once_deleted() -> None:
+def test_messages_come_in_order_and_are_gone_once_deleted() -> None:
     async def scenario() -> None:
         q = queue()
         ids = [q.send(body) for body in "abc"]
