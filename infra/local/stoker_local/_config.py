@@ -1,20 +1,28 @@
-"""The local bucket's configuration, and its way to another process as JSON."""
+"""The local bucket's configuration, and how configurations are read from JSON.
+
+Errors of reading name where and what, never the value, which may be a secret.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from stoker_local._faults import Fault, FaultKind, FaultPlan
+from stoker_local._faults import FaultPlan
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
 from stoker_local._shape import Shape
 
-__all__ = ["WELL_KNOWN", "BucketConfig", "is_this_machine"]
+__all__ = ["WELL_KNOWN", "BucketConfig", "is_this_machine", "read_json", "unique_names"]
+
+T = TypeVar("T")
 
 WELL_KNOWN = KeyPair(access_key="stoker", secret_key="stoker-secret")  # noqa: S106  (not a secret)
 
@@ -58,8 +66,8 @@ class BucketConfig:
             raise ValueError(f"host={self.host!r} is open to other machines; give keys of your own")
         if not is_this_machine(self.host) and any(bucket.anonymous for bucket in self.buckets):
             raise ValueError(f"host={self.host!r} is open to other machines; an anonymous bucket would be public")
-        _refuse_repeats("access key", (key.access_key for key in self.keys))
-        _refuse_repeats("bucket", (bucket.name for bucket in self.buckets))
+        unique_names("access key", (key.access_key for key in self.keys))
+        unique_names("bucket", (bucket.name for bucket in self.buckets))
 
     def to_json(self) -> str:
         """Return it as one line of JSON, secrets included: for a pipe, not for a log."""
@@ -68,16 +76,7 @@ class BucketConfig:
     @classmethod
     def from_json(cls, text: str) -> BucketConfig:
         """Return what :meth:`to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        plan = values["faults"]
-        plan["script"] = tuple(fault and _fault(fault) for fault in plan["script"])
-        plan["probabilities"] = {FaultKind(kind): p for kind, p in plan["probabilities"].items()}
-        plan["operations"] = tuple(plan["operations"])
-        values["faults"] = FaultPlan(**plan)
-        values["shape"] = Shape(**values["shape"])
-        values["buckets"] = tuple(BucketSpec(**bucket) for bucket in values["buckets"])
-        values["keys"] = tuple(_key(key) for key in values["keys"])
-        return cls(**values)
+        return read_json(cls, text, where="the bucket")
 
 
 def is_this_machine(host: str) -> bool:
@@ -88,16 +87,98 @@ def is_this_machine(host: str) -> bool:
         return host == "localhost"
 
 
-def _refuse_repeats(what: str, names: Iterable[str]) -> None:
-    listed = list(names)
-    if len(set(listed)) < len(listed):
-        raise ValueError(f"a {what} is named twice: {listed}")
+def unique_names(what: str, names: Iterable[str]) -> set[str]:
+    """Return names, none of which may be there twice.
+
+    Raises:
+        ValueError: one is.
+    """
+    counted = Counter(names)
+    if repeated := [name for name, count in counted.items() if count > 1]:
+        raise ValueError(f"a {what} is named twice: {', '.join(repeated)}")
+    return set(counted)
 
 
-def _fault(values: dict[str, Any]) -> Fault:
-    return Fault(**{**values, "kind": FaultKind(values["kind"])})
+def read_json(kind: type[T], text: str, *, where: str) -> T:
+    """Return the dataclass that a JSON object describes; what the object leaves out has its default.
+
+    Args:
+        kind: a dataclass of texts, numbers, truth values, choices, enumerations, tuples, mappings and dataclasses.
+        text: the JSON.
+        where: names the object in errors.
+
+    Raises:
+        ValueError: it is not a JSON object, a field is unknown, missing, of another type, or refused by the dataclass.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}") from error
+    return _read_record(kind, values, where)
 
 
-def _key(values: dict[str, Any]) -> KeyPair:
-    buckets = values["buckets"]
-    return KeyPair(**{**values, "buckets": None if buckets is None else tuple(buckets)})
+def _read_record(kind: type[T], values: object, where: str) -> T:
+    if not isinstance(values, dict):
+        raise _wrong(where, values, "an object")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # mypy knows no type of dataclasses
+    if unknown := sorted(values.keys() - known.keys()):
+        raise ValueError(
+            f"{where} has a field {unknown[0]!r} that means nothing; there are: {', '.join(sorted(known))}"
+        )
+    if missing := [name for name, field in known.items() if name not in values and _is_needed(field)]:
+        raise ValueError(f"{where} lacks the field {missing[0]!r}")
+    hints = get_type_hints(kind)
+    return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _is_needed(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """Return a value as its annotation has it."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is UnionType:  # something or None
+        return None if value is None else _read(arguments[0], value, where)
+    if origin is tuple:
+        return _tuple(arguments, value, where)
+    if origin is Mapping:
+        return _mapping(arguments, value, where)
+    if is_dataclass(hint):
+        return _read_record(hint, value, where)  # type: ignore[arg-type]  # a type, since hints are
+    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+        return _choice(hint, arguments, value, where)
+    wanted = (int, float) if hint is float else (object if hint is Any else hint)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and hint in (int, float)):
+        raise _wrong(where, value, hint.__name__)
+    return value
+
+
+def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise _wrong(where, value, "an array")
+    hints = arguments if arguments[-1] is not Ellipsis else arguments[:1] * len(value)
+    if len(hints) != len(value):
+        raise ValueError(f"{where} has {len(value)} elements, not {len(hints)}")
+    return tuple(_read(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, value, strict=True)))
+
+
+def _mapping(arguments: tuple[Any, ...], value: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(where, value, "an object")
+    key_hint, value_hint = arguments
+    return {
+        _read(key_hint, name, f"a name in {where}"): _read(value_hint, each, f"{where}.{name}")
+        for name, each in value.items()
+    }
+
+
+def _choice(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
+    choices = arguments or tuple(each.value for each in hint)
+    if value not in choices:
+        raise ValueError(f"{where} is not one of {', '.join(map(repr, choices))}")
+    return value if arguments else hint(value)
+
+
+def _wrong(where: str, value: object, wanted: str) -> ValueError:
+    return ValueError(f"{where} is of type {type(value).__name__}, not {wanted}")

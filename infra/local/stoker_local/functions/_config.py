@@ -1,19 +1,12 @@
-"""The local function cloud's configuration, checked as a whole, and read from JSON.
-
-Errors name where and what, never the value, which may be a secret.
-"""
+"""The local function cloud's configuration, checked as a whole."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from enum import Enum
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-from stoker_local._config import WELL_KNOWN, is_this_machine
+from stoker_local._config import WELL_KNOWN, is_this_machine, read_json, unique_names
 from stoker_local._s3.signature import KeyPair
 from stoker_local.functions._faults import FunctionFaultPlan
 from stoker_local.functions._specs import (
@@ -28,8 +21,6 @@ from stoker_local.functions._specs import (
 )
 
 __all__ = ["FunctionCloudConfig"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +77,30 @@ class FunctionCloudConfig:
         if self.tmp not in ("auto", "tmpfs", "folder"):
             raise ValueError(f"tmp={self.tmp!r} is not 'auto', 'tmpfs' or 'folder'")
         check_variables(self.environment, owner="every function")
-        functions, google = {spec.name for spec in self.functions}, {spec.name for spec in self.google}
-        _unique("function", [*(spec.name for spec in self.functions), *(spec.name for spec in self.google)])
-        queues = _unique("queue", (spec.name for spec in self.queues))
-        _unique("schedule", (schedule.name for schedule in self.schedules))
-        _refuse_unknown("queue", queues, (q.dead_letters for q in self.queues if q.dead_letters))
-        _refuse_unknown("queue", queues, (f.on_failure for f in self.functions if f.on_failure))
-        _refuse_unknown("queue", queues, (n.queue for n in self.notifications))
-        _refuse_unknown("queue", queues, (f.queue for f in self.finalized))
-        _refuse_unknown("queue", queues, (s.queue for s in self.sources))
-        _refuse_unknown("function", functions, (s.function for s in self.sources))
-        _refuse_unknown("function", functions, (s.function for s in self.schedules))
-        _refuse_unknown("Google function", google, (e.function for e in self.finalized))
+        self._check_names()
         self._check_visibility()
         self._check_dead_letters()
+
+    def _check_names(self) -> None:
+        """Refuse a name that two have, and one that nothing has."""
+        unique_names("function", [*(spec.name for spec in self.functions), *(spec.name for spec in self.google)])
+        unique_names("schedule", (schedule.name for schedule in self.schedules))
+        queues = unique_names("queue", (spec.name for spec in self.queues))
+        functions, google = {spec.name for spec in self.functions}, {spec.name for spec in self.google}
+        told: tuple[tuple[str, set[str], Sequence[object], str], ...] = (
+            ("queue", queues | {""}, self.queues, "dead_letters"),
+            ("queue", queues | {""}, self.functions, "on_failure"),
+            ("queue", queues, self.notifications, "queue"),
+            ("queue", queues, self.finalized, "queue"),
+            ("queue", queues, self.sources, "queue"),
+            ("function", functions, self.sources, "function"),
+            ("function", functions, self.schedules, "function"),
+            ("Google function", google, self.finalized, "function"),
+        )
+        for what, known, records, field_name in told:
+            if unknown := sorted({getattr(record, field_name) for record in records} - known):
+                there = ", ".join(sorted(known - {""})) or "none"
+                raise ValueError(f"there is no {what} {', '.join(unknown)}; there are: {there}")
 
     def _check_visibility(self) -> None:
         """Refuse what Lambda refuses: messages that would come back while their function may still be at work."""
@@ -129,97 +130,4 @@ class FunctionCloudConfig:
         Raises:
             ValueError: it is not a JSON object, has an unknown name, or a value is not valid.
         """
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the configuration is not JSON: {error}") from error
-        return read_record(cls, values, where="the configuration")
-
-
-def _unique(what: str, names: Iterable[str]) -> set[str]:
-    counted = Counter(names)
-    if repeated := [name for name, count in counted.items() if count > 1]:
-        raise ValueError(f"a {what} is named twice: {', '.join(repeated)}")
-    return set(counted)
-
-
-def _refuse_unknown(what: str, known: set[str], names: Iterable[str]) -> None:
-    if unknown := sorted(set(names) - known):
-        raise ValueError(f"there is no {what} {', '.join(unknown)}; there are: {', '.join(sorted(known)) or 'none'}")
-
-
-def read_record(kind: type[T], values: object, *, where: str) -> T:
-    """Return a dataclass of a JSON object; what the object leaves out has its default.
-
-    Args:
-        kind: a dataclass of texts, numbers, truth values, choices, enumerations, tuples, mappings and dataclasses.
-        values: what ``json.loads`` returns.
-        where: names the object in errors.
-
-    Raises:
-        ValueError: a field is unknown, missing, of another type, or refused by the dataclass.
-    """
-    if not isinstance(values, dict):
-        raise _wrong(where, values, "an object")
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # mypy knows no type of dataclasses
-    if unknown := sorted(values.keys() - known.keys()):
-        raise ValueError(
-            f"{where} has a field {unknown[0]!r} that means nothing; there are: {', '.join(sorted(known))}"
-        )
-    if missing := [name for name, field in known.items() if name not in values and _is_needed(field)]:
-        raise ValueError(f"{where} lacks the field {missing[0]!r}")
-    hints = get_type_hints(kind)
-    return kind(**{name: _read(hints[name], value, f"{where}.{name}") for name, value in values.items()})
-
-
-def _is_needed(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _read(hint: Any, value: Any, where: str) -> Any:
-    """Return a value as its annotation has it."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is UnionType:  # something or None
-        return None if value is None else _read(arguments[0], value, where)
-    if origin is tuple:
-        return _tuple(arguments, value, where)
-    if origin is Mapping:
-        return _mapping(arguments, value, where)
-    if is_dataclass(hint):
-        return read_record(hint, value, where=where)  # type: ignore[arg-type]  # a type, since hints are
-    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
-        return _choice(hint, arguments, value, where)
-    wanted = (int, float) if hint is float else (object if hint is Any else hint)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and hint in (int, float)):
-        raise _wrong(where, value, hint.__name__)
-    return value
-
-
-def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise _wrong(where, value, "an array")
-    hints = arguments if arguments[-1] is not Ellipsis else arguments[:1] * len(value)
-    if len(hints) != len(value):
-        raise ValueError(f"{where} has {len(value)} elements, not {len(hints)}")
-    return tuple(_read(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(zip(hints, value, strict=True)))
-
-
-def _mapping(arguments: tuple[Any, ...], value: Any, where: str) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise _wrong(where, value, "an object")
-    key_hint, value_hint = arguments
-    return {
-        _read(key_hint, name, f"a name in {where}"): _read(value_hint, each, f"{where}.{name}")
-        for name, each in value.items()
-    }
-
-
-def _choice(hint: Any, arguments: tuple[Any, ...], value: Any, where: str) -> Any:
-    choices = arguments or tuple(each.value for each in hint)
-    if value not in choices:
-        raise ValueError(f"{where} is not one of {', '.join(map(repr, choices))}")
-    return value if arguments else hint(value)
-
-
-def _wrong(where: str, value: object, wanted: str) -> ValueError:
-    return ValueError(f"{where} is of type {type(value).__name__}, not {wanted}")
+        return read_json(cls, text, where="the configuration")
