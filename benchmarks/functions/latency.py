@@ -20,7 +20,7 @@ from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_local import PROFILES
 from stoker_local._objects import ObjectCreated
 from stoker_local.functions._function_url import UrlRequest, request_event
-from stoker_local.functions._queue import Delivery, batch_event
+from stoker_local.functions._queue import Message, batch_event
 from stoker_local.functions._triggers import created_message
 from stoker_warm._wake import Task, Wake
 
@@ -112,7 +112,7 @@ class Cases:
         stored = self._place.bucket.put("raw", key, bytes(SMALL_BYTES))
         created = ObjectCreated(bucket="raw", key=key, event="ObjectCreated:Put", stored=stored)
         now = time.time()
-        delivery = Delivery(
+        delivery = Message(
             receipt="1",
             message_id="1",
             body=created_message(created, region="us-east-1", sequence=1),

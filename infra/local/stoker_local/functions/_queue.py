@@ -20,7 +20,7 @@ from typing import Any
 from stoker_local.functions._outcome import MAX_REQUEST_BYTES, Outcome, ServiceError
 from stoker_local.functions._specs import EventSource, QueueSpec
 
-__all__ = ["Delivery", "LocalQueue", "batch_event", "failed_messages", "poll"]
+__all__ = ["LocalQueue", "Message", "batch_event", "failed_messages", "poll"]
 
 _MAX_MESSAGE_BYTES = 1 << 20
 _RECORD_BYTES = 640  # of a record beside its body, at most
@@ -28,31 +28,19 @@ _RECORD_BYTES = 640  # of a record beside its body, at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message, by itself immutable; times are POSIX seconds, 0 is never."""
+    """A message, by itself immutable; times are POSIX seconds, 0 is never.
+
+    Attributes:
+        receives: how often it has been received.
+        receipt: of the last time; deletes it, as long as it is hidden.
+    """
 
     message_id: str
     body: str
     sent_at: float
     first_received_at: float = 0.0
     receives: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """A message as it was received.
-
-    Attributes:
-        receipt: deletes it, as long as it is hidden.
-        sent_at: POSIX seconds, as is ``first_received_at``.
-        receives: how often it has been received, this time included.
-    """
-
-    receipt: str
-    message_id: str
-    body: str
-    sent_at: float
-    first_received_at: float
-    receives: int
+    receipt: str = ""
 
 
 class LocalQueue:
@@ -111,7 +99,7 @@ class LocalQueue:
         window_seconds: float = 0.0,
         limit_bytes: int = 6_000_000,
         size_of: Callable[[str], int] = len,
-    ) -> list[Delivery]:
+    ) -> list[Message]:
         """Wait for messages, then until there are ``limit`` or for the window; return and hide them, oldest first.
 
         Args:
@@ -120,7 +108,7 @@ class LocalQueue:
             limit_bytes: most bytes of all together; a message that is longer comes alone.
             size_of: returns how many bytes a body counts.
         """
-        taken: list[Delivery] = []
+        taken: list[Message] = []
         left_bytes = self._take(taken, limit, limit_bytes, size_of)
         while not taken:
             await self._arrival()
@@ -156,7 +144,7 @@ class LocalQueue:
         self._arrived.set()
         self._note_size()
 
-    def _take(self, taken: list[Delivery], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
+    def _take(self, taken: list[Message], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
         """Hide visible messages and add them to ``taken``, as long as they fit; return the bytes that are left.
 
         Those that were received too often become dead letters instead.
@@ -176,24 +164,19 @@ class LocalQueue:
         self._note_size()
         return left_bytes
 
-    def _hide(self, message: Message) -> Delivery:
+    def _hide(self, message: Message) -> Message:
+        self._receipts += 1
         message = replace(
-            message, receives=message.receives + 1, first_received_at=message.first_received_at or self._clock()
+            message,
+            receipt=f"{message.message_id}-{self._receipts}",
+            receives=message.receives + 1,
+            first_received_at=message.first_received_at or self._clock(),
         )
         if self._chance.random() < self.spec.duplicate_probability:
             self.add(message)
-        self._receipts += 1
-        receipt = f"{message.message_id}-{self._receipts}"
-        timer = asyncio.get_running_loop().call_later(self.spec.visibility_seconds, self._reappear, receipt)
-        self._hidden[receipt] = (message, timer)
-        return Delivery(
-            receipt=receipt,
-            message_id=message.message_id,
-            body=message.body,
-            sent_at=message.sent_at,
-            first_received_at=message.first_received_at,
-            receives=message.receives,
-        )
+        timer = asyncio.get_running_loop().call_later(self.spec.visibility_seconds, self._reappear, message.receipt)
+        self._hidden[message.receipt] = (message, timer)
+        return message
 
     def _reappear(self, receipt: str) -> None:
         message, _ = self._hidden.pop(receipt)
@@ -230,7 +213,7 @@ async def poll(
                 queue.delete(delivery.receipt)
 
 
-def batch_event(batch: Sequence[Delivery], *, queue_arn: str) -> dict[str, Any]:
+def batch_event(batch: Sequence[Message], *, queue_arn: str) -> dict[str, Any]:
     """Return a batch as Lambda hands it to a function."""
     records = [
         {
@@ -254,7 +237,7 @@ def batch_event(batch: Sequence[Delivery], *, queue_arn: str) -> dict[str, Any]:
     return {"Records": records}
 
 
-def failed_messages(batch: Sequence[Delivery], outcome: Outcome, *, reports: bool) -> set[str]:
+def failed_messages(batch: Sequence[Message], outcome: Outcome, *, reports: bool) -> set[str]:
     """Return the ids of the messages that were not handled.
 
     All of them, if the function failed, or if what it reports is malformed or names a message that is not in the batch.
@@ -266,15 +249,8 @@ def failed_messages(batch: Sequence[Delivery], outcome: Outcome, *, reports: boo
         return set()
     try:
         result = json.loads(outcome.payload)
-    except (ValueError, RecursionError):
+        failures = [] if result is None else result.get("batchItemFailures") or []
+        named: set[str] = {failure["itemIdentifier"] for failure in failures}
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
         return everything
-    if result is None:
-        return set()
-    if not isinstance(result, dict):
-        return everything
-    failures = result.get("batchItemFailures") or []
-    if not isinstance(failures, list):
-        return everything
-    named = [item.get("itemIdentifier") if isinstance(item, dict) else None for item in failures]
-    known = {name for name in named if isinstance(name, str) and name in everything}
-    return known if all(isinstance(name, str) and name in everything for name in named) else everything
+    return named if named.issubset(everything) else everything

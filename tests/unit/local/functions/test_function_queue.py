@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker._base.clock import run_virtual
 from stoker_local.functions import LocalQueue, QueueSpec
-from stoker_local.functions._queue import Delivery
+from stoker_local.functions._queue import Message
 
 
 def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQueue:
@@ -170,7 +170,7 @@ def test_no_message_is_ever_lost(steps: list[str], max_receives: int, duplicates
         q = queue(max_receives=max_receives, dead_letters=dead, duplicate_probability=duplicates)
         sent: dict[str, str] = {}
         deleted: set[str] = set()
-        held: list[Delivery] = []
+        held: list[Message] = []
         for step in steps:
             if step == "send":
                 body = str(len(sent))
