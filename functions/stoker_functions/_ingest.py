@@ -19,11 +19,11 @@ from stoker._format import versions
 from stoker._format.schema import Array, Schema
 from stoker._pack.part import Part, provisional_dataset
 from stoker._sources.folders import belongs, files_schema, images_schema
-from stoker._sources.listing import Listing, is_wanted
+from stoker._sources.listing import is_wanted
 from stoker._sources.parts import Samples, grouped
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.location import check_key, parse_url
-from stoker.abc import ObjectInfo
+from stoker.abc import ObjectInfo, SourceListing
 from stoker.errors import (
     ConfigError,
     DeadlineError,
@@ -258,7 +258,7 @@ class _Packing:
         target, ordered = self._target, tuple(sorted(objects, key=lambda info: info.key.encode()))
         schema, opened = target.schema, None
         if schema is None:
-            listing = Listing(self._source, self._deployment.source(self._source), ordered, is_folder=False)
+            listing = SourceListing(self._source, self._deployment.source(self._source), ordered, is_folder=False)
             opened = Samples(await open_webdataset(listing))
             schema = opened.source.schema
         part = Part(

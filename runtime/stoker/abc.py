@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 if TYPE_CHECKING:  # what sources and sinks are about lies above this module
     from stoker._base.fetch_record import Fetch
     from stoker._base.recorder import Wait
-    from stoker._format.schema import Schema
+    from stoker._format.schema import Column
 
 __all__ = [
     "Answer",
@@ -29,6 +29,7 @@ __all__ = [
     "Sample",
     "TraceSink",
     "Source",
+    "SourceListing",
     "Store",
     "Tier",
     "Writable",
@@ -220,47 +221,36 @@ Sample = tuple[str, dict[str, Any]]
 """How to name a sample in a message, and its values by column."""
 
 
+@dataclass(frozen=True, slots=True)
+class SourceListing:
+    """The raw objects that the URL of a source stands for; about 300 bytes of memory each.
+
+    Attributes:
+        url: as the user wrote it.
+        store: where the keys are relative to; it tries again. Whoever asked for the listing closes it.
+        objects: in ascending UTF-8 order of key; those of a brace pattern in the pattern's order.
+        is_folder: whether the URL stands for all that is below it.
+        follows_links: whether links out of a local folder are followed.
+    """
+
+    url: str
+    store: Store
+    objects: tuple[ObjectInfo, ...]
+    is_folder: bool
+    follows_links: bool = False
+
+
+@runtime_checkable
 class Source(Protocol):
-    """Samples in a fixed order, which can be read from any of them on."""
+    """Samples in a fixed order, which can be read from any of them on.
+
+    An entry point of the group ``stoker.sources`` names a coroutine function, ``await open_mine(listing)``, that
+    returns the source of a :class:`SourceListing`; its name is what ``stoker pack --kind`` calls the kind.
+    """
 
     @property
-    def kind(self) -> str:
-        """Which kind of source it is, as ``stoker pack --kind`` names it."""
-        ...
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of every sample."""
-        ...
-
-    @property
-    def objects(self) -> tuple[ObjectInfo, ...]:
-        """The raw objects that the samples are in, in order of the samples."""
-        ...
-
-    @property
-    def root(self) -> str:
-        """URL of the folder that the objects' keys are relative to."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of kind, schema, and relative key, size and tag of every object: another one if the source changed."""
-        ...
-
-    @property
-    def samples(self) -> int | None:
-        """How many samples there are, None if only reading them tells."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes the objects have that the samples are in."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of the source, such as files that were left out; more once it was read."""
+    def schema(self) -> Mapping[str, Column]:
+        """The columns of every sample, by name."""
         ...
 
     def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
@@ -270,12 +260,8 @@ class Source(Protocol):
 
         Raises:
             PackError: an object is damaged or not what the source's kind makes of it; names object and remedy.
-            StoreError: an object could not be read, or is no longer the one that the fingerprint covers.
+            StoreError: an object could not be read, or is no longer the one that was listed.
         """
-        ...
-
-    async def close(self) -> None:
-        """Release connections. Idempotent."""
         ...
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from stoker._sources import Source, open_source
+from stoker._sources import ObjectSource, open_source
 from stoker._stores import Store, open_store
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def with_store(url: str, work: Callable[[Store], Any]) -> Any:
     return asyncio.run(run())
 
 
-def with_source(url: str, work: Callable[[Source], Any], kind: str | None = None, **options: Any) -> Any:
+def with_source(url: str, work: Callable[[ObjectSource], Any], kind: str | None = None, **options: Any) -> Any:
     """Return what ``work`` does with the source at a URL."""
 
     async def run() -> Any:
@@ -54,7 +54,7 @@ def with_source(url: str, work: Callable[[Source], Any], kind: str | None = None
 def read_all(url: str, kind: str | None = None, start: int = 0, **options: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the samples of a source, each checked against its schema."""
 
-    async def read(source: Source) -> list[tuple[str, dict[str, Any]]]:
+    async def read(source: ObjectSource) -> list[tuple[str, dict[str, Any]]]:
         async with aclosing(source.read(start)) as samples:
             found = [item async for item in samples]
         for where, sample in found:
@@ -65,13 +65,13 @@ def read_all(url: str, kind: str | None = None, start: int = 0, **options: Any) 
     return samples
 
 
-def look(url: str, kind: str | None = None, **options: Any) -> Source:
+def look(url: str, kind: str | None = None, **options: Any) -> ObjectSource:
     """Return a source, closed again, to look at its attributes."""
 
-    async def same(source: Source) -> Source:
+    async def same(source: ObjectSource) -> ObjectSource:
         return source
 
-    source: Source = with_source(url, same, kind, **options)
+    source: ObjectSource = with_source(url, same, kind, **options)
     return source
 
 

@@ -17,8 +17,9 @@ from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.part import Part
 from stoker._pack.plan import check_can_append, check_can_create
 from stoker._pack.record import list_records
+from stoker._sources import ObjectSource
 from stoker._sources.parts import split
-from stoker.abc import Readable, Source
+from stoker.abc import Readable
 from stoker.errors import ConfigError
 
 __all__ = ["JobConfig", "PackJob", "plan_job"]
@@ -67,7 +68,7 @@ class PackJob:
     commit: Task
 
 
-async def plan_job(source: Source, store: Readable, config: JobConfig) -> PackJob:
+async def plan_job(source: ObjectSource, store: Readable, config: JobConfig) -> PackJob:
     """Return what packs ``source`` into the data set at ``store``.
 
     Raises:
@@ -112,7 +113,7 @@ async def plan_job(source: Source, store: Readable, config: JobConfig) -> PackJo
     )
 
 
-def _tasks(source: Source, parts: Sequence[Part]) -> Iterator[Task]:
+def _tasks(source: ObjectSource, parts: Sequence[Part]) -> Iterator[Task]:
     begin = 0
     for number, part in enumerate(parts):
         if part.rows is not None and source.samples:

@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Literal, NamedTuple
 
@@ -32,7 +33,7 @@ from stoker._pack.record import Journal, PackRecord, record_key
 from stoker._pack.run import Cut, PackProgress, RunConfig, RunWriter
 from stoker._stores import open_store
 from stoker._stores.options import StoreOptions
-from stoker.abc import Store
+from stoker.abc import Source, Store
 from stoker.errors import ConfigError, PackError, StoreError
 
 _log = logging.getLogger("stoker")
@@ -139,6 +140,12 @@ class AsyncPacker:
         """
         if cut := self.cut(sample, where):
             await self.submit(cut)
+
+    async def extend(self, source: Source, start: int = 0) -> None:
+        """Pack the samples of a source from number ``start`` on; see :meth:`write`."""
+        async with aclosing(source.read(start)) as samples:
+            async for where, sample in samples:
+                await self.write(sample, where)
 
     def cut(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
         """Do the part of :meth:`write` that needs no event loop: encode, and cut off a super-sample that is full."""
@@ -324,8 +331,16 @@ class Packer:
             if cut := self._packer.cut(sample, where):
                 self._thread.run(self._packer.submit(cut))
 
-    def extend(self, samples: Iterable[Mapping[str, object]]) -> None:
-        """Pack every sample of an iterable."""
+    def extend(self, samples: Iterable[Mapping[str, object]] | Source) -> None:
+        """Pack every sample of an iterable, or of a source of raw objects.
+
+        Args:
+            samples: mappings of column name → value; or a :class:`stoker.abc.Source`, which is read from its start.
+        """
+        if isinstance(samples, Source):
+            with self._lock:
+                self._thread.run(self._packer.extend(samples))
+            return
         for sample in samples:
             self.write(sample)
 

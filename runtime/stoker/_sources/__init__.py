@@ -1,26 +1,49 @@
-"""Where samples come from: folders of files or images, numpy files, WebDataset tars; each at any store URL."""
+"""Where samples come from: folders of files or images, numpy files, WebDataset tars; each at any store URL.
+
+Another package adds a kind by an entry point of the group ``stoker.sources``; see :class:`stoker.abc.Source`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 
 from stoker._base.sizes import counted
 from stoker._format.manifest import POINTER_KEY
+from stoker._format.schema import Schema
 from stoker._sources.arrays import open_npy
 from stoker._sources.containers import find_containers, named_like, remedy_for
 from stoker._sources.folders import is_image, open_files, open_image_folder
-from stoker._sources.listing import ARCHIVES, Listing, list_source
+from stoker._sources.listing import ARCHIVES, ObjectSource, list_source
 from stoker._sources.webdataset import open_webdataset
 from stoker._sources.zipped import open_npz
 from stoker._stores.options import StoreOptions
-from stoker.abc import Sample, Source, Store
-from stoker.errors import ConfigError
+from stoker.abc import Sample, Source, SourceListing, Store
+from stoker.errors import ConfigError, MissingExtraError
 
-__all__ = ["KINDS", "Sample", "Source", "detect_kind", "open_source"]
+__all__ = ["KINDS", "ObjectSource", "Sample", "detect_kind", "open_source"]
 
-KINDS = ("image-folder", "files", "npy", "npz", "webdataset")
+_GROUP = "stoker.sources"
+_BUILT_IN = ("image-folder", "files", "npy", "npz", "webdataset")
 _BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
+
+
+class _Kinds(Collection[str]):
+    """The kinds of sources, built-in ones first. Plug-ins are looked for only where a kind is none of these."""
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in _BUILT_IN or kind in entry_points(group=_GROUP).names
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _BUILT_IN
+        yield from sorted(entry_points(group=_GROUP).names - set(_BUILT_IN))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+KINDS = _Kinds()
 
 
 async def open_source(
@@ -31,11 +54,12 @@ async def open_source(
     strict: bool = False,
     follow_links: bool = False,
     wrap: Callable[[Store], Store] | None = None,
-) -> Source:
+) -> ObjectSource:
     """List what is at a path or store URL and return it as samples; the caller closes it.
 
     Args:
-        url: a folder, an ``.npy``, ``.npz`` or ``.tar`` file, or several tars as ``train-{000..009}.tar``.
+        url: a folder, an ``.npy``, ``.npz`` or ``.tar`` file, or several tars as ``train-{000..009}.tar``. For
+            the kinds of plug-ins, whatever has a suffix is a file.
         kind: one of ``KINDS``; by default what :func:`detect_kind` says.
         options: how to reach the store.
         strict: raise where a tar has no end marker, so that it may be cut off, instead of noting it.
@@ -49,7 +73,9 @@ async def open_source(
     """
     if kind is not None and kind not in KINDS:
         raise ConfigError(f"there is no kind of source {kind!r}; use one of {', '.join(KINDS)}")
-    listing = await list_source(url, options, follow_links=follow_links, wrap=wrap)
+    listing = await list_source(
+        url, options, follow_links=follow_links, any_suffix=kind not in (None, *_BUILT_IN), wrap=wrap
+    )
     try:
         return await _opened(listing, kind, strict=strict)
     except BaseException:
@@ -57,8 +83,10 @@ async def open_source(
         raise
 
 
-async def _opened(listing: Listing, said: str | None, *, strict: bool) -> Source:
+async def _opened(listing: SourceListing, said: str | None, *, strict: bool) -> ObjectSource:
     kind = said or detect_kind(listing)
+    if kind not in _BUILT_IN:
+        return await _open_plugin(listing, kind)
     if kind in ("npy", "npz"):
         if len(listing.objects) != 1 or listing.is_folder:
             raise ConfigError(
@@ -77,7 +105,34 @@ async def _opened(listing: Listing, said: str | None, *, strict: bool) -> Source
     return open_files(listing)
 
 
-def detect_kind(listing: Listing) -> str:
+async def _open_plugin(listing: SourceListing, kind: str) -> ObjectSource:
+    """Return the source that an entry point makes of a listing."""
+    point = next(iter(entry_points(group=_GROUP, name=kind)))
+    try:
+        opener: Callable[[SourceListing], Awaitable[object]] = point.load()
+    except (ImportError, AttributeError) as error:
+        raise MissingExtraError(f"the source {kind} ({point.value}) cannot be loaded: {error}") from error
+    source = await opener(listing)
+    if not isinstance(source, Source):
+        raise ConfigError(
+            f"the plug-in {point.value} of sources of kind {kind} returned a {type(source).__name__}, which has no "
+            "'schema' and 'read'; have it return a stoker.abc.Source"
+        )
+    return _PluginSource(kind, source, listing)
+
+
+class _PluginSource(ObjectSource):
+    """A plug-in's source, and what follows from its objects."""
+
+    def __init__(self, kind: str, source: Source, listing: SourceListing) -> None:
+        super().__init__(kind, Schema(source.schema), listing, listing.objects)
+        self._source = source
+
+    def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
+        return self._source.read(start)
+
+
+def detect_kind(listing: SourceListing) -> str:
     """Return the kind of what is listed.
 
     A file's suffix says it. A folder is ``webdataset`` if it has nothing but ``.tar`` files; ``image-folder`` if it has
@@ -95,7 +150,7 @@ def detect_kind(listing: Listing) -> str:
     return _kind_of_folder(listing, keys)
 
 
-def _kind_of_folder(listing: Listing, keys: Sequence[str]) -> str:
+def _kind_of_folder(listing: SourceListing, keys: Sequence[str]) -> str:
     tars = sum(key.lower().endswith(".tar") for key in keys)
     nested = [key for key in keys if "/" in key]
     odd = [key for key in nested if not is_image(key)]
@@ -112,7 +167,7 @@ def _kind_of_folder(listing: Listing, keys: Sequence[str]) -> str:
     return "files"
 
 
-def _check_no_containers(listing: Listing, found: Mapping[str, str]) -> None:
+def _check_no_containers(listing: SourceListing, found: Mapping[str, str]) -> None:
     """Raise ConfigError if some files are containers of samples, by key."""
     if found:
         first, kind = next(iter(found.items()))
@@ -120,7 +175,7 @@ def _check_no_containers(listing: Listing, found: Mapping[str, str]) -> None:
         raise _unclear(listing, what, remedy_for(kind))
 
 
-def _unclear(listing: Listing, what: str, remedy: str) -> ConfigError:
+def _unclear(listing: SourceListing, what: str, remedy: str) -> ConfigError:
     return ConfigError(
         f"{listing.url}: {what}, so its kind is unclear; say --kind files to pack each file as it is, or {remedy}"
     )

@@ -16,8 +16,8 @@ from stoker._format.schema import Array, Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._format.tensorfile import dtype_of
 from stoker._pack.object_reading import MAX_AHEAD_BYTES, MAX_READS, in_order, read, spans
-from stoker._sources.listing import Listing, fingerprint_of
-from stoker.abc import ObjectInfo, Readable, Sample
+from stoker._sources.listing import ObjectSource
+from stoker.abc import ObjectInfo, Readable, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
 __all__ = [
@@ -152,37 +152,18 @@ Blocks = Callable[[int, int], AsyncGenerator[NDArray[Any], None]]
 """``blocks(start, rows)`` yields the rows from ``start`` on, ``rows`` at a time."""
 
 
-class ArraySource:
-    """Rows of arrays of one length as samples, in order.
+class ArraySource(ObjectSource):
+    """Rows of arrays of one length as samples, in order: of kind ``npy`` or ``npz``, with a column for each array."""
 
-    Attributes:
-        kind: ``npy`` or ``npz``.
-        schema: a column for each array.
-        objects: the file.
-        fingerprint: of kind, schema and the file.
-        samples: how many rows there are.
-        size_bytes: of the file.
-        notes: none.
-    """
-
-    notes: tuple[str, ...] = ()
-
-    def __init__(self, kind: str, listing: Listing, columns: dict[str, tuple[ArrayHeader, Blocks]]) -> None:
-        self.kind, self._listing, self.objects = kind, listing, listing.objects
+    def __init__(self, kind: str, listing: SourceListing, columns: dict[str, tuple[ArrayHeader, Blocks]]) -> None:
         try:
-            self.schema = Schema({name: header.column for name, (header, _) in columns.items()})
+            schema = Schema({name: header.column for name, (header, _) in columns.items()})
         except SchemaError as error:
             raise PackError(f"{listing.url}: {error}; save the array under another name") from None
-        self.fingerprint = fingerprint_of(kind, self.schema, listing.objects)
-        self.samples = next(iter(columns.values()))[0].shape[0]
-        self.size_bytes = sum(item.size_bytes for item in listing.objects)
+        super().__init__(kind, schema, listing, listing.objects)
+        self.samples = self._rows = next(iter(columns.values()))[0].shape[0]
         self._blocks = {name: blocks for name, (_, blocks) in columns.items()}
         self._block_rows = max(1, BLOCK_BYTES // max(1, sum(header.row_bytes for header, _ in columns.values())))
-
-    @property
-    def root(self) -> str:
-        """URL of the folder that the objects' keys are relative to."""
-        return self._listing.store.url
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the rows from number ``start`` on; the values are views of blocks of rows."""
@@ -190,18 +171,14 @@ class ArraySource:
         streams = {column: blocks(start, self._block_rows) for column, blocks in self._blocks.items()}
         try:
             row = start
-            while row < self.samples:
+            while row < self._rows:
                 block = {column: await anext(stream) for column, stream in streams.items()}
-                for index in range(min(self._block_rows, self.samples - row)):
+                for index in range(min(self._block_rows, self._rows - row)):
                     yield f"{name}: row {row + index}", {column: rows[index] for column, rows in block.items()}
                 row += self._block_rows
         finally:
             for stream in streams.values():
                 await stream.aclose()
-
-    async def close(self) -> None:
-        """Close the store."""
-        await self._listing.store.close()
 
 
 def ranged_blocks(store: Readable, item: ObjectInfo, header: ArrayHeader, array_start: int) -> Blocks:
@@ -235,7 +212,7 @@ async def read_header(store: Readable, item: ObjectInfo, start: int, array_bytes
     return parse_header(await read(store, item, start, start + end), array_bytes, where)
 
 
-async def open_npy(listing: Listing) -> ArraySource:
+async def open_npy(listing: SourceListing) -> ArraySource:
     """Return the rows of one ``.npy`` file as samples with the column ``x``.
 
     Raises:

@@ -9,8 +9,8 @@ from stoker._base.sizes import counted
 from stoker._format.schema import Array, Bytes, Schema, Text
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.object_reading import in_order, read
-from stoker._sources.listing import Listing, fingerprint_of
-from stoker.abc import ObjectInfo, Sample
+from stoker._sources.listing import ObjectSource
+from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import ConfigError, PackError
 
 __all__ = [
@@ -45,7 +45,7 @@ def belongs(kind: str, key: str) -> bool:
     return kind == "files" or ("/" in key and is_image(key))
 
 
-class FolderSource:
+class FolderSource(ObjectSource):
     """Files as samples, in ascending UTF-8 order of their path below the folder.
 
     Args:
@@ -56,37 +56,33 @@ class FolderSource:
         kept: those that are samples.
 
     Attributes:
-        kind: as given.
-        schema: as given.
-        objects: the files that are samples.
-        fingerprint: of kind, schema and files.
-        samples: how many files there are.
-        size_bytes: of all files.
-        notes: which files were left out.
         follows_links: whether links out of a local folder are followed.
     """
 
-    def __init__(self, kind: str, schema: Schema, listing: Listing, kept: Sequence[ObjectInfo]) -> None:
+    def __init__(self, kind: str, schema: Schema, listing: SourceListing, kept: Sequence[ObjectInfo]) -> None:
         for item in kept:
             if item.size_bytes > MAX_SUPER_SAMPLE_BYTES:
                 raise PackError(
                     f"{listing.url}/{item.key} has {item.size_bytes} bytes; a sample has to fit a super-sample of at "
                     f"most {MAX_SUPER_SAMPLE_BYTES}: split the file or move it away"
                 )
-        self.kind, self.schema, self.samples, self.objects = kind, schema, len(kept), tuple(kept)
-        self.fingerprint = fingerprint_of(kind, schema, kept)
-        self.size_bytes = sum(item.size_bytes for item in kept)
-        self.notes = _left_out(listing, kept)
+        super().__init__(kind, schema, listing, kept)
+        self.samples = len(kept)
         self.follows_links = listing.follows_links
-        self._listing = listing
         column = schema.get("label")
         classes = column.classes if isinstance(column, Array) and column.classes else ()
         self._labels = {name: number for number, name in enumerate(classes)}
 
     @property
-    def root(self) -> str:
-        """URL of the folder that the objects' keys are relative to."""
-        return self._listing.store.url
+    def notes(self) -> tuple[str, ...]:
+        """Which files were left out."""
+        count = len(self._listing.objects) - len(self.objects)
+        if not count:
+            return ()
+        keys = {item.key for item in self.objects}
+        first = next(item.key for item in self._listing.objects if item.key not in keys)
+        total = len(self._listing.objects)
+        return (f"{count} of {total} files were left out: no image in a sub-folder (first: {first})",)
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the files from number ``start`` on."""
@@ -109,12 +105,8 @@ class FolderSource:
             )
         return {"image": data, "label": self._labels[name], "path": key}
 
-    async def close(self) -> None:
-        """Close the store."""
-        await self._listing.store.close()
 
-
-def open_files(listing: Listing) -> FolderSource:
+def open_files(listing: SourceListing) -> FolderSource:
     """Return every file as a sample with ``data`` and ``path``."""
     return FolderSource("files", files_schema(), listing, listing.objects)
 
@@ -129,7 +121,7 @@ def images_schema(classes: Iterable[str]) -> Schema:
     return Schema({"image": Bytes(), "label": Array("int64", classes=tuple(classes)), "path": Text()})
 
 
-def open_image_folder(listing: Listing, *, is_said: bool = False) -> FolderSource:
+def open_image_folder(listing: SourceListing, *, is_said: bool = False) -> FolderSource:
     """Return every image below a sub-folder as a sample with ``image`` (its bytes), ``label`` and ``path``.
 
     The label is the number of the top sub-folder among their sorted names, which stand in the schema.
@@ -152,7 +144,7 @@ def open_image_folder(listing: Listing, *, is_said: bool = False) -> FolderSourc
     return FolderSource("image-folder", images_schema(sorted({_class_of(item.key) for item in kept})), listing, kept)
 
 
-def _check_classes_on_top(listing: Listing, keys: Sequence[str], *, is_said: bool) -> None:
+def _check_classes_on_top(listing: SourceListing, keys: Sequence[str], *, is_said: bool) -> None:
     """Raise ConfigError if top sub-folders are splits with class folders below them, or none has an image itself."""
     tops = {_class_of(key) for key in keys}
     direct = {_class_of(key) for key in keys if key.count("/") == 1}
@@ -174,12 +166,3 @@ def _check_classes_on_top(listing: Listing, keys: Sequence[str], *, is_said: boo
 
 def _class_of(key: str) -> str:
     return key.partition("/")[0]
-
-
-def _left_out(listing: Listing, kept: Sequence[ObjectInfo]) -> tuple[str, ...]:
-    count = len(listing.objects) - len(kept)
-    if not count:
-        return ()
-    keys = {item.key for item in kept}
-    first = next(item.key for item in listing.objects if item.key not in keys)
-    return (f"{count} of {len(listing.objects)} files were left out: no image in a sub-folder (first: {first})",)

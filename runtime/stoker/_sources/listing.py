@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -24,10 +24,10 @@ from stoker._sources.containers import named_like, remedy_for
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
 from stoker._stores.options import StoreOptions
-from stoker.abc import ObjectInfo, Store
+from stoker.abc import ObjectInfo, Sample, SourceListing, Store
 from stoker.errors import ConfigError, NotFoundError, PackError
 
-__all__ = ["ARCHIVES", "Listing", "fingerprint_of", "is_wanted", "list_source", "listed_between"]
+__all__ = ["ARCHIVES", "ObjectSource", "fingerprint_of", "is_wanted", "list_source", "listed_between"]
 
 ARCHIVES = (".npy", ".npz", ".tar")
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -35,31 +35,57 @@ _NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
 _MAX_NAMES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The objects of a source; about 300 bytes of memory each.
-
-    Attributes:
-        url: as the user wrote it.
-        store: where the keys are relative to; it tries again. Whoever asked for the listing closes it.
-        objects: in ascending UTF-8 order of key; those of a brace pattern in the pattern's order.
-        is_folder: whether the URL stands for all that is below it.
-        follows_links: whether links out of a local folder are followed.
-    """
-
-    url: str
-    store: RetryingStore
-    objects: tuple[ObjectInfo, ...]
-    is_folder: bool
-    follows_links: bool = False
-
-
 def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
-    """Return the hash of a source: 64 hexadecimal digits."""
+    """Return the hash of a source: 64 hexadecimal digits, others if any object changed."""
     digest = hashlib.sha256(f"{kind}\n{schema.to_json()}\n".encode())
     for item in objects:
         digest.update(json.dumps([item.key, item.size_bytes, item.tag]).encode())
     return digest.hexdigest()
+
+
+class ObjectSource(ABC):
+    """A source that raw objects are: what the kinds have in common.
+
+    Args:
+        kind: as ``stoker pack --kind`` names it.
+        schema: the columns of every sample.
+        listing: where the objects are; closed with the source.
+        objects: those that samples are in, in order of the samples.
+
+    Attributes:
+        kind: as given.
+        schema: as given.
+        objects: as given.
+        fingerprint: hash of kind, schema, and relative key, size and tag of every object.
+        size_bytes: of all objects.
+        samples: how many samples there are, None if only reading them tells.
+    """
+
+    samples: int | None = None
+
+    def __init__(self, kind: str, schema: Schema, listing: SourceListing, objects: Sequence[ObjectInfo]) -> None:
+        self.kind, self.schema, self.objects = kind, schema, tuple(objects)
+        self.fingerprint = fingerprint_of(kind, schema, self.objects)
+        self.size_bytes = sum(item.size_bytes for item in self.objects)
+        self._listing = listing
+
+    @property
+    def root(self) -> str:
+        """URL of the folder that the objects' keys are relative to."""
+        return self._listing.store.url
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of the source, such as files that were left out; more once it was read."""
+        return ()
+
+    @abstractmethod
+    def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
+        """Yield the samples from number ``start`` on; see :meth:`stoker.abc.Source.read`."""
+
+    async def close(self) -> None:
+        """Release connections. Idempotent."""
+        await self._listing.store.close()
 
 
 async def list_source(
@@ -67,18 +93,21 @@ async def list_source(
     options: StoreOptions | None,
     *,
     follow_links: bool = False,
+    any_suffix: bool = False,
     wrap: Callable[[Store], Store] | None = None,
-) -> Listing:
+) -> SourceListing:
     """List what a URL stands for.
 
-    A URL that ends in ``.npy``, ``.npz`` or ``.tar`` is one object, or several with braces (``{000..009}``,
-    ``{a,b}``); any other, and a local folder of any name, stands for all below it. Hidden objects (a part of the key
+    A URL that ends in ``.npy``, ``.npz`` or ``.tar``, or in any suffix for sources that take others, is one object, or
+    several with braces (``{000..009}``, ``{a,b}``); any other, and a local folder of any name, stands for all below it.
+    Hidden objects (a part of the key
     starts with a dot) and the empty objects that stand for folders are left out.
 
     Args:
         url: of the source.
         options: of its store.
         follow_links: take in what links in a local folder lead to outside of it.
+        any_suffix: whether an object of any suffix may be one.
         wrap: returns the store to read through, given the source's own.
 
     Raises:
@@ -90,7 +119,7 @@ async def list_source(
     location = parse_url(url)
     if follow_links and location.scheme != "file":
         raise ConfigError(f"--follow-links is for links in a local folder, which {location.url} is not; leave it out")
-    is_folder = _is_folder(location)
+    is_folder = _is_folder(location, any_suffix=any_suffix)
     root, names = (_address(location), []) if is_folder else _root_and_names(location)
     opened = open_store(root, options=options)
     store = RetryingStore(opened if wrap is None else wrap(opened))
@@ -104,7 +133,7 @@ async def list_source(
     except BaseException:
         await store.close()
         raise
-    return Listing(location.url, store, tuple(objects), is_folder, follow_links)
+    return SourceListing(location.url, store, tuple(objects), is_folder, follow_links)
 
 
 async def listed_between(store: RetryingStore, after: str, until: str) -> list[ObjectInfo]:
@@ -122,9 +151,10 @@ async def listed_between(store: RetryingStore, after: str, until: str) -> list[O
     return found
 
 
-def _is_folder(location: Location) -> bool:
+def _is_folder(location: Location, *, any_suffix: bool) -> bool:
     """Return whether the URL stands for all that is below it."""
-    is_archive = location.url.lower().endswith(ARCHIVES)
+    name = location.url.lower().rpartition("/")[2]
+    is_archive = "." in name.lstrip(".") if any_suffix else name.endswith(ARCHIVES)
     if location.scheme != "file":
         return not is_archive or not location.prefix
     path = Path(location.bucket)

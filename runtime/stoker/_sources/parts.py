@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from stoker._base.retry import RetryingStore
 from stoker._format.schema import Schema
-from stoker._pack.part import KeySlice, Part
+from stoker._pack.part import PART_KINDS, KeySlice, Part
 from stoker._pack.plan import schema_difference
 from stoker._sources.arrays import open_npy
 from stoker._sources.folders import FolderSource, belongs
-from stoker._sources.listing import Listing, fingerprint_of, listed_between
+from stoker._sources.listing import ObjectSource, fingerprint_of, listed_between
 from stoker._sources.webdataset import open_webdataset
 from stoker._sources.zipped import open_npz
-from stoker.abc import ObjectInfo, Sample, Source
-from stoker.errors import PackError, SchemaError
+from stoker.abc import ObjectInfo, Sample, SourceListing
+from stoker.errors import ConfigError, PackError, SchemaError
 
 __all__ = ["Samples", "grouped", "open_part", "split"]
 
@@ -38,12 +38,12 @@ class Samples:
         end: number behind its last; None if only the end of the source tells.
     """
 
-    source: Source
+    source: ObjectSource
     start: int = 0
     end: int | None = None
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
-        """Yield the part's samples from its number ``start`` on; see :meth:`Source.read`."""
+        """Yield the part's samples from its number ``start`` on; see :meth:`stoker.abc.Source.read`."""
         number = self.start + start
         if number == self.end:
             return
@@ -55,7 +55,7 @@ class Samples:
                     return
 
 
-def split(source: Source, part: Part, part_bytes: int) -> Iterator[Part]:
+def split(source: ObjectSource, part: Part, part_bytes: int) -> Iterator[Part]:
     """Yield the parts that ``source`` consists of, in order of its samples; the same ones every time.
 
     Args:
@@ -63,7 +63,15 @@ def split(source: Source, part: Part, part_bytes: int) -> Iterator[Part]:
         part: what all of them have in common; its objects do not matter.
         part_bytes: how large the raw objects of a part are together, at most; an object that is larger is a part
             alone, unless it is an array, which is cut between its rows.
+
+    Raises:
+        ConfigError: the source is of a plug-in's kind, which functions do not have.
     """
+    if source.kind not in PART_KINDS:
+        raise ConfigError(
+            f"functions pack sources of kind {', '.join(PART_KINDS)}, not {source.kind!r}; pack it in this process, "
+            "without --on"
+        )
     base = replace(part, source=source.root, kind=source.kind, schema=source.schema, objects=())
     if source.kind == "npy" and source.samples is not None:
         rows = max(1, part_bytes * source.samples // source.size_bytes)
@@ -113,7 +121,7 @@ async def open_part(part: Part, store: RetryingStore) -> Samples:
         StoreError: they could not be read.
     """
     objects = part.objects if part.keys is None else await _listed(part, part.keys, store)
-    listing = Listing(part.source, store, tuple(objects), is_folder=False)
+    listing = SourceListing(part.source, store, tuple(objects), is_folder=False)
     if part.kind in ("files", "image-folder"):
         return Samples(FolderSource(part.kind, part.schema, listing, objects))
     source = await _OPENERS[part.kind](listing)
@@ -124,7 +132,7 @@ async def open_part(part: Part, store: RetryingStore) -> Samples:
     return Samples(source, start, end)
 
 
-_OPENERS: dict[str, Callable[[Listing], Awaitable[Source]]] = {
+_OPENERS: dict[str, Callable[[SourceListing], Awaitable[ObjectSource]]] = {
     "npy": open_npy,
     "npz": open_npz,
     "webdataset": open_webdataset,

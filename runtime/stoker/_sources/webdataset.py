@@ -20,8 +20,8 @@ from stoker._base.task_group import for_each
 from stoker._format.schema import Array, Bytes, Column, Schema, Text
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.object_reading import MAX_READS, PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, read
-from stoker._sources.listing import Listing, fingerprint_of
-from stoker.abc import ObjectInfo, Sample
+from stoker._sources.listing import ObjectSource
+from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 
 __all__ = ["Member", "WebDataset", "members", "open_webdataset"]
@@ -33,30 +33,18 @@ _MAX_EXTENDED_BYTES = 1 << 20
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 
 
-class WebDataset:
+class WebDataset(ObjectSource):
     """The samples of one or more tars, in the order of the tars and of their members.
 
     A column is a file's extension (all behind the first dot of the name, in lower case, other dots as ``_``): ``.cls``
     is an ``int64``, ``.txt`` and ``.json`` are text, any other is bytes; ``key`` is the name before the extension.
     Hidden files and those without an extension belong to no sample.
-
-    Attributes:
-        kind: ``webdataset``.
-        schema: the columns of the first sample, which all others must have too.
-        objects: the tars.
-        fingerprint: of kind, schema and tars.
-        samples: None, since only reading the tars tells.
-        size_bytes: of all tars.
     """
 
-    kind = "webdataset"
-    samples = None
-
-    def __init__(self, listing: Listing, tars: tuple[ObjectInfo, ...], schema: Schema, *, strict: bool) -> None:
-        self._listing, self.objects, self.schema, self._strict = listing, tars, schema, strict
+    def __init__(self, listing: SourceListing, tars: tuple[ObjectInfo, ...], schema: Schema, *, strict: bool) -> None:
+        super().__init__("webdataset", schema, listing, tars)
+        self._strict = strict
         self._without_end: set[str] = set()
-        self.fingerprint = fingerprint_of(self.kind, schema, tars)
-        self.size_bytes = sum(item.size_bytes for item in tars)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -70,11 +58,6 @@ class WebDataset:
             )
             notes.append(f"warning: no end marker in {where}: if they were cut off, samples are missing")
         return tuple(notes)
-
-    @property
-    def root(self) -> str:
-        """URL of the folder that the objects' keys are relative to."""
-        return self._listing.store.url
 
     async def read(self, start: int = 0) -> AsyncGenerator[Sample, None]:
         """Yield the samples from number ``start`` on; a tar has no index, so those before are read as well."""
@@ -112,12 +95,8 @@ class WebDataset:
             )
         self._without_end.add(key)
 
-    async def close(self) -> None:
-        """Close the store."""
-        await self._listing.store.close()
 
-
-async def open_webdataset(listing: Listing, *, strict: bool = False) -> WebDataset:
+async def open_webdataset(listing: SourceListing, *, strict: bool = False) -> WebDataset:
     """Return the samples of the tars that are listed, having read the first sample.
 
     Args:
@@ -146,7 +125,7 @@ def _schema(where: str, sample: dict[str, Any]) -> Schema:
 
 
 async def _samples(
-    listing: Listing,
+    listing: SourceListing,
     tar: ObjectInfo,
     *,
     span_bytes: int = STREAM_SPAN_BYTES,

@@ -27,8 +27,7 @@ from stoker._sources.arrays import (
     ranged_blocks,
     read_header,
 )
-from stoker._sources.listing import Listing
-from stoker.abc import ObjectInfo, Readable
+from stoker.abc import ObjectInfo, Readable, SourceListing
 from stoker.errors import PackError
 
 __all__ = ["open_npz"]
@@ -39,7 +38,7 @@ _MIN_SPAN_BYTES = 4 << 10
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
-async def open_npz(listing: Listing) -> ArraySource:
+async def open_npz(listing: SourceListing) -> ArraySource:
     """Return the rows of the arrays in an ``.npz`` file as samples, a column for each array.
 
     Raises:

@@ -14,11 +14,11 @@ from stoker._base.sizes import format_bytes
 from stoker._fanout.job import JobConfig, plan_job
 from stoker._format.manifest import Manifest
 from stoker._pack.packer import AsyncPacker, PackConfig, PackProgress
-from stoker._sources import KINDS, open_source
+from stoker._sources import KINDS, ObjectSource, open_source
 from stoker._sources.webdataset import WebDataset
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
-from stoker.abc import Source, Store
+from stoker.abc import Store
 from stoker.cli.flags import add_store_options, positive, size, store_options, super_sample_size, writable
 from stoker.cli.functions import (
     add_function_options,
@@ -110,7 +110,7 @@ async def _pack(args: Namespace) -> None:
         await source.close()
 
 
-async def _from_source_to_store(args: Namespace, source: Source, store: Store, bill: RequestBill) -> None:
+async def _from_source_to_store(args: Namespace, source: ObjectSource, store: Store, bill: RequestBill) -> None:
     started_seconds = asyncio.get_running_loop().time()
     notes = source.notes
     _say(args, f"packing {args.source} as {source.kind}")
@@ -144,7 +144,7 @@ async def _from_source_to_store(args: Namespace, source: Source, store: Store, b
     _say(args, bill.line(), _summary(store.url, manifest, last, durable, seconds))
 
 
-def _config(args: Namespace, source: Source) -> PackConfig:
+def _config(args: Namespace, source: ObjectSource) -> PackConfig:
     given = {name: getattr(args, name) for name in ("super_sample_bytes", "concurrency")}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     mode: Any = "append" if args.append else "overwrite" if args.overwrite else "create"
@@ -220,7 +220,7 @@ def _check_fanout_options(args: Namespace) -> None:
     check_reach(chosen_executor(args, _ways(args, src, dst)), src, dst)
 
 
-async def _pack_on(args: Namespace, source: Source, store: Store) -> None:
+async def _pack_on(args: Namespace, source: ObjectSource, store: Store) -> None:
     """Plan the job, let functions carry it out, and commit it.
 
     Raises:
@@ -265,7 +265,7 @@ def _ways(args: Namespace, src: Location, dst: Location) -> dict[str, str]:
     return {**reached(args, src, "source_"), **reached(args, dst)}
 
 
-def _touched(dst: Location, source: Source) -> dict[str, str]:
+def _touched(dst: Location, source: ObjectSource) -> dict[str, str]:
     """Return what functions that are started for this may touch."""
     return {
         "STOKER_DATASETS": f"data={url_for_functions(dst)}",

@@ -16,10 +16,11 @@ import pytest
 from stoker._base.retry import RetryingStore
 from stoker._format.schema import Array, Bytes, Schema
 from stoker._pack.part import Part
-from stoker._sources import Source
+from stoker._sources import ObjectSource
 from stoker._sources.folders import files_schema
 from stoker._sources.parts import MAX_PART_OBJECTS, open_part, split
-from stoker.abc import ObjectInfo, Store
+from stoker._stores import open_store
+from stoker.abc import ObjectInfo, SourceListing, Store
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError, SchemaError, StoreError
 from support.places import look, put_all, read_all, tar_of, with_source, with_store
 
@@ -84,7 +85,7 @@ def parts_of(
 ) -> list[Part]:
     """Return the parts of a source as they arrive at a function: through JSON."""
 
-    async def work(source: Source) -> list[Part]:
+    async def work(source: ObjectSource) -> list[Part]:
         return [Part.from_json(part.to_json()) for part in split(source, replace(COMMON, **changes), part_bytes)]
 
     found: list[Part] = with_source(url, work, kind, follow_links=follow_links)
@@ -166,25 +167,20 @@ def test_many_objects_are_named_by_the_first_and_the_last_of_them() -> None:
     assert len(str(part.to_json())) < 600
 
 
-class Listed:
+class Unread(ObjectSource):
     """A source of so many objects that nobody reads."""
 
-    kind, root, samples, notes, fingerprint = "files", "memory://x", None, (), "0" * 64
-    schema = files_schema()
-
     def __init__(self, objects: int) -> None:
-        self.objects = tuple(ObjectInfo(key=f"{n:07d}", size_bytes=1, tag="t") for n in range(objects))
-        self.size_bytes = objects
+        listed = tuple(ObjectInfo(key=f"{n:07d}", size_bytes=1, tag="t") for n in range(objects))
+        store = RetryingStore(open_store("memory://unread"))
+        super().__init__("files", files_schema(), SourceListing("memory://unread", store, listed, True), listed)
 
     def read(self, start: int = 0) -> Any:
         raise AssertionError
 
-    async def close(self) -> None:
-        raise AssertionError
-
 
 def test_a_part_has_only_so_many_objects_however_small_they_are() -> None:
-    parts = list(split(Listed(2 * MAX_PART_OBJECTS + 1), COMMON, 1 << 40))
+    parts = list(split(Unread(2 * MAX_PART_OBJECTS + 1), COMMON, 1 << 40))
     assert [len(part.objects) for part in parts] == [MAX_PART_OBJECTS, MAX_PART_OBJECTS, 1]
 
 

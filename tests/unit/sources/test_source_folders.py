@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker._format.schema import Array, Bytes, Text
-from stoker._sources import Source
+from stoker._sources import ObjectSource
 from stoker._stores import open_store
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError
 from support.places import look, put_all, read_all, tar_of, with_source
@@ -166,7 +166,7 @@ def test_the_fingerprint_does_not_depend_on_where_the_source_is(tmp_path: Path) 
 
 
 def test_a_file_that_changes_after_it_was_listed_is_an_error() -> None:
-    async def check(source: Source) -> None:
+    async def check(source: ObjectSource) -> None:
         await open_store("memory://changing").put("2", b"new")
         async with aclosing(source.read()) as samples:
             assert (await anext(samples))[1]["data"] == b"old"

@@ -11,7 +11,7 @@ import pytest
 import webdataset
 
 from stoker._format.schema import Array, Bytes, Text
-from stoker._sources import Source
+from stoker._sources import ObjectSource
 from stoker._sources.webdataset import WebDataset
 from stoker.errors import ConfigError, NotFoundError, PackError, StokerError
 from support.places import look, put_all, read_all, tar_of, with_source
@@ -195,7 +195,7 @@ CUT = {  # three samples; where a tar ends, and what is missing there
 
 
 def test_tars_that_end_at_a_members_border_without_an_end_marker_are_counted(folder: str) -> None:
-    async def read(source: Source) -> int:
+    async def read(source: ObjectSource) -> int:
         assert list(source.notes) == []
         async with aclosing(source.read()) as samples:
             count = len([sample async for sample in samples])
@@ -215,7 +215,7 @@ def test_a_tar_without_an_end_marker_is_an_error_where_it_may_not_be(folder: str
 
 
 def test_the_last_bytes_tell_which_tars_have_no_end_marker(folder: str) -> None:
-    async def check(source: Source) -> tuple[str, ...]:
+    async def check(source: ObjectSource) -> tuple[str, ...]:
         assert isinstance(source, WebDataset)
         await source.check_ends()
         return source.notes
