@@ -65,24 +65,30 @@ def rate_limit_of(requests: Sequence[SentRequest], usual_seconds: float) -> Rate
         usual_seconds: of a first byte, where requests are sent one by one.
     """
     requests = sorted(requests, key=lambda each: each.sent)
-    late_seconds = _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS
     refused = [each.sent for each in requests if each.is_refused]
-    answered = [(each.sent, each.begun) for each in requests if each.begun is not None and not each.is_refused]
-    queued = [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
+    answered, queued = _answers(requests, _WAITS_FACTOR * usual_seconds + _WAITS_SECONDS)
     is_queued = len(queued) >= max(_LEAST_TELLING + 1, _QUEUED_PART * len(answered))
+    if not refused and not is_queued:
+        return None
+    waits = [begun - sent for sent, begun in queued]
     if refused:
-        rate = _rate(
-            [sent for sent, _ in answered if sent > refused[0] + usual_seconds / 2], requests[-1].sent - refused[0]
-        )
-        longest = max(begun - sent for sent, begun in queued) - usual_seconds if is_queued else 0.0
-    elif is_queued:
+        after = [sent for sent, _ in answered if sent > refused[0] + usual_seconds / 2]
+        rate = _rate(after, requests[-1].sent - refused[0])
+        longest = max(waits) - usual_seconds if is_queued else 0.0
+    else:
         moments = sorted(begun for _, begun in queued)
         rate, longest = (len(moments) - 1) / max(moments[-1] - moments[0], _LEAST_SECONDS), math.inf
-    else:
-        return None
     full = refused[0] if refused else queued[0][0]
     at_once = sum(sent < full for sent, _ in answered) - rate * (full - requests[0].sent)
     return RateLimit(requests_per_second=rate, burst=max(1, round(at_once)), longest_line_seconds=longest)
+
+
+def _answers(
+    requests: Sequence[SentRequest], late_seconds: float
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Return when those that were answered were sent and answered: of all of them, and of those that had to wait."""
+    answered = [(each.sent, each.begun) for each in requests if each.begun is not None and not each.is_refused]
+    return answered, [(sent, begun) for sent, begun in answered if begun - sent > late_seconds]
 
 
 def _rate(moments: Sequence[float], seconds: float) -> float:
