@@ -1,6 +1,7 @@
 """Eviction: which entries leave a cache of limited size.
 
-A policy decides what leaves; :class:`Residents` keeps the account. Policies have names in settings: :data:`POLICIES`.
+A policy decides what leaves; :class:`Residents` keeps the account. Policies have names in
+settings: :data:`POLICIES`, and those of plug-ins, by the entry points ``stoker.cache_policies``.
 """
 
 from __future__ import annotations
@@ -10,10 +11,24 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import count
 from typing import Any, Generic, TypeVar
 
+from stoker._base.fields import shown
+from stoker._base.plugins import load_plugin, plugin_names
 from stoker.abc import EvictionPolicy, NextUseOracle
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 
-__all__ = ["POLICIES", "Fifo", "Lru", "NextUse", "Residents", "Uniform", "check_policy", "made_policy"]
+__all__ = [
+    "POLICIES",
+    "Fifo",
+    "Lru",
+    "NextUse",
+    "PolicyFactory",
+    "Residents",
+    "Uniform",
+    "policy_factory",
+    "policy_names",
+]
+
+_GROUP = "stoker.cache_policies"
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -81,14 +96,19 @@ class Residents(Generic[Key]):
         """Return whose going makes enough room, as few as the policy's sequence allows; None if nobody's does."""
         if size > self.capacity:
             return None
-        missing, evicted = self.used + size - self.capacity, list[Key]()
+        missing, evicted = self.used + size - self.capacity, dict[Key, None]()
         if missing > 0:
             for victim in self._policy.victims(key):
-                evicted.append(victim)
+                if victim in evicted or victim not in self._sizes:
+                    raise StokerError(
+                        f"the cache policy {type(self._policy).__name__} names {shown(victim)} as a victim, which is "
+                        "not in the cache, or was named before; choose another policy"
+                    )
+                evicted[victim] = None
                 missing -= self._sizes[victim]
                 if missing <= 0:
                     break
-        return evicted if missing <= 0 else None
+        return list(evicted) if missing <= 0 else None
 
 
 class Fifo(Generic[Key]):
@@ -226,30 +246,37 @@ class NextUse(Generic[Key]):
         heapq.heapify(self._farthest)
 
 
-POLICIES: Mapping[str, Callable[[NextUseOracle[Any]], EvictionPolicy[Any]]] = {
+PolicyFactory = Callable[[NextUseOracle[Any]], EvictionPolicy[Any]]
+"""What an entry point in the group ``stoker.cache_policies`` names: returns a policy that no cache uses yet."""
+
+POLICIES: Mapping[str, PolicyFactory] = {
     "next-use": lambda future: NextUse(future.next_use, lambda: future.present),
     "uniform": lambda _: Uniform(),
     "lru": lambda _: Lru(),
     "fifo": lambda _: Fifo(),
 }
-"""Name → what makes the policy, of what tells the future."""
+"""The policies that are always there, by the names that they have in settings."""
 
 
-def check_policy(name: str) -> None:
-    """Pass if there is a policy of that name.
+def policy_names() -> tuple[str, ...]:
+    """Return the names of all policies, those of plug-ins last."""
+    return (*POLICIES, *(name for name in plugin_names(_GROUP) if name not in POLICIES))
+
+
+def policy_factory(name: str) -> PolicyFactory:
+    """Return what creates the policy of a name.
 
     Raises:
         ConfigError: there is none.
+        MissingExtraError: it is a plug-in's and cannot be loaded.
     """
-    if name not in POLICIES:
-        raise ConfigError(f"policy is one of {', '.join(POLICIES)}, not {name!r:.40}")
-
-
-def made_policy(name: str, future: NextUseOracle[Key]) -> EvictionPolicy[Key]:
-    """Return a policy that nobody uses yet.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    check_policy(name)
-    return POLICIES[name](future)
+    if name in POLICIES:
+        return POLICIES[name]
+    known = policy_names()
+    if name not in known:
+        raise ConfigError(
+            f"policy is one of {', '.join(known)}, not {shown(name)}; "
+            f"a package adds one by an entry point in the group {_GROUP}"
+        )
+    factory: PolicyFactory = load_plugin(_GROUP, name, "cache policy")
+    return factory

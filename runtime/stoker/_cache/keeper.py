@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoker._cache.eviction import Residents, made_policy
+from stoker._cache.eviction import Residents, policy_factory
 from stoker._cache.future import NEVER, Future
 from stoker._cache.naming import NameIndex, name_of, size_of
 from stoker._format.manifest import Manifest
@@ -56,17 +56,17 @@ class Keeper:
 
     def __init__(self, policy: str, limit_bytes: int, block_bytes: int = 1) -> None:
         self.limit_bytes = limit_bytes
-        self._policy, self._block_bytes = policy, block_bytes
+        self._create_policy, self._block_bytes = policy_factory(policy), block_bytes
         self._rows: dict[str, int] = {}
         self._used: dict[str, None] = {}
         self._future: Future | None = None
-        self._residents = Residents(made_policy(policy, self), limit_bytes)
+        self._residents = Residents[str](self._create_policy(self), limit_bytes)
         self.look_ups = self.hits = self.added = self.evicted = self.declined = self.damaged = 0
 
     def follow(self, manifest: Manifest, future: Future) -> None:
         """Keep by the order of another stretch, over rows of a manifest. Who is resident stays it."""
         self._rows, self._future = NameIndex(manifest).rows(self._residents), future
-        before, self._residents = self._residents, Residents(made_policy(self._policy, self), self.limit_bytes)
+        before, self._residents = self._residents, Residents[str](self._create_policy(self), self.limit_bytes)
         for name in before:
             self._residents.offer(name, self._taken_bytes(size_of(name)))
 

@@ -17,7 +17,7 @@ from stoker._base.plugins import load_plugin
 from stoker._base.sizes import parse_bytes
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.eviction import check_policy
+from stoker._cache.eviction import policy_factory
 from stoker._cache.future import Future
 from stoker._cache.keeper import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
@@ -51,7 +51,7 @@ class CacheSpec:
     policy: str = "next-use"
 
     def __post_init__(self) -> None:
-        check_policy(self.policy)
+        policy_factory(self.policy)
         if self.limit_bytes < 1:
             raise ConfigError("limit is at least 1 byte")
 

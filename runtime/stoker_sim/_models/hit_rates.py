@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._cache.eviction import Residents, made_policy
+from stoker._cache.eviction import Residents, policy_factory
 
 __all__ = ["hit_rates"]
 
@@ -48,7 +48,7 @@ def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -
         ConfigError: there is no such policy.
     """
     known = _Epochs(epochs)
-    residents: Residents[int] = Residents(made_policy(policy, known), capacity)
+    residents: Residents[int] = Residents(policy_factory(policy)(known), capacity)
     hits = []
     for key in known:
         hits.append(residents.look_up(key))

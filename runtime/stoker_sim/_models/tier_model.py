@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from stoker._cache.eviction import Residents, check_policy, made_policy
+from stoker._cache.eviction import Residents, policy_factory
 from stoker._cache.future import Future
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.errors import ConfigError
@@ -34,7 +34,7 @@ class TierModel:
     latency: Latency = field(default_factory=lambda: Constant(0.0001))
 
     def __post_init__(self) -> None:
-        check_policy(self.policy)
+        policy_factory(self.policy)
         if not self.limit_bytes >= 0:
             raise ConfigError(f"limit_bytes must be at least 0, not {self.limit_bytes}")
         if not self.bytes_per_second > 0:
@@ -43,7 +43,7 @@ class TierModel:
     def tier(self, future: Future, rng: random.Random) -> SimulatedTier[int]:
         """Return the cache of a rank that needs super-samples when the future says so, empty."""
         return SimulatedTier(
-            Residents(made_policy(self.policy, future), self.limit_bytes),
+            Residents(policy_factory(self.policy)(future), self.limit_bytes),
             attrgetter("row"),
             bytes_per_second=self.bytes_per_second,
             latency=self.latency,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker._cache.eviction import POLICIES
+from stoker._cache.eviction import policy_names
 from stoker._diagnostics.latency import (
     LEAST_MEDIAN_SECONDS,
     LONGEST_SECONDS,
@@ -198,7 +198,7 @@ def _cache(section: Section) -> TierModel:
         TierModel,
         name=section.text("name", kind),
         limit_bytes=section.size("limit_bytes"),
-        policy=section.choice("policy", tuple(POLICIES), "next-use"),
+        policy=section.choice("policy", policy_names(), "next-use"),
         bytes_per_second=_rate(section, "bytes_per_second", rate),
         latency=latency,
     )
