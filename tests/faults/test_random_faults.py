@@ -12,7 +12,7 @@ import pytest
 
 from stoker._base.clock import VirtualClockError
 from stoker._fetch import fetcher as fetch_module
-from stoker._fetch.range_reader import RangeReader
+from stoker._fetch.hedge import Hedges
 from stoker._memory.ring import Ring, RingStateError
 from support.fault_schedules import LEVELS, play
 from support.fault_weather import Tables
@@ -87,13 +87,13 @@ def test_a_consumer_that_releases_twice_is_caught(monkeypatch: pytest.MonkeyPatc
 
 def test_a_slot_freed_before_its_transport_ended_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetcher that does not wait for the losers of a race."""
-    lend = RangeReader.lend
+    lend = Hedges.borrow_buffer
 
-    def not_for_long(reader: RangeReader, size_bytes: int, lent: ExitStack, hedges: int = 0) -> memoryview | None:
+    def not_for_long(hedging: Hedges, size_bytes: int, lent: ExitStack, hedges: int = 0) -> memoryview | None:
         with ExitStack() as at_once:
-            return lend(reader, size_bytes, at_once, hedges)
+            return lend(hedging, size_bytes, at_once, hedges)
 
-    monkeypatch.setattr(RangeReader, "lend", not_for_long)
+    monkeypatch.setattr(Hedges, "borrow_buffer", not_for_long)
     caught = 0
     for seed in range(100):
         try:

@@ -1,6 +1,7 @@
 """How many requests may be in flight, and how many bytes may be requested in a second.
 
-:class:`Gate` hands out permits, as many at once as :class:`Aimd` allows; :class:`RateLimit` is a token bucket.
+:class:`ConcurrencyLimiter` hands out permits, as many at once as :class:`Aimd` allows; :class:`RateLimit` is a token
+bucket.
 
 :class:`Aimd` is a pure controller in the manner of TCP's AIMD (Chiu and Jain, 1989) with throughput in the place of
 loss: a shared link that is full does not drop object-store requests, it only makes each slower. So the limit is tried a
@@ -27,7 +28,7 @@ from contextlib import asynccontextmanager, contextmanager
 from statistics import median
 from typing import NamedTuple
 
-__all__ = ["Aimd", "Gate", "RateLimit"]
+__all__ = ["Aimd", "ConcurrencyLimiter", "RateLimit"]
 
 ROUND = 2
 """A round is this many completions for each request in flight: the more, the less noisy its throughput."""
@@ -171,7 +172,7 @@ class Aimd:
         self._saturated = 0
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Lets at most ``aimd.limit`` requests through at a time; hedges come on top of it, but count against it."""
 
     def __init__(self, aimd: Aimd) -> None:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import random
 import warnings
-from collections.abc import Callable, Sequence
-from itertools import count, pairwise
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NoReturn
 
 from stoker._base.checksum import crc32c
 from stoker._base.fetch_record import Phase, spoilt, strand
 from stoker._base.task_group import task_group
 from stoker._fetch.config import FetchConfig
+from stoker._fetch.hedge import Hedges
 from stoker._fetch.race import Found, TierChain
-from stoker._fetch.range_reader import Pursuit, RangePart, RangeReader
-from stoker._fetch.statistics import FetchStatistics, FetchTally
-from stoker._memory.ring import Ring, RingStateError
+from stoker._fetch.range_reader import ObjectFetch, RangePart, RangeReader
+from stoker._fetch.statistics import FetchCounters, FetchStatistics
+from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier
 from stoker.errors import (
     BucketNotFoundError,
-    BudgetError,
     ChecksumError,
     CopiedBucketWarning,
     FetchError,
@@ -72,18 +74,11 @@ class Fetcher:
         self._store = store
         self._ring = ring
         self._checksum = checksum
-        self._tally = FetchTally()
-        self._reader = RangeReader(
-            store,
-            ring=ring,
-            rng=rng,
-            config=self.config,
-            tally=self._tally,
-            small_hedge_bytes=small_hedge_bytes,
-            is_start=is_start,
-        )
+        self._counters = FetchCounters()
+        self._hedges = Hedges(self.config, ring, self._counters, small_bytes=small_hedge_bytes, is_start=is_start)
+        self._reader = RangeReader(store, rng=rng, config=self.config, counters=self._counters, hedges=self._hedges)
         places = tuple(tiers) if warm is None else (*tiers, warm)
-        self._tiers = TierChain(places, self._reader, self.config, self._tally, self._verify_whole, log)
+        self._tiers = TierChain(places, self._hedges, self.config, self._counters, self._verify_whole, log)
         self._sends_tags = True
 
     @property
@@ -93,7 +88,7 @@ class Fetcher:
 
     def end_start(self) -> None:
         """The first batch is there: hedge by the budget alone. Idempotent; from any thread."""
-        self._reader.end_start()
+        self._hedges.budget.end_start()
 
     async def fetch(self, ref: ObjectRef, *, urgent: bool = False) -> int:
         """Return a READY slot whose first ``ref.size_bytes`` bytes are the object's, verified by checksum.
@@ -112,23 +107,15 @@ class Fetcher:
             BudgetError: the object is larger than a slot.
             RingStateError: no slot was free; admission is the caller's part.
         """
-        if ref.size_bytes > self._ring.slot_bytes:
-            raise BudgetError(f"{ref.key} has {ref.size_bytes} bytes: more than the ring's {self._ring.slot_bytes}")
-        slot = self._ring.acquire()
-        if slot is None:
-            raise RingStateError(f"no free slot for {ref.key}: {self._ring!r}")
-        try:
+        with self._ring.filling(ref.key, ref.size_bytes) as slot:
             await self.fetch_whole(ref, self._ring.view(slot, ref.size_bytes), urgent=urgent)
-        except BaseException:
-            self._ring.abort(slot)
-            raise
-        self._ring.commit(slot)
         return slot
 
-    async def fetch_whole(self, ref: ObjectRef, into: memoryview, *, urgent: bool = False) -> None:
+    def fetch_whole(self, ref: ObjectRef, into: memoryview, *, urgent: bool = False) -> Awaitable[None]:
         """Read an object, verified by checksum, into memory of its size that is the caller's in every case.
 
-        When the call ends, however it ends, no transport writes to the memory. The rest is as for :meth:`fetch`.
+        To be awaited. When the call ends, however it ends, no transport writes to the memory. The rest is as for
+        :meth:`fetch`.
 
         Raises:
             FetchError: not fetched by the deadline or the last attempt.
@@ -136,21 +123,25 @@ class Fetcher:
             NotFoundError: it does not exist.
             StoreError: what the store raised, if trying again cannot help.
         """
+        parts, verify = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent), partial(self._verify_whole, ref)
 
-        async def read_store(into: memoryview) -> None:
-            parts = self.split(RangePart(0, ref.size_bytes, 0), urgent=urgent)
-            await self.fetch_ranges(
-                ref, parts, into=into, verify=lambda data: self._verify_whole(ref, data), urgent=urgent
-            )
+        def from_store(into: memoryview) -> Awaitable[None]:
+            return self.fetch_ranges(ref, parts, into=into, verify=verify, urgent=urgent)
 
-        match await self._tiers.read(ref, into, read_store):
+        return self._fetch_nearest(ref, into, from_store) if self._tiers else from_store(into)
+
+    async def _fetch_nearest(
+        self, ref: ObjectRef, into: memoryview, from_store: Callable[[memoryview], Awaitable[None]]
+    ) -> None:
+        """Read an object from the nearest place that delivers it in time, and offer it to those that lack it."""
+        match await self._tiers.read(ref, into, from_store):
             case Found.TIER:
                 self._delivered(ref.size_bytes)
             case Found.STORE:
                 self._tiers.offer(ref, into)
             case Found.NOWHERE:
                 try:
-                    await read_store(into)
+                    await from_store(into)
                 except StokerError:
                     if not await self._tiers.read_patiently(ref, into):
                         raise
@@ -177,7 +168,7 @@ class Fetcher:
             NotFoundError: it does not exist.
             StoreError: what the store raised, if trying again cannot help.
         """
-        pursuit = Pursuit(
+        fetch = ObjectFetch(
             ref=ref,
             name=f"{self._store.url.rstrip('/')}/{ref.key}",
             into=into,
@@ -185,70 +176,77 @@ class Fetcher:
             tag=(ref.tag or None) if self._sends_tags else None,
             size_bytes=sum(part.size_bytes for part in parts),
         )
+        sent_tag = fetch.tag
         try:
-            async with pursuit.deadline:
-                await self._read_and_verify(pursuit, parts, verify)
-        except TimeoutError as error:
-            self._tally.failed += 1
-            if not pursuit.deadline.expired:
-                raise
-            raise self._reader.gave_up(pursuit, "its deadline passed") from (pursuit.last_error or error)
-        except StokerError as error:
-            self._tally.failed += 1
-            if isinstance(error, NotFoundError | ObjectChangedError) and not isinstance(error, BucketNotFoundError):
-                # Not chained: what led to it says less than it does.
-                raise type(error)(f"{error}. {self._remedy}") from None
-            raise
-        self._delivered(pursuit.size_bytes)
+            async with fetch.deadline:
+                while True:
+                    try:
+                        if len(parts) == 1:
+                            await self._reader.read(fetch, parts[0])
+                        else:
+                            async with task_group() as readings:
+                                for part in parts:
+                                    readings.create_task(self._reader.read(fetch, part))
+                        with strand(ref.key, Phase.VERIFY):
+                            verify(into)
+                        break
+                    except StokerError as error:
+                        damage = self._read_again(fetch, error)
+                    if damage is not None:
+                        with strand(ref.key, Phase.RETRY):
+                            spoilt(ref.key)
+                            await self._reader.back_off(fetch, fetch.failed_readings, damage)
+        except (TimeoutError, StokerError) as error:
+            self._counters.failed += 1
+            self._end(fetch, error)
+        if fetch.tag != sent_tag:
+            self._accept_copies(fetch)
+        self._delivered(fetch.size_bytes)
 
-    async def _read_and_verify(
-        self, pursuit: Pursuit, parts: Sequence[RangePart], verify: Callable[[memoryview], None]
-    ) -> None:
-        """Read until the checksum is right. A tag that differs is let pass if size and checksum do not."""
-        changed: ObjectChangedError | None = None
-        sent_tag = pursuit.tag
-        for reading in count(1):
-            try:
-                await self._read_all(pursuit, parts)
-                with strand(pursuit.ref.key, Phase.VERIFY):
-                    verify(pursuit.into)
-                break
-            except ObjectChangedError as error:  # another reading confirms it, without a tag if that is what differs
-                if changed is not None:
-                    raise
-                changed = error
+    def _read_again(self, fetch: ObjectFetch, error: StokerError) -> ChecksumError | None:
+        """Decide what follows a reading that failed; raise if another one cannot help.
+
+        A change is confirmed by another reading, without a tag if that is what differs: a tag that differs is let pass
+        if size and checksum do not.
+
+        Returns:
+            The error, if it is to be backed off from first; None to read again at once.
+        """
+        fetch.failed_readings += 1
+        match error:
+            case ObjectChangedError():
+                if fetch.changed is not None:
+                    raise error
+                fetch.changed = error
                 if not isinstance(error, ObjectTruncatedError):
-                    pursuit.tag = None
-            except FetchError as error:
-                raise (changed or error) from error.__cause__  # a changed object may have become shorter, too
-            except ChecksumError as error:
-                self._tally.checksum_failures += 1
-                self._reader.failed(pursuit, error)
-                if reading >= self.config.checksum_attempts:
+                    fetch.tag = None
+                return None
+            case FetchError():
+                raise (fetch.changed or error) from error.__cause__  # a changed object may have become shorter, too
+            case ChecksumError():
+                self._counters.checksum_failures += 1
+                self._reader.failed(fetch, error)
+                if fetch.failed_readings >= self.config.checksum_attempts:
                     raise ObjectDamagedError(
-                        f"{pursuit.name} is not what was packed, its checksum always differs: {error}"
+                        f"{fetch.name} is not what was packed, its checksum always differs: {error}"
                     ) from None
-                with strand(pursuit.ref.key, Phase.RETRY):
-                    spoilt(pursuit.ref.key)
-                    await self._reader.back_off(pursuit, reading, error)
-        if pursuit.tag != sent_tag:
-            self._accept_copies(pursuit)
+                return error
+        raise error
 
-    @property
-    def _remedy(self) -> str:
-        url = self._store.url
-        return (
-            f"'stoker verify {url}' lists all objects that are not as they were packed: restore them from a copy, or "
-            f"leave them out with 'stoker rebuild-manifest {url} --verify'"
-        )
-
-    async def _read_all(self, pursuit: Pursuit, parts: Sequence[RangePart]) -> None:
-        if len(parts) == 1:
-            await self._reader.read(pursuit, parts[0])
-            return
-        async with task_group() as readings:
-            for part in parts:
-                readings.create_task(self._reader.read(pursuit, part))
+    def _end(self, fetch: ObjectFetch, error: TimeoutError | StokerError) -> NoReturn:
+        """Raise what ends a fetch, as the caller gets it."""
+        if isinstance(error, TimeoutError):
+            if not fetch.deadline.expired:
+                raise error
+            raise self._reader.gave_up(fetch, "its deadline passed") from (fetch.last_error or error)
+        if isinstance(error, NotFoundError | ObjectChangedError) and not isinstance(error, BucketNotFoundError):
+            url = self._store.url
+            # Not chained: what led to it says less than it does.
+            raise type(error)(
+                f"{error}. 'stoker verify {url}' lists all objects that are not as they were packed: restore them from "
+                f"a copy, or leave them out with 'stoker rebuild-manifest {url} --verify'"
+            ) from None
+        raise error
 
     async def read_tiers(self, ref: ObjectRef, into: memoryview) -> bool:
         """Ask the nearer places in turn for an object; return whether ``into`` has it now, whole and verified.
@@ -273,14 +271,14 @@ class Fetcher:
         ]
 
     def _delivered(self, size_bytes: int) -> None:
-        self._tally.objects += 1
-        self._tally.useful_bytes += size_bytes
+        self._counters.objects += 1
+        self._counters.useful_bytes += size_bytes
 
-    def _accept_copies(self, pursuit: Pursuit) -> None:
+    def _accept_copies(self, fetch: ObjectFetch) -> None:
         if self._sends_tags:
             self._sends_tags = False
             warnings.warn(
-                f"{pursuit.name} has another ETag or generation than the manifest pins, but the same size and "
+                f"{fetch.name} has another ETag or generation than the manifest pins, but the same size and "
                 "checksum: the bucket seems to be a copy. From here on checksums alone identify objects.",
                 CopiedBucketWarning,
                 stacklevel=2,

@@ -23,7 +23,6 @@ from stoker._fetch.heads import HeadMemory
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
 from stoker._format.schema import Column
 from stoker._format.supersample import is_small
-from stoker._memory.ring import RingStateError
 from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Dealing, Step
 from stoker._order.steps import PlannedStep, Rows, Segment, Stretch, walk_epochs
@@ -203,10 +202,7 @@ class GroupReading:
             RingStateError: no slot was free.
         """
         ring = self._parts.ring
-        slot = ring.acquire()
-        if slot is None:
-            raise RingStateError(f"no free slot for {len(ref)} samples: {ring!r}")
-        try:
+        with ring.filling(f"{len(ref)} samples", 0) as slot:
             starts, ends = self._extents(ref)
             wanted = [self._heads.checksums(name, ref.super_samples, ref.rows) for name in self._large]
             values = Values(
@@ -219,11 +215,7 @@ class GroupReading:
             reads = values.plan(self._limits)
             manifest, fetcher, into = self._parts.manifest, self._parts.fetcher, ring.view(slot, ring.slot_bytes)
             addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
-        except BaseException:
-            ring.abort(slot)
-            raise
-        self._placed[slot] = ref, addresses
-        ring.commit(slot)
+            self._placed[slot] = ref, addresses
         return slot
 
     def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> GroupRows:

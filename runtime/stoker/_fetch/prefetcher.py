@@ -19,9 +19,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from stoker._base.fetch_record import Fetch
 from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.schedule import Progress, Schedule
@@ -329,7 +331,10 @@ class Prefetcher(Generic[Ref]):
         begun_seconds = asyncio.get_running_loop().time()
         outcome: int | Exception
         try:
-            outcome = await self._followed(item, urgent, idle_seconds)
+            with self._followed(item, idle_seconds) as fetch:
+                outcome = await self._reader.fetch(item.ref, urgent=urgent)
+                if fetch is not None:
+                    fetch.slot = outcome
             self._fetched += 1
         except Exception as error:  # noqa: BLE001 - a task boundary: raised again to the consumer, at this item
             if _may_pass(error) and not self._was_waited_for(item, begun_seconds):
@@ -357,12 +362,11 @@ class Prefetcher(Generic[Ref]):
         now_seconds = asyncio.get_running_loop().time()
         return now_seconds - wait_begun_seconds >= _WAITED_SHARE * (now_seconds - begun_seconds)
 
-    async def _followed(self, item: Item[Ref], urgent: bool, idle_seconds: float) -> int:
+    def _followed(self, item: Item[Ref], idle_seconds: float) -> AbstractContextManager[Fetch | None]:
+        """Keep a record of what happens in the block, if there is a recorder."""
         if self._recorder is None:
-            return await self._reader.fetch(item.ref, urgent=urgent)
-        with self._recorder.following(item.index, item.step, idle_seconds) as fetch:
-            slot = fetch.slot = await self._reader.fetch(item.ref, urgent=urgent)
-        return slot
+            return nullcontext()
+        return self._recorder.following(item.index, item.step, idle_seconds)
 
     def _end(self, reason: Exception) -> None:
         self._ended = reason

@@ -17,9 +17,8 @@ from stoker._base.fetch_record import Phase, note_tier, strand
 from stoker._base.task_group import task_group
 from stoker._fetch.breaker import FAILURES, PAUSE_SECONDS, Breaker, BreakerState, Outcome
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.hedge import TransferTimes
-from stoker._fetch.range_reader import LOOK_SECONDS, TIMER_SECONDS, RangeReader
-from stoker._fetch.statistics import FetchTally
+from stoker._fetch.hedge import LOOK_SECONDS, TIMER_SECONDS, Hedges, TransferTimes
+from stoker._fetch.statistics import FetchCounters
 from stoker.abc import ObjectRef, Tier
 from stoker.errors import ChecksumError, StokerError, StoreError
 
@@ -82,9 +81,9 @@ class TierChain:
 
     Args:
         tiers: the nearest first.
-        reader: of the store; lends memory for a race, as far as budget and ring allow.
+        hedges: of the store: lend memory for a race, as far as budget and ring allow.
         config: when something is late, and how long a read may take.
-        tally: counts hits, errors and lateness.
+        counters: counts hits, errors and lateness.
         verify: raises ChecksumError if bytes are not the object's.
         log: told of breakers that open and close.
     """
@@ -92,15 +91,19 @@ class TierChain:
     def __init__(
         self,
         tiers: Sequence[Tier],
-        reader: RangeReader,
+        hedges: Hedges,
         config: FetchConfig,
-        tally: FetchTally,
+        counters: FetchCounters,
         verify: Verify,
         log: logging.Logger,
     ) -> None:
         self._log = log
         self._members = [_Member(tier) for tier in tiers]
-        self._reader, self._config, self._tally, self._verify = reader, config, tally, verify
+        self._hedges, self._config, self._counters, self._verify = hedges, config, counters, verify
+
+    def __bool__(self) -> bool:
+        """Whether there is any tier."""
+        return bool(self._members)
 
     def states(self) -> dict[str, str]:
         """Return the state of each tier's breaker, by name of the tier."""
@@ -125,12 +128,12 @@ class TierChain:
             StokerError: a tier was late and then could not, and neither could the store.
         """
         if self._members:
-            self._reader.earn()
+            self._hedges.budget.earn()
         for place, member in enumerate(self._members):
             answer = await self._permitted(member, ref, into, store)
             note_tier(member.tier.name, answer)
             if answer is _Answer.DELIVERED:
-                self._tally.tier_hits[member.tier.name] += 1
+                self._counters.tier_hits[member.tier.name] += 1
                 self._offer(ref, into, place)
                 return Found.TIER
             if answer is _Answer.BEATEN:
@@ -146,7 +149,7 @@ class TierChain:
         """
         for member in self._members:
             if await self._read_tier(member, ref, into) is _Answer.DELIVERED:
-                self._tally.tier_hits[member.tier.name] += 1
+                self._counters.tier_hits[member.tier.name] += 1
                 return True
         return False
 
@@ -177,13 +180,17 @@ class TierChain:
 
     async def _ask(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
         """Read from a tier, and from the store beside it if that is late and there is memory."""
-        with ExitStack() as lent:
+        with ExitStack() as borrowed:
             async with task_group() as group:
                 near = group.create_task(self._read_tier(member, ref, into))
                 if await self._is_in_time(member, near, ref.size_bytes):
                     return near.result()
-                self._tally.tier_late[member.tier.name] += 1
-                data = self._reader.lend(ref.size_bytes, lent) if store is not None and self._config.hedge else None
+                self._counters.tier_late[member.tier.name] += 1
+                data = (
+                    self._hedges.borrow_buffer(ref.size_bytes, borrowed)
+                    if store is not None and self._config.hedge
+                    else None
+                )
                 if store is None or data is None:
                     near.cancel()
                 else:
@@ -195,7 +202,7 @@ class TierChain:
                 return _Answer.LATE
             if (error := far.result()) is not None:
                 raise error
-            self._reader.won()
+            self._counters.hedge_wins += 1
             into[:] = data
             return _Answer.BEATEN
 
@@ -219,7 +226,7 @@ class TierChain:
 
         At least as long as the store's bytes take, its first byte aside: a disk that many read from is not sick.
         """
-        store_seconds, store_bytes_seconds = self._reader.expected_seconds(size_bytes)
+        store_seconds, store_bytes_seconds = self._hedges.expected_seconds(size_bytes)
         least_seconds = max(LATE_SECONDS, store_bytes_seconds)
         expected_seconds = member.times.expected_seconds(size_bytes)
         if expected_seconds is None:
@@ -239,8 +246,8 @@ class TierChain:
             with strand(ref.key, Phase.VERIFY):
                 self._verify(ref, into)
         except (StoreError, TimeoutError) as error:
-            self._tally.tier_errors[member.tier.name] += 1
-            self._tally.checksum_failures += isinstance(error, ChecksumError)
+            self._counters.tier_errors[member.tier.name] += 1
+            self._counters.checksum_failures += isinstance(error, ChecksumError)
             member.failure = str(error) or type(error).__name__
             return _Answer.FAILED
         sharing = max(1, beside, member.under_way)

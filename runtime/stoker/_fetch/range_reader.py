@@ -1,29 +1,29 @@
-"""One range of an object, however many requests it takes: permit, attempts, back-off, hedge.
+"""One range of an object, however many requests it takes: permit, attempts, back-off, hedges.
 
-:meth:`RangeReader.read` makes attempts and holds a permit meanwhile; an attempt is one request and perhaps its hedge;
-a request is one call of the store. Whether the bytes are right is for the caller to say.
+:meth:`RangeReader.read` tries until the range is there, and holds a permit meanwhile; one try is a race of an attempt
+and, if that is late, of its hedges; an attempt is one call of the store. Whether the bytes are right is for the caller
+to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 
 from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
 from stoker._base.task_group import task_group
-from stoker._fetch.concurrency import Aimd, Gate, RateLimit
+from stoker._fetch.concurrency import Aimd, ConcurrencyLimiter, RateLimit
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.hedge import START_HEDGES, HedgeBudget, TransferTimes
-from stoker._fetch.statistics import FetchStatistics, FetchTally
-from stoker._memory.ring import Ring
-from stoker.abc import ObjectRef, Readable
+from stoker._fetch.hedge import LOOK_SECONDS, Hedges
+from stoker._fetch.statistics import FetchCounters, FetchStatistics
+from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
     DeadlineError,
     FetchError,
@@ -35,21 +35,12 @@ from stoker.errors import (
     TransientError,
 )
 
-__all__ = ["Pursuit", "RangePart", "RangeReader"]
+__all__ = ["ObjectFetch", "RangePart", "RangeReader"]
 
 _log = logging.getLogger("stoker.fetch.range_reader")
 
-LOOK_SECONDS = 0.02
-"""How often a request that is late looks whether it may be hedged: about a first byte's time."""
-TIMER_SECONDS = 0.001
-"""Timers are no finer: what is due sooner than this is due."""
-START_LATE_SECONDS, START_FACTOR = 0.08, 2.5
-"""In a start, when a request without a byte is late: in seconds while no answer has begun, and then in times of the
-shortest wait for one: a median of few is as late as they are."""
-GUESSED_BYTES_PER_SECOND = 100e6
-"""Of one transfer, while none was seen."""
 HEDGES = 3
-"""For one request at most: where 5% are late, one in 400 is so twice, and holds up what is in order behind it."""
+"""For one attempt at most: where 5% are late, one in 400 is so twice, and holds up what is in order behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ class RangePart:
 
 
 @dataclass(slots=True, kw_only=True)
-class Pursuit:
+class ObjectFetch:
     """An object being fetched: what all its requests share.
 
     Attributes:
@@ -85,6 +76,8 @@ class Pursuit:
         size_bytes: of all that is to be read.
         deadline: ends the fetch; counts from the moment the first request may be sent.
         requests: sent so far.
+        failed_readings: of all its ranges, so far.
+        changed: the error that said, once so far, that the object is another than the one pinned.
         last_error: of the last request that failed.
     """
 
@@ -96,15 +89,26 @@ class Pursuit:
     size_bytes: int
     deadline: Deadline = field(default_factory=Deadline)
     requests: int = 0
+    failed_readings: int = 0
+    changed: ObjectChangedError | None = None
     last_error: StoreError | None = None
+
+    def check_size(self, info: ObjectInfo) -> None:
+        """Raise ObjectChangedError if the object has another size than the pinned one, ObjectTruncatedError if less."""
+        if info.size_bytes != self.ref.size_bytes:
+            kind = ObjectTruncatedError if info.size_bytes < self.ref.size_bytes else ObjectChangedError
+            raise kind(
+                f"{self.name} has {info.size_bytes} bytes where the manifest says {self.ref.size_bytes}: it was "
+                "overwritten since it was packed"
+            )
 
 
 @dataclass(slots=True)
-class _Leg:
-    """A request of an attempt, the first or a hedge.
+class _Attempt:
+    """One call of the store, the first of a race or a hedge.
 
     Attributes:
-        into: where its bytes go, memory of its own.
+        into: memory of its own.
         sent_seconds: when, in loop time.
         begun_seconds: when its answer began, None until then.
         ended_seconds: when it ended.
@@ -116,7 +120,7 @@ class _Leg:
     ended_seconds: float = 0.0
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether its answer has begun."""
         return self.begun_seconds is not None
 
@@ -126,39 +130,31 @@ class _Leg:
         return Request(self.sent_seconds, self.begun_seconds, ended_seconds, self.into.nbytes, is_whole, key)
 
 
-_Legs = dict[asyncio.Task[StoreError | None], _Leg]
+_Race = dict[asyncio.Task[StoreError | None], _Attempt]
+"""The attempts of one try, in the order they were sent."""
 
 
 class RangeReader:
-    """Reads ranges of one store, on one event loop; the ring's free slots are for the hedges.
+    """Reads ranges of one store, on one event loop.
 
     A read that backs off keeps its permit, so in an outage the request rate is bounded by the concurrency and the
     back-off, however many reads wait.
+
+    Args:
+        store: what is read from.
+        rng: for jitter.
+        config: deadlines, retries, hedges and concurrency.
+        counters: of what was done.
+        hedges: says what is late, and lends memory.
     """
 
     def __init__(
-        self,
-        store: Readable,
-        *,
-        ring: Ring,
-        rng: random.Random,
-        config: FetchConfig,
-        tally: FetchTally,
-        small_hedge_bytes: int,
-        is_start: bool,
+        self, store: Readable, *, rng: random.Random, config: FetchConfig, counters: FetchCounters, hedges: Hedges
     ) -> None:
-        self._store = store
-        self._ring = ring
-        self._rng = rng
-        self._config = config
-        self._tally = tally
+        self._store, self._rng, self._config, self._counters, self._hedges = store, rng, config, counters, hedges
         self._aimd = Aimd(start=config.concurrency_start, least=config.concurrency_least, most=config.concurrency_most)
-        self._gate = Gate(self._aimd)
-        self._budget = HedgeBudget(config.hedge_fraction, config.hedge_burst, is_start=is_start)
-        self._times = TransferTimes()
+        self._limiter = ConcurrencyLimiter(self._aimd)
         self._rate = RateLimit(config.max_bytes_per_second)
-        self._small_hedge_bytes = small_hedge_bytes
-        self._small_used_bytes = 0
 
     def statistics(self, tier_states: Mapping[str, str]) -> FetchStatistics:
         """Return what was counted, with what is expected and allowed now.
@@ -166,63 +162,49 @@ class RangeReader:
         Args:
             tier_states: of each tier's circuit breaker, by name of the tier.
         """
-        return self._tally.snapshot(
-            fit=self._times.fit(),
-            transfer_seconds=self._times.median_seconds(),
+        times = self._hedges.times
+        first_byte_seconds, bytes_per_second = times.fit()
+        return self._counters.snapshot(
+            first_byte_seconds=first_byte_seconds,
+            bytes_per_second=bytes_per_second,
+            transfer_seconds=times.median_seconds(),
             concurrency=self._aimd.limit,
-            in_flight=self._gate.in_flight,
-            tier_states=tier_states,
-            start_hedges=self._budget.start_hedges,
+            in_flight=self._limiter.in_flight,
+            tier_states=MappingProxyType(dict(tier_states)),
+            start_hedges=self._hedges.budget.start_hedges,
         )
 
-    def end_start(self) -> None:
-        """Hedge by the budget alone from here on. Idempotent; from any thread."""
-        self._budget.end_start()
-
-    def expected_seconds(self, size_bytes: int) -> tuple[float, float]:
-        """Return what a transfer of so many bytes takes lately, and what of it its bytes take.
-
-        While too few were seen: no end, and what the bytes take at 100 MB/s.
-        """
-        whole_seconds = self._times.expected_seconds(size_bytes)
-        if whole_seconds is None:
-            return math.inf, size_bytes / GUESSED_BYTES_PER_SECOND
-        return whole_seconds, whole_seconds - (self._times.expected_first_byte_seconds() or whole_seconds)
-
-    async def read(self, pursuit: Pursuit, part: RangePart) -> None:
-        """Fill a part of the pursuit's memory. When the call ends, however it ends, nothing writes there any more.
+    async def read(self, fetch: ObjectFetch, part: RangePart) -> None:
+        """Fill a part of the fetch's memory. When the call ends, however it ends, nothing writes there any more.
 
         Raises:
             FetchError: every attempt failed, or the next one would miss the deadline.
             ObjectTruncatedError: the store says that the object ends before the part does.
             StoreError: what the store raised, if trying again cannot help.
         """
-        with strand(pursuit.ref.key, Phase.QUEUE) as told:
-            await self._read(pursuit, part, told)
-
-    async def _read(self, pursuit: Pursuit, part: RangePart, told: Strand) -> None:
-        into = pursuit.into[part.offset : part.offset + part.size_bytes]
-        await self._rate.wait(part.size_bytes)
-        async with self._gate.permit(urgent=pursuit.urgent):
-            self._budget.earn()
-            pursuit.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(pursuit.size_bytes))
-            for attempt in count(1):
-                if attempt > 1:
+        with strand(fetch.ref.key, Phase.QUEUE) as span:
+            await self._rate.wait(part.size_bytes)
+            async with self._limiter.permit(urgent=fetch.urgent):
+                self._hedges.budget.earn()
+                fetch.deadline.start(self._config.deadline_seconds, self._config.transfer_seconds(fetch.size_bytes))
+                for attempt in count(1):
+                    error = await self._race(fetch, part, span)
+                    if error is None:
+                        return
+                    await self.back_off(fetch, attempt, self._passing(fetch, attempt, error))
                     self._rate.charge(part.size_bytes)
-                error = await self._attempt(pursuit, part, into, told)
-                if error is None:
-                    return
-                if isinstance(error, RangeBeyondEndError):
-                    raise ObjectTruncatedError(
-                        f"{error}, where the manifest says {pursuit.ref.size_bytes} bytes"
-                    ) from None
-                if not isinstance(error, TransientError):
-                    raise error
-                if attempt >= self._config.attempts:
-                    raise self.gave_up(pursuit, f"a range failed {attempt} times") from error
-                await self.back_off(pursuit, attempt, error)
 
-    async def back_off(self, pursuit: Pursuit, failures: int, error: TransientError) -> None:
+    def _passing(self, fetch: ObjectFetch, attempts: int, error: StoreError) -> TransientError:
+        """Return an error after which the range may be had all the same; raise if there is no use in trying again."""
+        if isinstance(error, RangeBeyondEndError):
+            raise ObjectTruncatedError(f"{error}, where the manifest says {fetch.ref.size_bytes} bytes") from None
+        if not isinstance(error, TransientError):
+            raise error
+        if attempts >= self._config.attempts:
+            raise self.gave_up(fetch, f"a range failed {attempts} times") from error
+        return error
+
+    async def back_off(self, fetch: ObjectFetch, failures: int, error: TransientError) -> None:
         """Wait before another try.
 
         Raises:
@@ -234,204 +216,153 @@ class RangeReader:
             cap_seconds=self._config.backoff_cap_seconds,
             rng=self._rng,
             retry_after_seconds=error.retry_after_seconds,
-            left_seconds=pursuit.deadline.left_seconds,
+            left_seconds=fetch.deadline.left_seconds,
         )
-        if pursuit.deadline.forbids(wait_seconds):
-            raise self.gave_up(pursuit, "its deadline would pass before the next try") from error
+        if fetch.deadline.forbids(wait_seconds):
+            raise self.gave_up(fetch, "its deadline would pass before the next try") from error
         if wait_seconds > LONG_SECONDS:
-            _log.warning("%s is tried again in %.0f s: %s", pursuit.name, wait_seconds, error)
-        self._tally.retries[type(error).__name__] += 1
+            _log.warning("%s is tried again in %.0f s: %s", fetch.name, wait_seconds, error)
+        self._counters.retries[type(error).__name__] += 1
         await asyncio.sleep(wait_seconds)
 
-    def failed(self, pursuit: Pursuit, error: StoreError) -> None:
+    def failed(self, fetch: ObjectFetch, error: StoreError) -> None:
         """Count a reading that failed."""
-        pursuit.last_error = error
-        self._tally.failures[type(error).__name__] += 1
+        fetch.last_error = error
+        self._counters.failures[type(error).__name__] += 1
 
-    def gave_up(self, pursuit: Pursuit, reason: str) -> FetchError:
-        """Return the error that ends a pursuit."""
+    def gave_up(self, fetch: ObjectFetch, reason: str) -> FetchError:
+        """Return the error that ends a fetch."""
         config = self._config
         return FetchError(
-            f"{pursuit.name} was not fetched with {pursuit.requests} requests: {reason} "
+            f"{fetch.name} was not fetched with {fetch.requests} requests: {reason} "
             f"(deadline_seconds={config.deadline_seconds:g}, attempts={config.attempts}, "
-            f"checksum_attempts={config.checksum_attempts}); last error: {pursuit.last_error}"
+            f"checksum_attempts={config.checksum_attempts}); last error: {fetch.last_error}"
         )
 
-    async def _attempt(self, pursuit: Pursuit, part: RangePart, into: memoryview, told: Strand) -> StoreError | None:
+    async def _race(self, fetch: ObjectFetch, part: RangePart, span: Strand) -> StoreError | None:
         """Send a request and, when it is late, a hedge, which may be late, too; return the error if none succeeds.
 
         The first whose answer begins is left to itself: those that wait are cancelled, and have moved no bytes.
         Each has memory of its own, and has ended before its memory is used for anything else.
         """
-        loop = asyncio.get_running_loop()
+        loop, key = asyncio.get_running_loop(), fetch.ref.key
+        into = fetch.into[part.offset : part.offset + part.size_bytes]
+        race: _Race = {}
         if not self._config.hedge:
-            leg = _Leg(into, loop.time())
-            error = await self._request(pursuit, part, leg, {})
-            told.attempted([leg.request(pursuit.ref.key, is_whole=error is None)])
+            attempt = _Attempt(into, loop.time())
+            error = await self._attempt(fetch, part, attempt, race)
+            span.attempted([attempt.request(key, is_whole=error is None)])
             return error
-        legs: _Legs = {}
-        with ExitStack() as lent:
+        with ExitStack() as borrowed:
             async with task_group() as group:
+                data: memoryview | None = into
+                while True:
+                    if data is not None:
+                        attempt = _Attempt(data, loop.time())
+                        race[group.create_task(self._attempt(fetch, part, attempt, race))] = attempt
+                    running = [task for task in race if not task.done()]
+                    if not running or _winner(race) is not None:
+                        break
+                    data, look_seconds = self._hedge(part, race, borrowed)
+                    if data is None:
+                        await asyncio.wait(running, timeout=look_seconds, return_when=asyncio.FIRST_COMPLETED)
+                for task in running:
+                    task.cancel()
+            span.attempted([attempt.request(key, is_whole=_has_succeeded(task)) for task, attempt in race.items()])
+            return self._outcome(race, into)
 
-                def send(data: memoryview) -> None:
-                    leg = _Leg(data, loop.time())
-                    legs[group.create_task(self._request(pursuit, part, leg, legs))] = leg
+    def _hedge(self, part: RangePart, race: _Race, borrowed: ExitStack) -> tuple[memoryview | None, float | None]:
+        """Decide whether to hedge now: return memory for it, or None and how long to wait for those that run."""
+        if len(race) > HEDGES:
+            return None, None
+        look_seconds = self._hedges.look_seconds(
+            part.size_bytes,
+            sent_seconds=max(attempt.sent_seconds for attempt in race.values()),
+            has_begun=any(attempt.has_begun for attempt in race.values()),
+            now_seconds=asyncio.get_running_loop().time(),
+        )
+        if look_seconds > 0.0:
+            return None, look_seconds
+        data = self._hedges.borrow_buffer(part.size_bytes, borrowed, len(race) - 1)
+        if data is not None:
+            borrowed.enter_context(self._limiter.extra())
+            self._rate.charge(part.size_bytes)
+        return data, LOOK_SECONDS
 
-                send(into)
-                while (running := [leg for leg in legs if not leg.done()]) and _winner(legs) is None:
-                    left_seconds = self._left_seconds(part.size_bytes, legs) if len(legs) <= HEDGES else None
-                    if left_seconds == 0.0:
-                        left_seconds = LOOK_SECONDS
-                        if (data := self.lend(part.size_bytes, lent, len(legs) - 1)) is not None:
-                            lent.enter_context(self._gate.extra())
-                            self._rate.charge(part.size_bytes)
-                            send(data)
-                            continue
-                    await asyncio.wait(running, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED)
-                for each in running:
-                    each.cancel()
-            key = pursuit.ref.key
-            told.attempted([leg.request(key, is_whole=_has_succeeded(task)) for task, leg in legs.items()])
-            return self._outcome(legs, into)
-
-    def _outcome(self, legs: _Legs, into: memoryview) -> StoreError | None:
+    def _outcome(self, race: _Race, into: memoryview) -> StoreError | None:
         """Put what has arrived where it belongs; return the error if none has."""
-        winner = _winner(legs)
+        winner = _winner(race)
         if winner is None:
-            return next(leg.result() for leg in legs if not leg.cancelled())
-        data = legs[winner].into
-        store_tells = legs[winner].begun
-        losers = [leg for leg in legs if leg is not winner and (legs[leg].begun or not store_tells)]
-        self._tally.hedged_bytes += len(losers) * data.nbytes
+            return next(task.result() for task in race if not task.cancelled())
+        data, store_tells = race[winner].into, race[winner].has_begun
+        losers = [task for task in race if task is not winner and (race[task].has_begun or not store_tells)]
+        self._counters.hedged_bytes += len(losers) * data.nbytes
         if data is not into:
             into[:] = data
-            self.won()
+            self._counters.hedge_wins += 1
         return None
 
-    def _left_seconds(self, size_bytes: int, legs: _Legs) -> float:
-        """Return when to look next at the request that was sent last; 0 if it is late."""
-        config, expected_seconds = self._config, self._times.expected_seconds(size_bytes)
-        if expected_seconds is None:
-            late_seconds = config.hedge_first_seconds
-        else:
-            late_seconds = config.hedge_after_factor * expected_seconds
-        if not any(leg.begun for leg in legs.values()):
-            late_seconds = min(late_seconds, self._first_byte_late_seconds())
-        sent_seconds = max(leg.sent_seconds for leg in legs.values())
-        late_seconds = max(late_seconds, config.hedge_least_seconds)
-        left_seconds = sent_seconds + late_seconds - asyncio.get_running_loop().time()
-        if left_seconds < TIMER_SECONDS:
-            return 0.0
-        # While nothing is expected, others that were sent at the same time may yet teach it.
-        return left_seconds if expected_seconds is not None else min(LOOK_SECONDS, left_seconds)
+    async def _attempt(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, race: _Race) -> StoreError | None:
+        """Call the store once; return its error: one that fails must not stop the others of the race.
 
-    def _first_byte_late_seconds(self) -> float:
-        """Return when a request without a byte is late; in a start, the first answer of another is judge enough."""
-        if self._budget.is_start:
-            least_seconds = self._times.least_first_byte_seconds()
-            return START_LATE_SECONDS if least_seconds is None else START_FACTOR * least_seconds
-        first_byte_seconds = self._times.expected_first_byte_seconds()
-        return math.inf if first_byte_seconds is None else self._config.hedge_first_byte_factor * first_byte_seconds
-
-    def earn(self) -> None:
-        """A place that is read beside the store was asked: that allows as much of a hedge as a request does."""
-        self._budget.earn()
-
-    def won(self) -> None:
-        """What memory was lent for came first."""
-        self._tally.hedge_wins += 1
-
-    def lend(self, size_bytes: int, lent: ExitStack, hedges: int = START_HEDGES) -> memoryview | None:
-        """Return memory for a hedge, until ``lent`` is closed; None if the budget allows none or there is no memory.
-
-        It comes out of what ``hedge_burst`` small buffers hold, else it is a slot.
-
-        Args:
-            size_bytes: of the memory.
-            lent: gives it back.
-            hedges: of the same request, so far.
-        """
-        room_bytes = self._config.hedge_burst * self._small_hedge_bytes - self._small_used_bytes
-        is_small = size_bytes <= min(self._small_hedge_bytes, room_bytes)
-        if not (is_small or (self._ring.spare and size_bytes <= self._ring.slot_bytes)) or not self._budget.spend(
-            hedges
-        ):
-            return None
-        self._tally.hedges += 1
-        if is_small:
-            self._small_used_bytes += size_bytes
-            lent.callback(self._return_small, size_bytes)
-            return memoryview(bytearray(size_bytes))
-        slot = self._ring.acquire()
-        assert slot is not None  # noqa: S101 - it has a spare slot, and nothing ran in between
-        lent.callback(self._ring.abort, slot)
-        return self._ring.view(slot, size_bytes)
-
-    def _return_small(self, size_bytes: int) -> None:
-        self._small_used_bytes -= size_bytes
-
-    async def _request(self, pursuit: Pursuit, part: RangePart, leg: _Leg, legs: _Legs) -> StoreError | None:
-        """Call the store once; return its error: in a race, a leg that fails must not stop the others.
-
-        When its answer begins, those of ``legs`` that wait for theirs are cancelled.
+        When its answer begins, those of the race that wait for theirs are cancelled.
         """
         loop = asyncio.get_running_loop()
-        sent_seconds = loop.time()
-        self._tally.requests += 1
-        pursuit.requests += 1
+        attempt.sent_seconds = loop.time()
+        self._counters.requests += 1
+        fetch.requests += 1
 
         def begun() -> None:
-            leg.begun_seconds = loop.time()
-            self._times.observe_first_byte(leg.begun_seconds - sent_seconds)
-            for other, state in legs.items():
-                if not state.begun:
-                    other.cancel()
+            attempt.begun_seconds = loop.time()
+            self._hedges.times.observe_first_byte(attempt.begun_seconds - attempt.sent_seconds)
+            for task, other in race.items():
+                if not other.has_begun:
+                    task.cancel()
 
-        try:
-            await self._get(pursuit, part, leg.into, begun)
-        except StoreError as error:
-            if isinstance(error, ThrottledError):
-                self._aimd.throttled(sent_seconds, loop.time())
-            self.failed(pursuit, error)
-            return error
-        finally:
-            leg.ended_seconds = loop.time()
-        seconds = leg.ended_seconds - sent_seconds
-        first_byte_seconds = None if leg.begun_seconds is None else leg.begun_seconds - sent_seconds
-        self._tally.bytes += part.size_bytes
-        self._times.observe(part.size_bytes, seconds)
-        self._aimd.completed(
-            part.size_bytes, seconds, saturated=self._gate.saturated, first_byte_seconds=first_byte_seconds
-        )
-        return None
-
-    async def _get(self, pursuit: Pursuit, part: RangePart, into: memoryview, begun: Callable[[], None]) -> None:
-        ref = pursuit.ref
         limit_seconds = self._config.attempt_limit_seconds(part.size_bytes)
+        error: StoreError | None = None
         try:
             async with asyncio.timeout(limit_seconds):
                 info = await self._store.get_range(
-                    ref.key, part.start, part.end, into=into, tag=pursuit.tag, begun=begun
+                    fetch.ref.key, part.start, part.end, into=attempt.into, tag=fetch.tag, begun=begun
                 )
-        except StoreError:
-            raise
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"{pursuit.name}: bytes {part.start} to {part.end} are not there after {limit_seconds:g} s; on a very "
+            fetch.check_size(info)
+        except StoreError as raised:
+            error = raised
+        except TimeoutError as raised:
+            error = DeadlineError(
+                f"{fetch.name}: bytes {part.start} to {part.end} are not there after {limit_seconds:g} s; on a very "
                 "slow link lower least_bytes_per_second"
-            ) from error
-        if info.size_bytes != ref.size_bytes:
-            kind = ObjectTruncatedError if info.size_bytes < ref.size_bytes else ObjectChangedError
-            raise kind(
-                f"{pursuit.name} has {info.size_bytes} bytes where the manifest says {ref.size_bytes}: it was "
-                "overwritten since it was packed"
             )
+            error.__cause__ = raised
+        finally:
+            attempt.ended_seconds = loop.time()
+        self._ended(fetch, part, attempt, error)
+        return error
+
+    def _ended(self, fetch: ObjectFetch, part: RangePart, attempt: _Attempt, error: StoreError | None) -> None:
+        """Learn from an attempt that was not cancelled."""
+        if error is not None:
+            if isinstance(error, ThrottledError):
+                self._aimd.throttled(attempt.sent_seconds, attempt.ended_seconds)
+            self.failed(fetch, error)
+            return
+        seconds = attempt.ended_seconds - attempt.sent_seconds
+        begun_seconds = attempt.begun_seconds
+        self._counters.bytes += part.size_bytes
+        self._hedges.times.observe(part.size_bytes, seconds)
+        self._aimd.completed(
+            part.size_bytes,
+            seconds,
+            saturated=self._limiter.saturated,
+            first_byte_seconds=None if begun_seconds is None else begun_seconds - attempt.sent_seconds,
+        )
 
 
-def _winner(legs: _Legs) -> asyncio.Task[StoreError | None] | None:
-    """Return a request that has succeeded, the one sent first if there are several."""
-    return next((leg for leg in legs if _has_succeeded(leg)), None)
+def _winner(race: _Race) -> asyncio.Task[StoreError | None] | None:
+    """Return an attempt that has succeeded, the one sent first if there are several."""
+    return next((task for task in race if _has_succeeded(task)), None)
 
 
-def _has_succeeded(leg: asyncio.Task[StoreError | None]) -> bool:
-    return leg.done() and not leg.cancelled() and leg.result() is None
+def _has_succeeded(task: asyncio.Task[StoreError | None]) -> bool:
+    return task.done() and not task.cancelled() and task.result() is None

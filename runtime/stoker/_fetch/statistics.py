@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Any
 
-__all__ = ["FetchStatistics", "FetchTally"]
+__all__ = ["FetchCounters", "FetchStatistics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class FetchStatistics:
 
 
 @dataclass(slots=True)
-class FetchTally:
+class FetchCounters:
     """The counts behind :class:`FetchStatistics`; its fields are described there."""
 
     requests: int = 0
@@ -85,39 +86,8 @@ class FetchTally:
     tier_errors: Counter[str] = field(default_factory=Counter)
     tier_late: Counter[str] = field(default_factory=Counter)
 
-    def snapshot(
-        self,
-        *,
-        fit: tuple[float, float],
-        transfer_seconds: float,
-        concurrency: int,
-        in_flight: int,
-        tier_states: Mapping[str, str],
-        start_hedges: int,
-    ) -> FetchStatistics:
-        """Return what has been counted, with what the fetcher estimates and allows now."""
-        first_byte_seconds, bytes_per_second = fit
-        return FetchStatistics(
-            requests=self.requests,
-            bytes=self.bytes,
-            useful_bytes=self.useful_bytes,
-            failures=MappingProxyType(dict(self.failures)),
-            retries=MappingProxyType(dict(self.retries)),
-            hedges=self.hedges,
-            start_hedges=start_hedges,
-            hedge_wins=self.hedge_wins,
-            hedged_bytes=self.hedged_bytes,
-            throttled=self.failures["ThrottledError"],
-            checksum_failures=self.checksum_failures,
-            objects=self.objects,
-            failed=self.failed,
-            tier_hits=MappingProxyType(dict(self.tier_hits)),
-            tier_errors=MappingProxyType(dict(self.tier_errors)),
-            tier_late=MappingProxyType(dict(self.tier_late)),
-            tier_states=MappingProxyType(dict(tier_states)),
-            first_byte_seconds=first_byte_seconds,
-            bytes_per_second=bytes_per_second,
-            transfer_seconds=transfer_seconds,
-            concurrency=concurrency,
-            in_flight=in_flight,
-        )
+    def snapshot(self, **estimates: Any) -> FetchStatistics:
+        """Return what has been counted, with what the fetcher estimates and allows now: the other fields, by name."""
+        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        frozen = {name: MappingProxyType(dict(count)) for name, count in counts.items() if isinstance(count, Counter)}
+        return FetchStatistics(**{**counts, **frozen}, throttled=self.failures["ThrottledError"], **estimates)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from stoker._fetch.gather import gather_rows
 from stoker._fetch.heads import fetch_head, open_head
 from stoker._format.schema import Column
 from stoker._format.supersample import Head
-from stoker._memory.ring import RingStateError
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Dealing
 from stoker._order.steps import Steps, Stretch
@@ -89,41 +89,23 @@ class SuperSampleReading:
             BudgetError: it is larger than a slot.
             RingStateError: no slot was free.
         """
-        if self._leaves_out and self.saving >= LEAST_SAVING:
-            return await self._fetch_columns(ref, urgent)
-        manifest, ring = self._parts.manifest, self._parts.ring
-        slot = await self._parts.fetcher.fetch(manifest.ref(ref), urgent=urgent)
-        try:
-            head = open_head(manifest, ref, ring.view(slot, int(manifest.rows.size_bytes[ref])))
-        except BaseException:
-            ring.release(slot)
-            raise
-        self._note(ref, slot, head)
-        return slot
-
-    async def _fetch_columns(self, row: int, urgent: bool) -> int:
         manifest, ring, fetcher = self._parts.manifest, self._parts.ring, self._parts.fetcher
-        ref = manifest.ref(row)
-        slot = ring.acquire()
-        if slot is None:
-            raise RingStateError(f"no free slot for {ref.key}: {ring!r}")
-        try:
-            data = ring.view(slot, ref.size_bytes)
-            if await fetcher.read_tiers(ref, data):
-                head = open_head(manifest, row, data)
+        wanted = manifest.ref(ref)
+        with ring.filling(wanted.key, wanted.size_bytes) as slot:
+            data = ring.view(slot, wanted.size_bytes)
+            if not (self._leaves_out and self.saving >= LEAST_SAVING):
+                await fetcher.fetch_whole(wanted, data, urgent=urgent)
+                head = open_head(manifest, ref, data)
+            elif await fetcher.read_tiers(wanted, data):
+                head = open_head(manifest, ref, data)
             else:
-                head = await fetch_head(fetcher, manifest, row, data, urgent=urgent)
+                head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)
                 parts = column_parts(head, self._parts.columns)
                 parts = [piece for part in parts for piece in fetcher.split(part, urgent=urgent)]
                 if parts:
-                    await fetcher.fetch_ranges(
-                        ref, parts, into=data, verify=lambda data: self._verify(head, data), urgent=urgent
-                    )
-        except BaseException:
-            ring.abort(slot)
-            raise
-        self._note(row, slot, head)
-        ring.commit(slot)
+                    verify = partial(self._verify, head)
+                    await fetcher.fetch_ranges(wanted, parts, into=data, verify=verify, urgent=urgent)
+        self._note(ref, slot, head)
         return slot
 
     def _verify(self, head: Head, data: memoryview) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import BudgetError, ConfigError, StokerError
 
 __all__ = [
     "FirstTouch",
@@ -154,6 +154,26 @@ class Ring:
         self._acquired += 1
         self._peak_used = max(self._peak_used, self.slots - len(self._free))
         return slot
+
+    @contextmanager
+    def filling(self, what: str, size_bytes: int) -> Iterator[int]:
+        """Hold a slot while it is filled: READY behind the block, FREE again if the block raises.
+
+        Raises:
+            BudgetError: a slot is smaller.
+            RingStateError: no slot is free.
+        """
+        if size_bytes > self.slot_bytes:
+            raise BudgetError(f"{what} has {size_bytes} bytes: more than the ring's {self.slot_bytes}")
+        slot = self.acquire()
+        if slot is None:
+            raise RingStateError(f"no free slot for {what}: {self!r}")
+        try:
+            yield slot
+        except BaseException:
+            self.abort(slot)
+            raise
+        self.commit(slot)
 
     def commit(self, slot: int) -> None:
         """FILLING to READY: the bytes are whole and verified, and no transport writes here any more."""

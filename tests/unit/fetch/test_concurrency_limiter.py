@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._fetch.concurrency import Aimd, Gate
+from stoker._fetch.concurrency import Aimd, ConcurrencyLimiter
 
 
 def test_urgent_requests_pass_others_that_keep_their_order() -> None:
     async def main() -> list[str]:
-        gate = Gate(Aimd(start=1, least=1, most=1))
+        gate = ConcurrencyLimiter(Aimd(start=1, least=1, most=1))
         order: list[str] = []
 
         async def request(name: str, *, urgent: bool) -> None:
@@ -29,7 +29,7 @@ def test_urgent_requests_pass_others_that_keep_their_order() -> None:
 
 def test_an_extra_permit_goes_over_the_limit_and_holds_back_the_next() -> None:
     async def main() -> None:
-        gate = Gate(Aimd(start=1, least=1, most=1))
+        gate = ConcurrencyLimiter(Aimd(start=1, least=1, most=1))
         async with gate.permit(urgent=False):
             with gate.extra():
                 assert gate.in_flight == 2
@@ -45,7 +45,7 @@ def test_an_extra_permit_goes_over_the_limit_and_holds_back_the_next() -> None:
 @pytest.mark.parametrize("cancel_before_grant", [True, False])
 def test_a_cancelled_wait_holds_no_permit(cancel_before_grant: bool) -> None:
     async def main() -> None:
-        gate = Gate(Aimd(start=1, least=1, most=1))
+        gate = ConcurrencyLimiter(Aimd(start=1, least=1, most=1))
         async with gate.permit(urgent=False):
             waiter = asyncio.create_task(_hold(gate))
             behind = asyncio.create_task(_hold(gate))
@@ -63,7 +63,7 @@ def test_a_cancelled_wait_holds_no_permit(cancel_before_grant: bool) -> None:
 def test_a_lower_limit_lets_nobody_in_until_enough_have_left() -> None:
     async def main() -> None:
         aimd = Aimd(start=4, least=1, most=4)
-        gate = Gate(aimd)
+        gate = ConcurrencyLimiter(aimd)
         holders = [asyncio.create_task(_hold(gate, seconds=1.0 + number)) for number in range(4)]
         late = asyncio.create_task(_hold(gate))
         await asyncio.sleep(0.5)
@@ -77,6 +77,6 @@ def test_a_lower_limit_lets_nobody_in_until_enough_have_left() -> None:
     run_virtual(main())
 
 
-async def _hold(gate: Gate, seconds: float = 0.1) -> None:
+async def _hold(gate: ConcurrencyLimiter, seconds: float = 0.1) -> None:
     async with gate.permit(urgent=False):
         await asyncio.sleep(seconds)
