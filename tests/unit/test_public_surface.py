@@ -23,7 +23,16 @@ from support.outside_names.python_api import imports_of
 ROOT = Path(__file__).parents[2]
 LAZY = (stoker, stoker_functions, stoker_sim)
 PUBLIC = (
-    *("stoker", "stoker.abc", "stoker.errors", "stoker.fanout", "stoker.images", "stoker.trace", "stoker_functions"),
+    *(
+        "stoker",
+        "stoker.abc",
+        "stoker.cli",
+        "stoker.errors",
+        "stoker.fanout",
+        "stoker.images",
+        "stoker.trace",
+        "stoker_functions",
+    ),
     *("stoker_functions.aws", "stoker_functions.gcp", "stoker_functions.serve", "stoker_local"),
     *("stoker_local.functions", "stoker_sim", "stoker_torch"),
 )
