@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import os
-import signal
 import sys
 from pathlib import Path
 from secrets import token_hex
@@ -14,13 +12,17 @@ from secrets import token_hex
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
 from stoker_local._config import WELL_KNOWN, BucketConfig, is_this_machine
+from stoker_local._host import stopping
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
 from stoker_local._shape import PROFILES
-from stoker_local.functions import _program as functions
 
 _MEMORY = "memory"
 _HELP = "serve S3 from memory until it is interrupted"
+_FUNCTIONS_HELP = "run Lambda and Google functions, and a bucket, until it is interrupted"
+_FUNCTIONS_DESCRIPTION = (
+    f"{_FUNCTIONS_HELP}; the line that it prints leads a shell to them; what functions write goes to standard error"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "functions":
-            functions.run(options)
+            # Imported only here: a bucket starts in half the time without aiohttp.
+            from stoker_local.functions import _program
+
+            _program.run(options)
             return 0
         watched = options.config == "-"
         config = BucketConfig.from_json(sys.stdin.readline()) if watched else _config(options)
@@ -42,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m stoker_local", description="A cloud on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    functions.add_command(commands)
+    _add_functions(commands)
     bucket = commands.add_parser(
         "bucket", help=_HELP, description=f"{_HELP}; the line that it prints leads a shell to it"
     )
@@ -59,6 +64,24 @@ def _parser() -> argparse.ArgumentParser:
     bucket.add_argument("--seed", type=int, default=0, help="of the delays that are drawn")
     bucket.add_argument("--config", choices=["-"], help="read the whole configuration from standard input, as JSON")
     return parser
+
+
+def _add_functions(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("functions", help=_FUNCTIONS_HELP, description=_FUNCTIONS_DESCRIPTION)
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the configuration as JSON; '-' reads one line of standard input and ends with it",
+    )
+    parser.add_argument("--bucket", action="append", metavar="NAME", help="a bucket to make (default: stoker)")
+    own = parser.add_argument_group("without a file")
+    own.add_argument("--function", action="append", metavar="NAME=MODULE.HANDLER", help="a function")
+    own.add_argument("--task-root", metavar="FOLDER", help="folder of the code (default: this one)")
+    own.add_argument("--memory-mb", type=int, metavar="N", help="of each function (default: 512)")
+    own.add_argument("--timeout", type=float, metavar="SECONDS", help="of each function (default: 60)")
+    own.add_argument("--environment", action="append", metavar="NAME=VALUE", help="of each function")
+    own.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], help="give each function a URL")
+    own.add_argument("--port", type=int, help="of the Lambda endpoint (default: a free one)")
 
 
 def _config(options: argparse.Namespace) -> BucketConfig:
@@ -80,23 +103,14 @@ def _folders(root: str) -> list[Path]:
 
 async def _serve(config: BucketConfig, *, root: str, watch_stdin: bool) -> None:
     """Serve until SIGINT, SIGTERM or, if it is watched, the end of standard input."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stopping(watch_stdin=watch_stdin)
     async with LocalBucket(config) as bucket:
         for folder in _folders(root):
             for path in (path for path in folder.rglob("*") if path.is_file()):
                 bucket.put(folder.name, path.relative_to(folder).as_posix(), path.read_bytes())
-        if watch_stdin:
-            loop.add_reader(sys.stdin.fileno(), _watch, stop)
         variables = " ".join(f"{name}={value}" for name, value in bucket.environment().items())
         print(f"export {variables}", flush=True)
         await stop.wait()
-
-
-def _watch(stop: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        stop.set()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from stoker_local._bucket import LocalBucket, environment_of
 from stoker_local._config import BucketConfig
 from stoker_local._shape import Shape
 
-__all__ = ["BucketProcess", "bucket_process", "running_bucket", "running_server"]
+__all__ = ["BucketProcess", "bucket_process", "running_bucket", "running_server", "stopping"]
 
 _EXIT_SECONDS = 10.0
 _URL = "AWS_ENDPOINT_URL="
@@ -131,3 +133,18 @@ def bucket_process(config: BucketConfig | None = None) -> Iterator[BucketProcess
                 process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def stopping(*, watch_stdin: bool) -> asyncio.Event:
+    """Return what is set by SIGINT, SIGTERM or, if it is watched, the end of standard input."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def watch() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if watch_stdin:
+        loop.add_reader(sys.stdin.fileno(), watch)
+    return stop

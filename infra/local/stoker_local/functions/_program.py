@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,16 +11,14 @@ from pathlib import Path
 from stoker_local._bucket import LocalBucket
 from stoker_local._config import BucketConfig
 from stoker_local._gcs import GcsConfig, LocalGcs
+from stoker_local._host import stopping
 from stoker_local._s3.model import BucketSpec
 from stoker_local.functions._cloud import FunctionCloud, function_cloud
 from stoker_local.functions._config import FunctionCloudConfig
 from stoker_local.functions._specs import FunctionSpec
 from stoker_local.functions._statistics import total
 
-__all__ = ["add_command", "run"]
-
-_HELP = "run Lambda and Google functions, and a bucket, until it is interrupted"
-_DESCRIPTION = f"{_HELP}; the line that it prints leads a shell to them; what functions write goes to standard error"
+__all__ = ["run"]
 
 _MEMORY_MB, _TIMEOUT_SECONDS = 512, 60.0
 _OWN_FLAGS = {
@@ -30,25 +26,6 @@ _OWN_FLAGS = {
     for name in ("function", "task_root", "memory_mb", "timeout", "environment", "url_auth", "port")
 }
 """What a file of ``--config`` says itself, by the name of the option."""
-
-
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the program's."""
-    parser = commands.add_parser("functions", help=_HELP, description=_DESCRIPTION)
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="the configuration as JSON; '-' reads one line of standard input and ends with it",
-    )
-    parser.add_argument("--bucket", action="append", metavar="NAME", help="a bucket to make (default: stoker)")
-    own = parser.add_argument_group("without a file")
-    own.add_argument("--function", action="append", metavar="NAME=MODULE.HANDLER", help="a function")
-    own.add_argument("--task-root", metavar="FOLDER", help="folder of the code (default: this one)")
-    own.add_argument("--memory-mb", type=int, metavar="N", help="of each function (default: 512)")
-    own.add_argument("--timeout", type=float, metavar="SECONDS", help="of each function (default: 60)")
-    own.add_argument("--environment", action="append", metavar="NAME=VALUE", help="of each function")
-    own.add_argument("--url-auth", choices=["AWS_IAM", "NONE"], help="give each function a URL")
-    own.add_argument("--port", type=int, help="of the Lambda endpoint (default: a free one)")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -106,11 +83,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 async def _serve(config: FunctionCloudConfig, buckets: BucketConfig, *, watch_stdin: bool) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    if watch_stdin:
-        loop.add_reader(sys.stdin.fileno(), _watch, stop)
+    stop = stopping(watch_stdin=watch_stdin)
     async with AsyncExitStack() as stack:
         bucket = await stack.enter_async_context(LocalBucket(buckets))
         gcs = await stack.enter_async_context(LocalGcs(_gcs_of(config))) if config.google else None
@@ -129,11 +102,6 @@ async def _serve(config: FunctionCloudConfig, buckets: BucketConfig, *, watch_st
 
 def _gcs_of(config: FunctionCloudConfig) -> GcsConfig:
     return GcsConfig(buckets=tuple(sorted({"stoker", *(each.bucket for each in config.finalized)})))
-
-
-def _watch(stop: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        stop.set()
 
 
 def _write_bill(cloud: FunctionCloud) -> None:
