@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker_local.functions._faults import FunctionFaultKind
@@ -65,7 +65,7 @@ class FunctionStatistics:
     errors: int = 0
     throttles: int = 0
     reclaimed: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str]
     billed_seconds: float = 0.0
     gb_seconds: float = 0.0
     dollars: float = 0.0
@@ -84,7 +84,7 @@ class Account:
         self, function: str, ledger: Ledger, prices: FunctionPrices, *, memory_bytes: int, vcpus: float = 0.0
     ) -> None:
         self.function = function
-        self.figures = FunctionStatistics()
+        self.figures = FunctionStatistics(faults=Counter())
         self.logs: deque[str] = deque(maxlen=_KEPT_LOGS)
         self._ledger = ledger
         self._prices = prices
