@@ -17,6 +17,7 @@ from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.feed import FeedConfig
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._order.order import OrderConfig, Shuffle
+from stoker._stores import ReadableStore
 from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
 from stoker.abc import Readable, Tier, TraceSink
@@ -89,9 +90,12 @@ class StreamConfig:
             ``"disk:/mnt/nvme/stoker?limit=20GB"``, ``"memory:?limit=2GB"``, or a sequence of such, the nearest first;
             with ``&policy=`` ``next-use`` (default), ``uniform``, ``lru`` or ``fifo``. A disk's limit is the machine's,
             one in memory the rank's, or the machine's as ``limit=node:8GB``, beside ``memory``.
-        warm: a tier of super-samples in the memory of warm functions, between this machine and the bucket:
-            ``"warm://10.0.0.5:7411"``, a proxy that trainers share, or one in this process:
-            ``"warm+lambda://stoker?listen=10.0.0.9:7411"``. The secret is in ``STOKER_WARM_SECRET``. Default none.
+        tier: place between this machine and the bucket that machines share, and that is asked before the bucket:
+            ``"warm://10.0.0.5:7411"``, a proxy of warm functions that trainers share, or one in this process:
+            ``"warm+lambda://stoker?listen=10.0.0.9:7411"`` (the secret is in ``STOKER_WARM_SECRET``); the URL of
+            another plug-in; or a :class:`stoker.abc.Tier`, which is used on the loader's own thread and event loop and
+            closed by the caller, after the loader. Default none.
+        warm: another name of ``tier``.
         rank: number of this rank, given together with ``world_size``; default torch.distributed's, else ``RANK``, else
             0.
         world_size: number of ranks; default torch.distributed's, else ``WORLD_SIZE``, else 1.
@@ -131,7 +135,8 @@ class StreamConfig:
     lanes: int | None = None
     memory: int | str = "512MB"
     cache: str | Sequence[str] | None = None
-    warm: str | None = None
+    tier: str | Tier | None = None
+    warm: str | Tier | None = None
     rank: int | None = None
     world_size: int | None = None
     drop_last: bool = False
@@ -167,6 +172,7 @@ class StreamConfig:
         self._check_columns()
         self.memory_bytes()
         self.caches()
+        self._check_tier()
         WorkerOptions.of(self.workers)
         Budget.of(self.budget)
         if not callable(getattr(self.schedule, "admit", None)):
@@ -184,6 +190,17 @@ class StreamConfig:
             if not callable(function):
                 raise ConfigError(f"{name} is a function, not {function!r}")
             asks_for_context(function, name, is_of_batch=name in ("collate", "batch_transform"))
+
+    def _check_tier(self) -> None:
+        if self.tier is not None and self.warm is not None:
+            raise ConfigError("tier= and warm= are two names of one setting: give tier= alone")
+        tier = self.warm if self.tier is None else self.tier
+        missing = [name for name in ("name", "read", "offer", "close") if not hasattr(tier, name)]
+        if tier is not None and not isinstance(tier, str) and missing:
+            raise ConfigError(
+                f"tier {tier!r:.80} is neither a URL, such as 'warm://10.0.0.5:7411', nor a stoker.abc.Tier: it lacks "
+                f"{', '.join(missing)}"
+            )
 
     def _check_columns(self) -> None:
         if isinstance(self.columns, str):
@@ -242,19 +259,20 @@ class StreamConfig:
         """
         return CacheSpec.parse_all(self.cache)
 
-    def warm_tier(self, store: Readable, processes: int) -> Tier | None:
-        """Return the tier that ``warm`` names, for one of so many processes; nothing is connected to before a read.
+    def shared_tier(self, store: Readable, processes: int) -> Tier | None:
+        """Return the tier that ``tier`` names or is, for one of so many processes; nothing is connected to yet.
 
         Args:
-            store: of the data set, from which what nodes lose is put back if ``warm`` says so.
+            store: of the data set, from which what nodes lose is put back if ``tier`` says so.
             processes: that read, in the whole job.
 
         Raises:
             ConfigError: it is not right, there is no secret, or several processes would each have a proxy.
         """
-        if self.warm is None:
-            return None
-        return open_tier(self.warm, store=store, processes=processes)
+        tier = self.warm if self.tier is None else self.tier
+        return open_tier(tier, store=store, processes=processes) if isinstance(tier, str) else tier
+
+    warm_tier = shared_tier  # its name in earlier releases
 
     def sharers(self, feed: FeedConfig) -> Sharers:
         """Return who shares the caches of the machine with the process that has a feed."""
@@ -316,11 +334,11 @@ class StreamArguments(StreamConfig):
     """What a :class:`~stoker_torch.StreamDataset` is constructed with.
 
     Attributes:
-        url: of the data set: a path, ``file://``, ``s3://`` or ``gs://``; ``memory://`` is of one process and those
-            that it forks.
+        url: place of the data set: a path, ``file://``, ``s3://`` or ``gs://``; ``memory://`` is of one process and
+            those that it forks. Or a :class:`stoker.abc.Store`; worker processes that are spawned get a pickle of it.
     """
 
-    url: str | os.PathLike[str] = field(kw_only=False)
+    url: str | os.PathLike[str] | ReadableStore = field(kw_only=False)
 
 
 @explain_arguments("Loader", _LOADER_HINTS, MOVED_SETTINGS)
@@ -329,10 +347,11 @@ class LoaderArguments(LoaderConfig):
     """What a :class:`~stoker_torch.Loader` is constructed with.
 
     Attributes:
-        url: of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``.
+        url: place of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``. Or a
+            :class:`stoker.abc.Store`, which is used on the loader's own thread and event loop.
     """
 
-    url: str | os.PathLike[str] = field(kw_only=False)
+    url: str | os.PathLike[str] | ReadableStore = field(kw_only=False)
 
 
 def _ranks_here() -> int:

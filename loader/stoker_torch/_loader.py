@@ -24,6 +24,7 @@ from stoker._fetch.gather import gather_rows
 from stoker._format.display import describe_manifest, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
+from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import BudgetExceededError, ConfigError, StateError
 from stoker_torch._buffers import BufferPool, can_pin_memory
@@ -71,7 +72,7 @@ class Loader:
         begun_seconds = time.perf_counter()
         self.config, self._budget = config, Budget.of(config.budget)
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
-        self.url = os.fspath(config.url)
+        self.url = url_of(config.url)
         self._prices = Prices.load()
         dollars = self._budget.dollars
         self._allowance = None if dollars is None else Allowance(parse_dollars(dollars), self.world_size)
@@ -79,7 +80,7 @@ class Loader:
         self._pins_memory = self.config.pin_memory and can_pin_memory()
         self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
         self._pool = self._made_pool()
-        self._supply = Supply.open(self.url, self.config)
+        self._supply = Supply.open(config.url, config)
         try:
             self._manifest = self._supply.read_manifest(self.config.version)
             self._trace = self._made_trace()

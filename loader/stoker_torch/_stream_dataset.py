@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from stoker._base.arguments import takes_settings
+from stoker._base.arguments import check_picklable, takes_settings
 from stoker._cost.prices import Prices
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
+from stoker._stores import url_of
 from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamArguments
 from stoker_torch._epoch_board import MAX_EPOCH, EpochBoard, Turn
@@ -85,7 +85,7 @@ class StreamDataset(IterableDataset[Any]):
 
     @takes_settings(StreamArguments)
     def __init__(self, config: StreamArguments) -> None:
-        self.url, self.batch_size, self.config = os.fspath(config.url), config.batch_size, config
+        self.url, self.batch_size, self.config = url_of(config.url), config.batch_size, config
         self._budget = Budget.of(config.budget)
         self._check_settings()
         self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
@@ -121,6 +121,8 @@ class StreamDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a spawned worker needs: no connection goes with it."""
         self._check_dealing()
+        check_picklable(self.config.url, "a store")
+        check_picklable(self.config.tier or self.config.warm, "a tier")
         forgotten = ("_manifest", "_reader", "_iteration", "_progress")
         return {name: value for name, value in self.__dict__.items() if name not in forgotten}
 
@@ -168,7 +170,7 @@ class StreamDataset(IterableDataset[Any]):
             if self._manifest is not None and self._reader.is_for(self._manifest, worker, lanes):
                 return self._reader
             self._reader.close()
-        supply = Supply.open(self.url, self.config)
+        supply = Supply.open(self.config.url, self.config)
         try:
             if self._manifest is None:
                 self._manifest = supply.read_manifest(self._version)

@@ -19,7 +19,7 @@ from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.materialized_feed import MaterializedFeed
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker._stores import open_store
+from stoker._stores import ReadableStore, open_reader
 from stoker._stores.metered import MeteredStore, metered
 from stoker.errors import ConfigError
 from stoker_torch._ahead import OneAhead
@@ -48,14 +48,15 @@ class Supply:
     feed: BatchSource | None = None
     nearer: Nearer | None = None
     ahead: OneAhead[Any] | None = None
+    _own: Nearer = field(default_factory=Nearer)  # without a tier that the caller has made, and closes
     _closing: threading.RLock = field(default_factory=threading.RLock)
     manifest_hedges: int = 0
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
-    def open(cls, url: str | os.PathLike[str], config: StreamConfig) -> Supply:
-        """Open the data set at a URL."""
-        return cls(metered(open_store(url, options=config.options), egress=Budget.of(config.budget).egress))
+    def open(cls, place: str | os.PathLike[str] | ReadableStore, config: StreamConfig) -> Supply:
+        """Open the data set at a path or URL, or in a store."""
+        return cls(metered(open_reader(place, options=config.options), egress=Budget.of(config.budget).egress))
 
     def read_manifest(self, version: int | None) -> Manifest:
         """Return a version of the manifest, by default the newest.
@@ -90,7 +91,10 @@ class Supply:
             caches = config.caches()
             tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
             processes = feed_config.world_size * (feed_config.workers or 1)
-            self.nearer = Nearer(tiers, config.warm_tier(self.store, processes))
+            tier = config.shared_tier(self.store, processes)
+            self.nearer = Nearer(tiers, tier)
+            is_lent = tier is not None and tier in (config.tier, config.warm)
+            self._own = Nearer(tiers) if is_lent else self.nearer
         if config.shuffle != "materialized":
             return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, nearer=self.nearer)
 
@@ -135,7 +139,7 @@ class Supply:
             try:
                 if self.feed is not None:
                     self.feed.stop()
-                if self.nearer is not None and self.thread.is_running:
-                    self.thread.run(self.nearer.close())
+                if self.thread.is_running:
+                    self.thread.run(self._own.close())
             finally:
                 self.thread.close(self.store.close)  # waits for what is being gathered, too

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stoker._base.arguments import explain_arguments
+from stoker._base.arguments import check_picklable, explain_arguments
 from stoker._base.operations import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._base.threads import LoopThread
@@ -26,7 +26,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Schema
 from stoker._format.versions import read_manifest
 from stoker._memory.sample_memory import SampleMemory
-from stoker._stores import StoreOptions, open_store
+from stoker._stores import ReadableStore, StoreOptions, open_reader, url_of
 from stoker._stores.metered import MeteredStore, metered
 from stoker._stores.network import PerLoop
 from stoker.errors import ArgumentError, ConfigError
@@ -84,7 +84,8 @@ class Dataset:
     once, in whatever order, a ``Loader`` takes far fewer requests.
 
     Args:
-        url: of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``.
+        url: place of the data set: a path, ``file://``, ``s3://``, ``gs://`` or ``memory://``; or a
+            :class:`stoker.abc.Store`, which is used on the data set's own thread and event loop.
         version: of the manifest; default the newest.
         columns: which to read, in this order; default all.
         memory: of each process, for the manifest, heads, and values on their way: bytes or ``"256MB"``. Samples that
@@ -100,7 +101,7 @@ class Dataset:
 
     def __init__(
         self,
-        url: str | os.PathLike[str],
+        url: str | os.PathLike[str] | ReadableStore,
         *,
         version: int | None = None,
         columns: Sequence[str] | None = None,
@@ -110,11 +111,11 @@ class Dataset:
     ) -> None:
         if version is not None and (type(version) is not int or version < 1):
             raise ConfigError(f"version {version!r} is not an integer from 1")
-        self.url = os.fspath(url)
+        self._place, self.url = url, url_of(url)
         self._settings: dict[str, Any] = {"memory": memory, "options": options, "fetch": fetch}
         memory_bytes = parse_bytes(memory, "memory")
         check_fetch(FetchConfig() if fetch is None else fetch)
-        inner = open_store(url, options=options)
+        inner = open_reader(url, options=options)
         self._source = _Source(metered(inner))
         self._thread = LoopThread("stoker-dataset", last=self._source.close)
         try:
@@ -152,7 +153,8 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {**self._settings, "columns": tuple(self._schema), "version": self._manifest.version}
-        return partial(Dataset, **settings), (self.url,)
+        check_picklable(self._place, "a store")
+        return partial(Dataset, **settings), (self._place,)
 
     def __len__(self) -> int:
         return self._samples

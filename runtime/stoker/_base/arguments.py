@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
-from stoker.errors import ArgumentError
+from stoker.errors import ArgumentError, ConfigError
 
-__all__ = ["MovedArgument", "check_names", "explain_arguments", "takes_settings"]
+__all__ = ["MovedArgument", "check_names", "check_picklable", "explain_arguments", "takes_settings"]
 
 Class = TypeVar("Class", bound=type)
 Config = TypeVar("Config")
@@ -63,6 +63,27 @@ def check_names(given: Iterable[str], known: Collection[str], hints: Mapping[str
         if likely:
             raise ArgumentError(f"{owner} has no argument {name}=; did you mean {likely[0]}=?")
         raise ArgumentError(f"{owner} has no argument {name}=; it takes {', '.join(known)}")
+
+
+def check_picklable(value: object, what: str) -> None:
+    """Refuse what a spawned process could not get.
+
+    Args:
+        value: argument of a constructor that the user has made.
+        what: names it, for messages.
+
+    Raises:
+        ConfigError: it cannot be pickled.
+    """
+    from multiprocessing.reduction import ForkingPickler  # takes as long to import as all of this package
+
+    try:
+        ForkingPickler.dumps(value)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} that is handed over goes to other processes as a pickle, and {value!r:.80} makes none "
+            f"({type(error).__name__}: {error}): give a URL in its place, give its class __getstate__, or use fork"
+        ) from error
 
 
 def explain_arguments(

@@ -265,6 +265,8 @@ class Prices:
             ConfigError: there are no prices for such stores.
         """
         key = PriceKey(store) if isinstance(store, str) else store
+        if key.name in _FREE_SCHEMES:
+            return _FREE
         if key.name:
             return _entry(self.stores, key.name, "a store named")
         scheme, separator, rest = key.url.partition("://")
@@ -277,7 +279,10 @@ class Prices:
         if key.endpoint:
             scheme = self._name_of(key.endpoint) or scheme
         if scheme not in self.stores:
-            raise ConfigError(f"there are no prices for {scheme}:// stores, only for {', '.join(self.stores)}")
+            raise ConfigError(
+                f"there are no prices for {scheme}:// stores, only for {', '.join(self.stores)}; a store of your own "
+                "names its prices with an attribute, as prices = 's3', or 'file' for none"
+            )
         return self.stores[scheme]
 
     def _name_of(self, endpoint: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from typing import Protocol, cast
 
 from stoker._stores.location import parse_url
 from stoker._stores.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
@@ -17,12 +18,15 @@ __all__ = [
     "ObjectInfo",
     "Presigner",
     "Readable",
+    "ReadableStore",
     "S3Options",
     "ServedOptions",
     "Store",
     "StoreOptions",
     "Writable",
+    "open_reader",
     "open_store",
+    "url_of",
 ]
 
 # Scheme → module, adapter, its options, its extra. An adapter and its SDK are imported when a URL of theirs is opened.
@@ -59,3 +63,43 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
             raise
         raise MissingExtraError(f"{location.url} needs {error.name}; pip install 'stoker[{extra}]'") from error
     return opened
+
+
+class ReadableStore(Readable, Protocol):
+    """As much of a :class:`stoker.abc.Store` as reading needs."""
+
+    async def close(self) -> None:
+        """Release connections; see :meth:`stoker.abc.Store.close`."""
+        ...
+
+
+_READING = ("url", "get", "get_range", "head", "list", "close")
+
+
+def open_reader(place: str | os.PathLike[str] | ReadableStore, *, options: StoreOptions | None = None) -> Store:
+    """Return a store to read from: the one at a path or URL, as :func:`open_store`, or one that the caller has made.
+
+    Raises:
+        ConfigError: it is neither, or there are ``options`` for a store that has been made; else as :func:`open_store`.
+    """
+    if isinstance(place, str | os.PathLike):
+        return open_store(place, options=options)
+    url = url_of(place)
+    if options is not None:
+        raise ConfigError(f"options= are for a URL, and {url} is a store that has been made: give it its own")
+    return cast("Store", place)  # what reads never writes
+
+
+def url_of(place: str | os.PathLike[str] | ReadableStore) -> str:
+    """Return a path or URL as it was given, or that of a store that the caller has made.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(place, str | os.PathLike):
+        return os.fspath(place)
+    if missing := [name for name in _READING if not hasattr(place, name)]:
+        raise ConfigError(
+            f"{place!r:.80} is neither a path or URL, nor a stoker.abc.Store: it lacks {', '.join(missing)}"
+        )
+    return place.url

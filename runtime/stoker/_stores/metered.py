@@ -27,8 +27,13 @@ class Priced(Protocol):
 
 
 def price_key(store: Readable) -> PriceKey:
-    """Return by what a store's prices are found: the user's choice, its endpoint or its URL."""
-    return store.price_key() if isinstance(store, Priced) else PriceKey(store.url)
+    """Return by what a store's prices are found: the user's choice, its endpoint or its URL.
+
+    A store of the user's own may have an attribute ``prices``: the name of a store in the price file.
+    """
+    if isinstance(store, Priced):
+        return store.price_key()
+    return PriceKey(store.url, name=getattr(store, "prices", ""))
 
 
 def metered(store: Store, *, egress: Egress = "same_region") -> MeteredStore:
