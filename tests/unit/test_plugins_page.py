@@ -80,6 +80,25 @@ def test_the_tier_delivers_the_second_epoch(my_package: Path, url: str) -> None:
     assert figures["tier_states"] == {"copies": "closed"}
 
 
+def test_the_source_is_packed_from_any_line_on(my_package: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "a.txt").write_text("one\ntwo\n")
+    (raw / "b.txt").write_text("three\n")
+    assert main(["pack", "--kind", "lines", str(raw), str(tmp_path / "texts"), "--quiet"]) == 0
+    with stoker.open(tmp_path / "texts") as dataset:
+        assert [sample["text"] for sample in dataset] == ["one", "two", "three"]
+
+
+def test_the_policy_keeps_what_came_first(my_package: Path, url: str) -> None:
+    with Loader(url, batch_size=10, cache="memory:?limit=1KB&policy=mru") as loader:
+        for _ in range(2):
+            assert sorted(number for batch in loader for number in batch["x"].tolist()) == [*range(SAMPLES)]
+        (figures,) = loader.stats().to_dict()["caches"].values()
+    assert figures["added"] > 0
+    assert figures["hits"] > 0
+
+
 def test_the_executor_runs_a_function(my_package: Path, url: str) -> None:
     options = fanout.ExecutorOptions(environment={"STOKER_DATASETS": f"numbers={url}"})
 
