@@ -9,7 +9,7 @@ from stoker._base.meter import Meter
 from stoker._base.retry import RetryingStore
 from stoker._format.schema import Schema
 from stoker._stores import Store, open_store
-from stoker._stores.metered import MeteredStore
+from stoker._stores.object_store import metered
 from stoker_functions._catalog import Catalog, open_catalog
 from stoker_functions._settings import Settings
 
@@ -96,7 +96,7 @@ class Deployment:
     def _metered(self, url: str) -> RetryingStore:
         if url not in self._meters:
             self._meters[url] = Meter(url)
-        return RetryingStore(MeteredStore(self._store(url), self._meters[url]))
+        return RetryingStore(metered(self._store(url), meter=self._meters[url]))
 
     def _store(self, url: str) -> Store:
         if url not in self._stores:

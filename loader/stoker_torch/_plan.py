@@ -8,7 +8,7 @@ from stoker._base.operations import Egress, Operation
 from stoker._base.sizes import counted, format_bytes
 from stoker._cost.prices import Prices
 from stoker._fetch.feed import BatchSource
-from stoker._stores.metered import price_key
+from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError
 
 __all__ = ["LoaderPlan"]

@@ -20,7 +20,7 @@ from stoker._fetch.materialized_feed import MaterializedFeed
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._stores import ReadableStore, open_reader
-from stoker._stores.metered import MeteredStore, metered
+from stoker._stores.object_store import ObjectStore, metered
 from stoker.errors import ConfigError
 from stoker_torch._ahead import OneAhead
 from stoker_torch._config import StreamConfig
@@ -43,7 +43,7 @@ class Supply:
         manifest_hedges: second requests for manifests that were late.
     """
 
-    store: MeteredStore
+    store: ObjectStore
     thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
     feed: BatchSource | None = None
     nearer: Nearer | None = None

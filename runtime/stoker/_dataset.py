@@ -27,8 +27,8 @@ from stoker._format.schema import Schema
 from stoker._format.versions import read_manifest
 from stoker._memory.sample_memory import SampleMemory
 from stoker._stores import ReadableStore, StoreOptions, open_reader, url_of
-from stoker._stores.metered import MeteredStore, metered
 from stoker._stores.network import PerLoop
+from stoker._stores.object_store import ObjectStore, metered
 from stoker.errors import ArgumentError, ConfigError
 
 __all__ = ["Dataset", "DatasetStatistics"]
@@ -219,7 +219,7 @@ class Dataset:
 class _Source:
     """What samples are read from. Apart from the data set, so that the thread can close it when that is garbage."""
 
-    def __init__(self, store: MeteredStore) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self.store = store
         self._readers = PerLoop(self._made)
         self._samples = 0

@@ -12,7 +12,7 @@ from stoker._base.meter import Meter, Reading
 from stoker._base.operations import Operation
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker._stores import open_store
-from stoker._stores.metered import MeteredStore
+from stoker._stores.object_store import MeteredStore
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     ConfigError,

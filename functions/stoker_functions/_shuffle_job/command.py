@@ -21,7 +21,7 @@ from stoker._format.versions import read_manifest
 from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
 from stoker._stores import open_store
 from stoker._stores.location import parse_url
-from stoker._stores.metered import MeteredStore, metered, price_key
+from stoker._stores.object_store import ObjectStore, metered, price_key
 from stoker.abc import Executor
 from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
 from stoker.cli.functions import (
@@ -137,7 +137,7 @@ async def _shuffle(args: Namespace) -> None:
         await store.close()
 
 
-def _executor(args: Namespace, store: MeteredStore) -> Executor:
+def _executor(args: Namespace, store: ObjectStore) -> Executor:
     check_function_options(args)
     if not args.on:
         return InProcess(store, memory_bytes=usable_bytes(args.memory))
@@ -170,7 +170,7 @@ def _plan_config(args: Namespace, manifest: Manifest, executor: Executor, key: P
 class _Making:
     """Makes epochs, one after the other."""
 
-    def __init__(self, args: Namespace, plan: EpochPlan, store: MeteredStore, executor: Executor) -> None:
+    def __init__(self, args: Namespace, plan: EpochPlan, store: ObjectStore, executor: Executor) -> None:
         self._args, self._plan, self._store = args, plan, store
         self._progress: Progress | None = None
         # A late task in this process would only be kept from its work by a second one.

@@ -42,14 +42,22 @@ _NO_CREDENTIALS = (
 
 
 class GcsAccess:
-    """Connections, token and control-plane client of one store in one event loop."""
+    """Connections, token and control-plane client of one store in one event loop.
 
-    def __init__(self, options: GcsOptions) -> None:
-        self._options = options
+    Attributes:
+        bucket_url: of the JSON API; what stands before ``/o``.
+        patience_seconds: that a call of the control plane has for its connection, and for its answer.
+        session: for whatever writes, lists or asks for metadata.
+        reader: performs reads.
+        storage: the client library's, over ``session``.
+    """
+
+    def __init__(self, bucket: str, options: GcsOptions) -> None:
+        self._bucket, self._options = bucket, options
         self._emulator = _emulator(options, os.environ)
         self._token = RenewedCredentials(self._fetch_token, margin_seconds=_TOKEN_MARGIN_SECONDS)
         self.root_url = self._emulator or _GOOGLE
-        # A call of the control plane has that for its connection, and for its answer.
+        self.bucket_url = f"{self.root_url}/storage/v1/b/{bucket}"
         self.patience_seconds = options.http.connect_timeout_seconds + options.http.read_timeout_seconds
         self.session = open_session(options.http, self.root_url)
         self.reader: HttpReader = open_reader(options.http, self.root_url, self.session)
@@ -92,9 +100,9 @@ class GcsAccess:
         kind = self._source().token_type.name.lower().replace("_", " ")
         return Identity(kind=kind, expires=datetime.now(UTC) + left, is_renewed=True)
 
-    async def endpoint(self, bucket: str) -> Endpoint:
+    async def endpoint(self) -> Endpoint:
         """Ask for the bucket's location; to whom that is refused it still says what time it is."""
-        url = f"{self.root_url}/storage/v1/b/{bucket}?fields=location"
+        url = f"{self.bucket_url}?fields=location"
         with translated(self.root_url):
             call = Call(method="GET", url=url, headers=self.headers(await self.current()), address=self.root_url)
             reply = await exchange(self.session, call)
@@ -114,7 +122,7 @@ class GcsAccess:
             headers["X-Goog-User-Project"] = self._options.user_project
         return headers
 
-    async def presigned(self, bucket: str, key: str, seconds: int, query: Mapping[str, str]) -> str:
+    async def presigned(self, key: str, seconds: int, query: Mapping[str, str]) -> str:
         """Return a URL that stands for a GET of an object.
 
         Raises:
@@ -127,7 +135,7 @@ class GcsAccess:
         source = self._source()
         token = None if source.token_type is Type.SERVICE_ACCOUNT else await self.current()
         payer = {"userProject": self._options.user_project} if self._options.user_project else {}
-        what = Signature(bucket=bucket, key=key, seconds=seconds, query={**query, **payer})
+        what = Signature(bucket=self._bucket, key=key, seconds=seconds, query={**query, **payer})
         return await signed_url(what, source, token)
 
     def _source(self) -> Token:

@@ -116,23 +116,16 @@ class Destination:
 class HttpReader(Protocol):
     """Performs reads over the connections of one event loop."""
 
-    async def ask(self, call: Call) -> Reply:
-        """Perform a call and return its whole answer; ``size_bytes`` is the object's, from whichever header tells it.
+    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+        """Perform a call; put the bytes of its range where they are to go, or return the whole answer.
+
+        Of a whole answer ``size_bytes`` is the object's, from whichever header tells it. When the call ends, however it
+        ends, nothing writes to the destination any more.
 
         Raises:
-            StoreError: the answer did not come, is not HTTP, or is too large to be read whole.
-        """
-        ...
-
-    async def read_into(self, call: Call, destination: Destination) -> Reply:
-        """Perform a call for a range and put its bytes where they are to go.
-
-        When the call ends, however it ends, nothing writes there any more.
-
-        Raises:
-            TruncatedError: fewer bytes came than that, or more.
+            TruncatedError: fewer bytes came than were asked for, or more.
             UnexpectedAnswerError: the store sent another range, or ignored it.
-            StoreError: the answer did not come or is not HTTP.
+            StoreError: the answer did not come, is not HTTP, or is too large to be read whole.
         """
         ...
 

@@ -133,23 +133,8 @@ class DirectReader:
         # One for all: what is received there is taken out before the loop turns to another connection.
         self._made = partial(_Connection, memoryview(bytearray(_SCRATCH_BYTES)))
 
-    async def ask(self, call: Call) -> Reply:
-        """Return the whole answer."""
-        return await self._perform(call, None)
-
-    async def read_into(self, call: Call, destination: Destination) -> Reply:
-        """Receive a range where it is to go."""
-        return await self._perform(call, destination)
-
-    async def close(self) -> None:
-        """Close the connections for good; calls in progress break, one that is connecting when it has connected."""
-        self._is_closed = True
-        for connection in (*self._idle, *self._busy):
-            connection.abort()
-        self._idle.clear()
-        await asyncio.sleep(0)  # sockets are closed in the loop's next turn
-
-    async def _perform(self, call: Call, destination: Destination | None) -> Reply:
+    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+        """Receive an answer, a range straight into its destination."""
         async with self._permits:
             connection = self._kept()
             if connection is not None:
@@ -164,6 +149,14 @@ class DirectReader:
                 raise ConnectionLostError(f"{call.address}: the store was closed")
             connection = await self._dialer.connect(self._made, call.address)
             return await self._exchanged(connection, call, Answer(call, destination))
+
+    async def close(self) -> None:
+        """Close the connections for good; calls in progress break, one that is connecting when it has connected."""
+        self._is_closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.abort()
+        self._idle.clear()
+        await asyncio.sleep(0)  # sockets are closed in the loop's next turn
 
     def _kept(self) -> _Connection | None:
         """Return an idle connection that is still good; those that are not are closed."""

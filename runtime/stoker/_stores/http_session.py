@@ -139,14 +139,11 @@ class SessionReader:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def ask(self, call: Call) -> Reply:
-        """Return the whole answer."""
+    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+        """Receive an answer, and copy a range into its destination as it arrives."""
         with translated(call.address):
-            return await exchange(self._session, call)
-
-    async def read_into(self, call: Call, destination: Destination) -> Reply:
-        """Copy a range into the caller's memory as it arrives."""
-        with translated(call.address):
+            if destination is None:
+                return await exchange(self._session, call)
             async with _answered(self._session, call) as response:
                 if response.status not in (200, 206):
                     return await _refusal(response, call)

@@ -14,15 +14,15 @@ from contextlib import suppress
 from itertools import accumulate
 
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._stores.credentials import Endpoint, Identity
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.http import Destination, Reply
+from stoker._stores.http_objects import Asked, HttpObjects
 from stoker._stores.http_store_access import ServedAccess, said_of
 from stoker._stores.http_store_auth import callers_of
-from stoker._stores.location import Location, check_conditions, check_empty_range, check_key, check_range, check_text
+from stoker._stores.location import Location, check_key, check_text
 from stoker._stores.network import PerLoop
 from stoker._stores.options import ServedOptions
-from stoker.abc import Buffer, ObjectInfo
+from stoker.abc import ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
     ChecksumError,
@@ -51,55 +51,37 @@ _DATA_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
 _VERSION_KEY = re.compile(r"manifests/([0-9]{8,9})\.safetensors", re.ASCII)
 
 
-class HttpStore:
-    """``stoker+https://host/v1/name``. Connections are made on first use, per event loop; no fork shares them."""
+class HttpStore(HttpObjects[ServedAccess]):
+    """``stoker+https://host/v1/name``; nothing can be written."""
 
     def __init__(self, location: Location, options: ServedOptions) -> None:
-        self._at = location
         url = f"{location.scheme.removeprefix('stoker+')}://{location.bucket}/{location.prefix}"
         caller = callers_of(url, options, os.environ)
-        self._access = PerLoop(lambda: (ServedAccess(url, caller(), options.http), asyncio.Lock()))
+        super().__init__(location, lambda: ServedAccess(url, caller(), options.http))
+        self._learning = PerLoop(asyncio.Lock)
         self._index = RowIndex()
         self._pinned: set[int] = set()  # versions that were asked for, and may hold what the newest no longer does
 
-    @property
-    def url(self) -> str:
-        """The root as the user wrote it."""
-        return self._at.url
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole object."""
-        reply = await self._read(key, {})
+    async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        data, info = await super()._get(key)
         if key == POINTER_KEY or version_of(key):
             with suppress(FormatError, ChecksumError):  # whoever asked for it will see for himself
-                self._index.learn(Manifest.from_bytes(reply.body))
-        return reply.body, self._info(key, reply)
+                self._index.learn(Manifest.from_bytes(data))
+        return data, info
 
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
+    async def _get_range(
+        self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` into ``into``; cancellation closes the connection."""
-        check_range(start, end, into)
-        if start == end:
-            return check_empty_range(self._at, await self.head(key), start, tag)
-        headers = {"Range": f"bytes={start}-{end - 1}"} | ({"If-Match": f'"{tag}"'} if tag is not None else {})
-        info = self._info(key, await self._read(key, headers, Destination(into, start, end, begun)))
+        info = await super()._get_range(key, start, end, into, tag, begun)
         if tag not in (None, info.tag):  # the bucket may have answered, which was not told the condition
             raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
         return info
 
-    async def head(self, key: str) -> ObjectInfo:
+    async def _head(self, key: str) -> ObjectInfo:
         """Return size and tag, with a byte: function platforms answer a HEAD with the length of what they saw, 0."""
-        return self._info(key, await self._read(key, {"Range": "bytes=0-0"}))
+        return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
         """Yield what the newest manifest speaks of, and that manifest under both its keys."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
@@ -108,37 +90,15 @@ class HttpStore:
             yield info
         for key in (POINTER_KEY, version_key(manifest.version)):
             if key.startswith(prefix) and key > start_after:
-                yield await self.head(key)
+                yield await self._head(key)
 
-    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
-        """Refuse to write."""
-        check_conditions(if_absent=if_absent, if_tag=if_tag)
-        raise self._read_only(key)
-
-    async def delete(self, key: str) -> None:
-        """Refuse to delete."""
-        raise self._read_only(key)
-
-    async def identity(self) -> Identity:
-        """Return who calls the function, by what."""
-        return await self._access.get()[0].identity()
-
-    async def endpoint(self) -> Endpoint:
-        """Return what the function's address answers to whoever asks."""
-        return await self._access.get()[0].endpoint()
-
-    async def close(self) -> None:
-        """Close the running loop's connections."""
-        if (access := self._access.take()) is not None:
-            await access[0].close()
-
-    async def _read(self, key: str, headers: dict[str, str], destination: Destination | None = None) -> Reply:
-        path, (access, _) = await self._path(key), self._access.get()
-        address = self._at.object_url(key)
-        reply = await access.read(path, headers, address, destination)
+    async def _ask(self, asked: Asked, destination: Destination | None = None) -> Reply:
+        path, address = await self._path(asked.key), self._at.object_url(asked.key)
+        condition = {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
+        reply = await self._access.get().read(path, asked.headers | condition, address, destination)
         if reply.refused:
             raise error_of(self._failure(address, reply), _BY_CODE)
-        if version := version_of(key):
+        if version := version_of(asked.key):
             self._pinned.add(version)
         return reply
 
@@ -161,7 +121,7 @@ class HttpStore:
 
     async def _looked_up(self, key: str) -> str | None:
         """Read the manifests that may speak of a super-sample; of many that ask for one, one does."""
-        async with self._access.get()[1]:
+        async with self._learning.get():
             for version in sorted(self._pinned, reverse=True):
                 if version not in self._index:
                     with suppress(NotFoundError):  # it was there, and is no more
@@ -172,7 +132,7 @@ class HttpStore:
             return path
 
     async def _learn(self, key: str) -> Manifest:
-        data, _ = await self.get(key)
+        data, _ = await self._get(key)
         try:
             return Manifest.from_bytes(data)
         except (FormatError, ChecksumError) as error:
@@ -189,7 +149,7 @@ class HttpStore:
             )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=tag)
 
-    def _read_only(self, key: str) -> PermissionDeniedError:
+    def _lacks(self, method: str, key: str) -> StoreError:
         check_key(key)
         return PermissionDeniedError(
             f"{self._at.object_url(key)}: what a function serves is read-only; write to the bucket behind it"

@@ -111,7 +111,7 @@ class ServedAccess:
             session = open_session(self._http, origin)
             self._carriers[origin] = open_reader(self._http, origin, session), session
         reader, _ = self._carriers[origin]
-        return await (reader.ask(call) if destination is None else reader.read_into(call, destination))
+        return await reader.read(call, destination)
 
     def _checked(self, location: str, address: str) -> str:
         """Return where a redirect leads: to https, or on this machine where the function is on it, too.

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from stoker._base.threads import in_thread
 from stoker._stores.local_files import Found, is_partial, locked, partial_file, sweep, walk
-from stoker._stores.location import Location, check_conditions, check_key, check_range, check_text
+from stoker._stores.location import Location, check_key, check_text
+from stoker._stores.object_store import ObjectStore
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
@@ -58,21 +59,16 @@ _ERRORS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
-class LocalStore:
+class LocalStore(ObjectStore):
     """A folder, which the first write creates. All file operations run in threads of the loop's executor."""
 
     def __init__(self, location: Location, _options: None = None) -> None:
+        super().__init__(location.url)
         self._at = location
         self._root = Path(location.bucket)
         self._swept: set[Path] = set()
 
-    @property
-    def url(self) -> str:
-        """The root as the user wrote it."""
-        return self._at.url
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole object."""
+    async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         path = self._path(key)
 
         def read(cancelled: threading.Event) -> tuple[bytes, ObjectInfo]:
@@ -87,21 +83,10 @@ class LocalStore:
 
         return await in_thread(read)
 
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
+    async def _get_range(
+        self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` into ``into``; cancellation waits for the copy in progress, at most 4 MiB.
-
-        Nobody is told that it begins.
-        """
-        check_range(start, end, into)
+        """Cancellation waits for the copy in progress, at most 4 MiB. Nobody is told that it begins."""
         path = self._path(key)
 
         def read(cancelled: threading.Event) -> ObjectInfo:
@@ -118,8 +103,7 @@ class LocalStore:
 
         return await in_thread(read)
 
-    async def head(self, key: str) -> ObjectInfo:
-        """Return size and tag."""
+    async def _head(self, key: str) -> ObjectInfo:
         path = self._path(key)
 
         def look(_: threading.Event) -> ObjectInfo:
@@ -128,7 +112,7 @@ class LocalStore:
 
         return await in_thread(look)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
         """Yield the files under the folder, links followed; files that come or go meanwhile may or may not appear."""
         for text in (prefix, start_after):
             check_text("object key or prefix", text)
@@ -145,9 +129,8 @@ class LocalStore:
         finally:
             found.close()
 
-    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
-        """Write an object. A cancelled write has happened or has not; ``data`` is no longer used either way."""
-        check_conditions(if_absent=if_absent, if_tag=if_tag)
+    async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
+        """A cancelled write has happened or has not; ``data`` is no longer used either way."""
         path = self._path(key)
 
         def write(_: threading.Event) -> ObjectInfo:
@@ -183,8 +166,8 @@ class LocalStore:
             f"{self._at.object_url(key)} was written by somebody else; read it again and decide"
         )
 
-    async def delete(self, key: str) -> None:
-        """Delete an object; its folder stays."""
+    async def _delete(self, key: str) -> None:
+        """Its folder stays."""
         path = self._path(key)
 
         def remove(_: threading.Event) -> None:
@@ -203,9 +186,6 @@ class LocalStore:
         if folder not in self._swept:
             sweep(folder)
             self._swept.add(folder)
-
-    async def close(self) -> None:
-        """Do nothing: no file stays open between calls."""
 
     def _path(self, key: str) -> Path:
         check_key(key)

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from stoker._stores.location import Location, check_conditions, check_range
+from stoker._stores.location import Location
+from stoker._stores.object_store import ObjectStore
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     BucketNotFoundError,
@@ -35,34 +36,20 @@ _buckets: dict[str, _Bucket] = {}
 _lock = threading.Lock()  # held for a few dictionary operations; loops in several threads may share a bucket
 
 
-class MemoryStore:
+class MemoryStore(ObjectStore):
     """``memory://name/prefix``. As with a local folder, the bucket comes into being with its first object."""
 
     def __init__(self, location: Location, _options: None = None) -> None:
+        super().__init__(location.url)
         self._at = location
 
-    @property
-    def url(self) -> str:
-        """The root as the user wrote it."""
-        return self._at.url
+    async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        return await self._read(key)
 
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole object."""
-        data, info = await self._read(key)
-        return data, info
-
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
+    async def _get_range(
+        self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
     ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` into ``into``, at once: nobody is told that it begins."""
-        check_range(start, end, into)
+        """Copy at once: nobody is told that it begins."""
         data, info = await self._read(key)
         if tag not in (None, info.tag):
             raise ObjectChangedError(f"{self._at.object_url(key)} was overwritten: its tag is no longer {tag}")
@@ -73,11 +60,10 @@ class MemoryStore:
         into[:] = memoryview(data)[start:end]
         return info
 
-    async def head(self, key: str) -> ObjectInfo:
-        """Return size and tag."""
+    async def _head(self, key: str) -> ObjectInfo:
         return (await self._read(key))[1]
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
         """Yield the objects under ``prefix`` as they were when the listing began."""
         first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after).encode()
         with self._bucket() as bucket:
@@ -88,9 +74,7 @@ class MemoryStore:
                 await asyncio.sleep(0)
             yield ObjectInfo(key=self._at.relative(key.decode()), size_bytes=len(data), tag=tag)
 
-    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
-        """Write an object."""
-        check_conditions(if_absent=if_absent, if_tag=if_tag)
+    async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
         full_key, content = self._at.full_key(key), bytes(data)
         await asyncio.sleep(0)
         with _lock:
@@ -104,15 +88,11 @@ class MemoryStore:
             bucket.objects[full_key] = (content, f"{bucket.writes:x}")
             return ObjectInfo(key=key, size_bytes=len(content), tag=f"{bucket.writes:x}")
 
-    async def delete(self, key: str) -> None:
-        """Delete an object."""
+    async def _delete(self, key: str) -> None:
         full_key = self._at.full_key(key)
         await asyncio.sleep(0)
         with self._bucket() as bucket:
             bucket.objects.pop(full_key, None)
-
-    async def close(self) -> None:
-        """Do nothing: the objects stay as long as the process."""
 
     async def _read(self, key: str) -> tuple[bytes, ObjectInfo]:
         full_key = self._at.full_key(key)

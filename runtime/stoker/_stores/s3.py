@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
@@ -18,12 +19,12 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from stoker._base.operations import PriceKey
-from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, with_renewal
+from stoker._stores.credentials import ExpiredCredentialsError, with_renewal
 from stoker._stores.failures import Failure, Rule, error_of
-from stoker._stores.http import Destination, Reply
+from stoker._stores.http import Call, Reply
+from stoker._stores.http_objects import Asked, BucketObjects, said_in
 from stoker._stores.http_session import translated
-from stoker._stores.location import Location, check_conditions, check_empty_range, check_range
-from stoker._stores.network import PerLoop
+from stoker._stores.location import Location
 from stoker._stores.options import S3Options
 from stoker._stores.s3_access import S3Access, endpoint_of
 from stoker.abc import Buffer, ObjectInfo
@@ -104,8 +105,10 @@ _BY_TYPE: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[Stoker
 )
 
 
-class S3Store:
-    """``s3://bucket/prefix``. Connections are made on first use, one pool per event loop, none shared across a fork."""
+class S3Store(BucketObjects[S3Access]):
+    """``s3://bucket/prefix``."""
+
+    nonsense = _NONSENSE
 
     def __init__(self, location: Location, options: S3Options) -> None:
         if location.bucket.endswith("--x-s3"):
@@ -113,88 +116,53 @@ class S3Store:
                 f"{location.url} is a directory bucket (S3 Express One Zone); stoker does not support its sessions and "
                 "zonal endpoints, use a general-purpose bucket"
             )
-        self._at = location
-        self._payer: dict[str, Any] = {"RequestPayer": "requester"} if options.requester_pays else {}
+        super().__init__(location, partial(S3Access, location.bucket, options))
         self._options = options
-        self._access = PerLoop(self._opened)
-        self._endpoint: str | None = None
-
-    @property
-    def url(self) -> str:
-        """The root as the user wrote it."""
-        return self._at.url
+        self._payer: dict[str, Any] = {"RequestPayer": "requester"} if options.requester_pays else {}
 
     def price_key(self) -> PriceKey:
         """Return by what its prices are found: many services speak S3 at endpoints of their own."""
-        if self._endpoint is None:  # nothing was read yet
-            self._endpoint = endpoint_of(self._at.bucket, self._options)
-        return PriceKey(self.url, self._endpoint, self._options.prices or "")
+        return PriceKey(self.url, endpoint_of(self._at.bucket, self._options), self._options.prices or "")
 
-    def _opened(self) -> S3Access:
-        access = S3Access(self._at.bucket, self._options)
-        self._endpoint = access.endpoint_url
-        return access
+    async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
+        """Return a URL that stands for a signed GET; S3 tells no versions of an object apart by their ETag."""
+        access, full_key = self._access.get(), self._at.full_key(key)
+        signer = await access.current()
+        if signer is None:
+            raise CredentialsError(f"{self.url}: an anonymous client has nothing to sign with; give credentials")
+        return access.presigned(full_key, signer, seconds)
 
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole object."""
-        reply = await self._read("GET", key, {})
-        return reply.body, self._info(key, reply)
-
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:
-        """Read bytes ``[start, end)`` into ``into``; cancellation closes the connection."""
-        check_range(start, end, into)
-        if start == end:
-            return check_empty_range(self._at, await self.head(key), start, tag)
-        headers = {"Range": f"bytes={start}-{end - 1}"} | ({"If-Match": f'"{tag}"'} if tag is not None else {})
-        return self._info(key, await self._read("GET", key, headers, Destination(into, start, end, begun)))
-
-    async def head(self, key: str) -> ObjectInfo:
-        """Return size and tag."""
+    async def _head(self, key: str) -> ObjectInfo:
         try:
-            return self._info(key, await self._read("HEAD", key, {}))
+            return self._info(key, await self._ask(Asked("HEAD", key)))
         except TransientError:
             raise
         except StoreError:
             # The answer to HEAD has no body to say why: ask for a byte to learn it.
-            return self._info(key, await self._read("GET", key, {"Range": "bytes=0-0"}))
+            return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield objects, a request per thousand."""
-        arguments: dict[str, Any] = {"Bucket": self._at.bucket, "Prefix": self._at.within_bucket(prefix)}
-        if start_after:
-            arguments["StartAfter"] = self._at.within_bucket(start_after)
-        while True:
-            page = await self._control(self.url, lambda client: client.list_objects_v2(**arguments, **self._payer))
-            for entry in page.get("Contents", []):
-                if key := self._at.relative(_said(entry, "Key", self.url)):
-                    tag = _tag(_said(entry, "ETag", self.url))
-                    yield ObjectInfo(key=key, size_bytes=_said(entry, "Size", self.url), tag=tag)
-            if not page.get("IsTruncated"):
-                return
-            following = _said(page, "NextContinuationToken", self.url)
-            if following == arguments.get("ContinuationToken"):  # this would go on for ever
-                raise UnexpectedAnswerError(f"{self.url}: {_NONSENSE}")
-            arguments["ContinuationToken"] = following
+    async def _page(self, prefix: str, after: str, token: str) -> tuple[list[ObjectInfo], str]:
+        arguments: dict[str, Any] = {"Bucket": self._at.bucket, "Prefix": prefix, **self._payer}
+        arguments |= {name: value for name, value in (("StartAfter", after), ("ContinuationToken", token)) if value}
+        page = await self._control(self.url, lambda client: client.list_objects_v2(**arguments))
+        complaint = f"{self.url}: {_NONSENSE}"
+        infos = [
+            ObjectInfo(
+                key=self._at.relative(said_in(entry, "Key", str, complaint)),
+                size_bytes=said_in(entry, "Size", int, complaint),
+                tag=_tag(said_in(entry, "ETag", str, complaint)),
+            )
+            for entry in page.get("Contents", [])
+        ]
+        return infos, said_in(page, "NextContinuationToken", str, complaint) if page.get("IsTruncated") else ""
 
-    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
-        """Write an object in one request."""
-        check_conditions(if_absent=if_absent, if_tag=if_tag)
-        body = bytes(data)
+    async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
+        body, address = bytes(data), self._at.object_url(key)
         arguments: dict[str, Any] = {"Bucket": self._at.bucket, "Key": self._at.full_key(key), "Body": body}
         if if_absent:
             arguments["IfNoneMatch"] = "*"
         if if_tag is not None:
             arguments["IfMatch"] = f'"{if_tag}"'
-        address = self._at.object_url(key)
         try:
             answer = await self._control(
                 address, lambda client: client.put_object(**arguments, **self._payer), writing=True
@@ -205,51 +173,27 @@ class S3Store:
             raise PreconditionFailedError(
                 f"{address} was deleted by somebody else; read it again and decide"
             ) from error
-        return ObjectInfo(key=key, size_bytes=len(body), tag=_tag(_said(answer, "ETag", address)))
+        return ObjectInfo(
+            key=key, size_bytes=len(body), tag=_tag(said_in(answer, "ETag", str, f"{address}: {_NONSENSE}"))
+        )
 
-    async def delete(self, key: str) -> None:
-        """Delete an object."""
+    async def _delete(self, key: str) -> None:
         arguments: dict[str, Any] = {"Bucket": self._at.bucket, "Key": self._at.full_key(key), **self._payer}
         await self._control(self._at.object_url(key), lambda client: client.delete_object(**arguments))
 
-    async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
-        """Return a URL that stands for a signed GET; S3 tells no versions of an object apart by their ETag."""
-        access, full_key = self._access.get(), self._at.full_key(key)
-        signer = await access.current()
-        if signer is None:
-            raise CredentialsError(f"{self.url}: an anonymous client has nothing to sign with; give credentials")
-        return access.presigned(full_key, signer, seconds)
+    def _call(self, access: S3Access, asked: Asked, proof: ReadOnlyCredentials | None, address: str) -> Call:
+        condition = {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
+        return access.call(asked.method, self._at.full_key(asked.key), asked.headers | condition, proof, address)
 
-    async def identity(self) -> Identity:
-        """Return whose credentials are used."""
-        return await self._access.get().identity()
+    async def _refusal(self, _access: S3Access, _asked: Asked, _proof: Any, address: str, reply: Reply) -> StoreError:
+        return error_of(_failure(address, reply), _BY_CODE)
 
-    async def endpoint(self) -> Endpoint:
-        """Return what the bucket's address answers to whoever asks."""
-        return await self._access.get().endpoint()
-
-    async def close(self) -> None:
-        """Close the running loop's connections."""
-        if (access := self._access.take()) is not None:
-            await access.close()
-
-    async def _read(
-        self, method: str, key: str, headers: dict[str, str], destination: Destination | None = None
-    ) -> Reply:
-        """Send a signed request, once more if the credentials had to be renewed."""
-        access, full_key, address = self._access.get(), self._at.full_key(key), self._at.object_url(key)
-
-        async def once(signer: ReadOnlyCredentials | None) -> Reply:
-            call = access.call(method, full_key, headers, signer, address)
-            if destination is None:
-                reply = await access.reader.ask(call)
-            else:
-                reply = await access.reader.read_into(call, destination)
-            if reply.refused:
-                raise error_of(_failure(address, reply), _BY_CODE)
-            return reply
-
-        return await with_renewal(access, once)
+    def _info(self, key: str, reply: Reply) -> ObjectInfo:
+        if "ETag" not in reply.headers:
+            raise UnexpectedAnswerError(
+                f"{self._at.object_url(key)}: the endpoint sends no ETag; stoker pins objects by it"
+            )
+        return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=_tag(reply.headers["ETag"]))
 
     async def _control(self, address: str, work: Callable[[S3Client], Awaitable[_T]], *, writing: bool = False) -> _T:
         """Perform a call of the control plane, once more if the credentials had to be renewed."""
@@ -260,19 +204,6 @@ class S3Store:
                 return await work(await access.client())
 
         return await with_renewal(access, once)
-
-    def _info(self, key: str, reply: Reply) -> ObjectInfo:
-        if "ETag" not in reply.headers:
-            raise UnexpectedAnswerError(
-                f"{self._at.object_url(key)}: the endpoint sends no ETag; stoker pins objects by it"
-            )
-        return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=_tag(reply.headers["ETag"]))
-
-
-def _said(answer: Mapping[str, Any], name: str, address: str) -> Any:
-    if name not in answer:
-        raise UnexpectedAnswerError(f"{address}: {_NONSENSE}")
-    return answer[name]
 
 
 def _tag(etag: str) -> str:

@@ -60,7 +60,6 @@ class S3Access:
     """Connections, credentials and the control-plane client of one store in one event loop.
 
     Attributes:
-        endpoint_url: of the S3-compatible service; empty for AWS.
         reader: performs reads.
     """
 
@@ -69,7 +68,6 @@ class S3Access:
         self._credentials = AwsCredentials(profile=options.profile, keys=_keys(options), otherwise=_OTHERWISE)
         botocore = self._credentials.session
         self._target = _target(bucket, options, botocore, os.environ)
-        self.endpoint_url = self._target.endpoint_url or ""
         self._client_lock = asyncio.Lock()
         self._client: S3Client | None = None
         self._clients = AsyncExitStack()

@@ -24,7 +24,7 @@ from stoker._cost.usage import (
     training_traffic,
 )
 from stoker._format.versions import read_manifest
-from stoker._stores.metered import price_key
+from stoker._stores.object_store import price_key
 from stoker.cli.flags import add_store_options, add_version, number_from, opened, positive, size
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError

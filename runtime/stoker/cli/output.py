@@ -22,7 +22,7 @@ from stoker._cost.prices import Prices
 from stoker._format.display import describe_type
 from stoker._format.schema import Array, Bytes, Column, Text
 from stoker._maintenance import BadObject
-from stoker._stores.metered import MeteredStore, metered
+from stoker._stores.object_store import ObjectStore, metered
 from stoker.abc import Sample, Source, Store
 from stoker.errors import ConfigError
 
@@ -127,9 +127,9 @@ class RequestBill:
 
     def __init__(self) -> None:
         self._prices = Prices.load()
-        self._stores: list[MeteredStore] = []
+        self._stores: list[ObjectStore] = []
 
-    def metered(self, store: Store) -> MeteredStore:
+    def metered(self, store: Store) -> ObjectStore:
         """Return the store, counting."""
         self._stores.append(metered(store))
         return self._stores[-1]

@@ -21,7 +21,7 @@ from stoker._fetch.feed import FeedConfig
 from stoker._fetch.schedule import Continuous, NextBatch, Schedule
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
-from stoker._stores.metered import price_key
+from stoker._stores.object_store import price_key
 from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_from, size, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError

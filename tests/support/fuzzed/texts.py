@@ -13,6 +13,7 @@ from stoker._format.schema import Schema
 from stoker._stores import gcs, s3
 from stoker._stores.failures import error_of, retry_after_seconds
 from stoker._stores.http import Reply
+from stoker._stores.http_objects import said_in
 from stoker.errors import SchemaError, ServerError, StateError, StoreError, UnexpectedAnswerError
 from stoker_torch._state import RunState, SourceState, checked_integer
 from support.fuzzed.files import SMALL
@@ -196,6 +197,6 @@ TEXTS = {
         seeds=_gcs_objects,
         mutate=mutated_json,
         errors=(ServerError, UnexpectedAnswerError),
-        refusing=(gcs._object_info, gcs._said),
+        refusing=(gcs._object_info, said_in),
     ),
 }

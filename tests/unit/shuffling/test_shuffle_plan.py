@@ -17,7 +17,7 @@ from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Array, Schema
 from stoker._format.supersample import Packed
 from stoker._format.versions import read_manifest
-from stoker._stores.metered import MeteredStore
+from stoker._stores.object_store import MeteredStore
 from stoker.errors import BudgetError, ConfigError
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
 from stoker_functions._shuffle_job.task import ShuffleTask, Way

@@ -48,7 +48,7 @@ def with_token_server(folder: Path, answers: list[web.Response], check: Callable
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/token"
-        access = GcsAccess(GcsOptions(credentials_file=user_file(folder, url)))
+        access = GcsAccess("bucket", GcsOptions(credentials_file=user_file(folder, url)))
         try:
             await check(access)
         finally:
@@ -159,7 +159,7 @@ def test_a_machine_of_googles_whose_metadata_service_is_out_may_have_a_token_lat
     monkeypatch.setattr("gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN", "http://127.0.0.1:1/token")
 
     async def main() -> None:
-        access = GcsAccess(GcsOptions())
+        access = GcsAccess("bucket", GcsOptions())
         try:
             with pytest.raises(ConnectionLostError):
                 await access.current()
@@ -172,7 +172,7 @@ def test_a_machine_of_googles_whose_metadata_service_is_out_may_have_a_token_lat
 def test_an_unreachable_token_server_is_a_lost_connection(tmp_path: Path) -> None:
     async def main() -> None:
         file = user_file(tmp_path, "http://127.0.0.1:1/token")
-        access = GcsAccess(GcsOptions(credentials_file=file))
+        access = GcsAccess("bucket", GcsOptions(credentials_file=file))
         try:
             with pytest.raises(ConnectionLostError):
                 await access.current()
@@ -187,7 +187,7 @@ def test_a_machine_without_any_account_says_how_to_give_one(tmp_path: Path, monk
     monkeypatch.setattr("gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN", "http://127.0.0.1:1/token")
 
     async def main() -> None:
-        access = GcsAccess(GcsOptions())
+        access = GcsAccess("bucket", GcsOptions())
         try:
             with pytest.raises(CredentialsError, match="gcloud auth application-default login"):
                 await access.current()
@@ -200,7 +200,7 @@ def test_a_machine_without_any_account_says_how_to_give_one(tmp_path: Path, monk
 @pytest.mark.parametrize("options", [GcsOptions(anonymous=True), GcsOptions(endpoint_url="http://emulator")])
 def test_anonymous_and_emulated_requests_carry_no_token(options: GcsOptions) -> None:
     async def main() -> None:
-        access = GcsAccess(options)
+        access = GcsAccess("bucket", options)
         try:
             assert await access.current() is None
             assert "Authorization" not in access.headers(None)
@@ -212,7 +212,7 @@ def test_anonymous_and_emulated_requests_carry_no_token(options: GcsOptions) -> 
 
 def test_the_project_to_bill_goes_with_every_request() -> None:
     async def main() -> None:
-        access = GcsAccess(GcsOptions(anonymous=True, user_project="payer"))
+        access = GcsAccess("bucket", GcsOptions(anonymous=True, user_project="payer"))
         try:
             assert access.headers(None)["X-Goog-User-Project"] == "payer"
         finally:

@@ -27,7 +27,7 @@ def open_descriptors() -> int:
 async def read(reader: DirectReader, server: Server, into: bytearray | None = None) -> Reply:
     into = bytearray(len(BODY)) if into is None else into
     call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
-    reply = await reader.read_into(call, Destination(memoryview(into), 0, len(BODY)))
+    reply = await reader.read(call, Destination(memoryview(into), 0, len(BODY)))
     assert into == BODY
     return reply
 
@@ -127,7 +127,7 @@ def test_a_refusals_connection_is_used_again_unless_something_comes_behind_it() 
     async def use(server: Server, reader: DirectReader, connections: int) -> None:
         call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
         for _ in range(2):
-            reply = await reader.read_into(call, Destination(memoryview(bytearray(len(BODY))), 0, len(BODY)))
+            reply = await reader.read(call, Destination(memoryview(bytearray(len(BODY))), 0, len(BODY)))
             assert (reply.status, reply.body) == (403, b"no")
         assert server.connections == connections
 
@@ -262,7 +262,7 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_descriptor() -> None:
         for _ in range(100):
             memories = [bytearray(guard + bytes(len(BODY)) + guard) for _ in range(10)]
             places = [Destination(memoryview(memory)[64:-64], 0, len(BODY)) for memory in memories]
-            tasks = [asyncio.ensure_future(reader.read_into(call, place)) for place in places]
+            tasks = [asyncio.ensure_future(reader.read(call, place)) for place in places]
             for _ in range(chance.randrange(20)):
                 await asyncio.sleep(0)
             for task in tasks:

@@ -34,7 +34,7 @@ async def read(reader: DirectReader, server: Server) -> Reply:
     memory = bytearray(GUARD + bytes(len(BODY)) + GUARD)
     call = Call(method="GET", url=f"{server.url}/k", headers={}, address="s3://b/k")
     try:
-        reply = await reader.read_into(call, Destination(memoryview(memory)[64:-64], 0, len(BODY)))
+        reply = await reader.read(call, Destination(memoryview(memory)[64:-64], 0, len(BODY)))
         assert memory[64:-64] == BODY
     except asyncio.CancelledError:
         seen = bytes(memory)
@@ -144,7 +144,7 @@ def test_a_handshake_that_nobody_takes_part_in_is_a_deadline(authority: Authorit
             url = f"https://127.0.0.1:{listening.getsockname()[1]}"
             reader = DirectReader(HttpOptions(connect_timeout_seconds=0.1), url, ca_bundle=str(authority.bundle))
             with pytest.raises(DeadlineError, match="no connection"):
-                await reader.ask(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+                await reader.read(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
 
     asyncio.run(main())
 
@@ -159,7 +159,7 @@ def test_a_server_that_speaks_no_tls_is_a_connection_lost(authority: Authority) 
             url = server.url.replace("http", "https")
             reader = DirectReader(HttpOptions(), url, ca_bundle=str(authority.bundle))
             with pytest.raises(ConnectionLostError, match="could not be made"):
-                await reader.ask(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+                await reader.read(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
 
     asyncio.run(main())
 
@@ -245,7 +245,7 @@ def test_nothing_is_lost_of_an_answer_behind_which_the_server_hangs_up(authority
         reader = DirectReader(HttpOptions(), url, ca_bundle=str(authority.bundle))
         for _ in range(8):
             asyncio.get_running_loop().call_later(0.01, time.sleep, 0.05)  # the answer and its end are there at once
-            reply = await reader.ask(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
+            reply = await reader.read(Call(method="GET", url=f"{url}/k", headers={}, address="s3://b/k"))
             assert reply.body == LARGE
         await reader.close()
 

@@ -60,7 +60,7 @@ def run(speak: Speak, use: Use) -> None:
 async def read(session: aiohttp.ClientSession, server: Server) -> bytes:
     into = bytearray(len(BODY))
     call = Call(method="GET", url=f"{server.url}/x", headers={}, address="x")
-    await SessionReader(session).read_into(call, Destination(memoryview(into), 0, len(BODY)))
+    await SessionReader(session).read(call, Destination(memoryview(into), 0, len(BODY)))
     return bytes(into)
 
 

@@ -7,7 +7,7 @@ import pytest
 from stoker._base.operations import PriceKey
 from stoker._stores import open_store
 from stoker._stores.aws_credentials import botocore_session
-from stoker._stores.metered import price_key
+from stoker._stores.object_store import price_key
 from stoker._stores.options import S3Options
 from stoker._stores.s3_access import Target, _target
 from stoker.errors import ConfigError

@@ -70,7 +70,7 @@ def read(transport: Transport, answer: bytes, start: int = 2, end: int = 7) -> t
     async def use(url: str) -> None:
         async with reader_of(url, transport) as reader:
             call = Call(method="GET", url=url, headers={}, address="s3://b/k")
-            replies.append(await reader.read_into(call, Destination(memoryview(into), start, end)))
+            replies.append(await reader.read(call, Destination(memoryview(into), start, end)))
 
     asked = serve(answer, use)
     return replies[0], bytes(into), asked
@@ -103,7 +103,7 @@ def test_the_beginning_of_what_was_asked_for_is_told(transport: Transport, answe
             call = Call(method="GET", url=url, headers={}, address="s3://b/k")
             destination = Destination(memoryview(bytearray(5)), 2, 7, lambda: begun.append(None))
             with suppress(StoreError):
-                await reader.read_into(call, destination)
+                await reader.read(call, destination)
 
     serve(answer, use)
     assert len(begun) == told
@@ -188,7 +188,7 @@ def test_an_invalid_url_is_a_configuration_error(transport: Transport) -> None:
     async def main() -> None:
         with pytest.raises(ConfigError):
             async with reader_of("http:///nohost", transport) as reader:
-                await reader.ask(Call(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))
+                await reader.read(Call(method="GET", url="http:///nohost", headers={}, address="s3://b/k"))
 
     asyncio.run(main())
 

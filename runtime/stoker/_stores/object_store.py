@@ -1,0 +1,246 @@
+"""What every store is here: requests that are checked and counted before an adapter, or a plug-in, sends them."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import nullcontext
+from copy import copy
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from stoker._base.fields import printable
+from stoker._base.meter import Meter
+from stoker._base.operations import Egress, Operation, PriceKey
+from stoker._stores.location import check_conditions, check_key, check_range
+from stoker.abc import Buffer, ObjectInfo, Readable
+from stoker.errors import PermissionDeniedError, StoreError
+
+__all__ = ["MeteredStore", "ObjectStore", "Priced", "metered", "price_key"]
+
+_PAGE_KEYS = 1000
+_VERBS = {
+    "get_range": "read ranges of objects",
+    "head": "say what it has of an object",
+    "list": "list objects",
+    "put": "write objects",
+    "delete": "delete objects",
+}
+
+
+@runtime_checkable
+class Priced(Protocol):
+    """A store whose prices its URL alone does not tell."""
+
+    def price_key(self) -> PriceKey:
+        """Return by what its prices are found."""
+        ...
+
+
+class ObjectStore:
+    """A store of ours. Its public methods check what they are given, and count requests, failed ones too.
+
+    An adapter implements the methods with an underscore, of which each sends requests; what it leaves out is an error
+    when somebody asks for it.
+
+    Attributes:
+        url: the root as the user wrote it, without secrets.
+        meter: counts requests and bytes.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.meter = Meter(url, key=self.price_key)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.meter!r}>"
+
+    def price_key(self) -> PriceKey:
+        """Return by what the store's prices are found."""
+        return PriceKey(self.url)
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        with self.meter.request(Operation.GET):
+            data, info = await self._get(key)
+        self.meter.add_read(len(data))
+        return data, info
+
+    async def get_range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``."""
+        check_range(start, end, into)
+        with self.meter.request(Operation.GET, asked_bytes=end - start):
+            info = await self._get_range(key, start, end, into, tag, begun)
+        self.meter.add_read(end - start)
+        return info
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and tag."""
+        with self.meter.request(Operation.HEAD):
+            return await self._head(key)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the objects under ``prefix``; each page of 1,000 keys is a request, and so is an empty answer."""
+        found = self._list(prefix, start_after)
+        try:
+            for number in itertools.count():
+                with self.meter.request(Operation.LIST) if number % _PAGE_KEYS == 0 else nullcontext():
+                    info = await anext(found, None)
+                if info is None:
+                    return
+                yield info
+        finally:
+            if isinstance(found, AsyncGenerator):
+                await found.aclose()
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Write an object."""
+        check_conditions(if_absent=if_absent, if_tag=if_tag)
+        with self.meter.request(Operation.PUT):
+            info = await self._put(key, data, if_absent=if_absent, if_tag=if_tag)
+        self.meter.add_written(memoryview(data).nbytes)
+        return info
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        with self.meter.request(Operation.DELETE):
+            await self._delete(key)
+
+    async def close(self) -> None:
+        """Release connections; the store may be used again."""
+
+    async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        info = await self._head(key)
+        data = bytearray(info.size_bytes)
+        return bytes(data), await self._get_range(key, 0, len(data), memoryview(data), info.tag, None)
+
+    async def _get_range(
+        self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
+    ) -> ObjectInfo:
+        raise self._lacks("get_range", key)
+
+    async def _head(self, key: str) -> ObjectInfo:
+        raise self._lacks("head", key)
+
+    def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+        raise self._lacks("list", prefix)
+
+    async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
+        raise self._lacks("put", key)
+
+    async def _delete(self, key: str) -> None:
+        raise self._lacks("delete", key)
+
+    def _lacks(self, method: str, key: str) -> StoreError:
+        """Return the error for a method that this store has not."""
+        if method in ("put", "delete"):
+            check_key(key)
+        return PermissionDeniedError(
+            f"{self.url}/{printable(key)}: this store cannot {_VERBS[method]}: {self._name} has no {method}(); give "
+            "the URL of a store that can"
+        )
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+
+class MeteredStore(ObjectStore):
+    """Any store, such as a plug-in's, as one of ours.
+
+    Args:
+        store: does the work. Of what :class:`stoker.abc.Store` has it needs what it is asked for, and no ``get``.
+        meter: counts; several stores may share one.
+    """
+
+    def __init__(self, store: Any, meter: Meter | None = None) -> None:
+        super().__init__(store.url)
+        self.wrapped = store
+        self.meter = meter or self.meter
+
+    def price_key(self) -> PriceKey:
+        """Return by what the store's prices are found."""
+        return price_key(self.wrapped)
+
+    async def close(self) -> None:
+        """Close the store, if it can be closed."""
+        if hasattr(self.wrapped, "close"):
+            await self.wrapped.close()
+
+    async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        if hasattr(self.wrapped, "get"):
+            found: tuple[bytes, ObjectInfo] = await self.wrapped.get(key)
+            return found
+        return await super()._get(key)
+
+    async def _get_range(
+        self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
+    ) -> ObjectInfo:
+        read = self._method("get_range", key)
+        info: ObjectInfo = await read(key, start, end, into=into, tag=tag, begun=begun)
+        return info
+
+    async def _head(self, key: str) -> ObjectInfo:
+        info: ObjectInfo = await self._method("head", key)(key)
+        return info
+
+    def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
+        found: AsyncIterator[ObjectInfo] = self._method("list", prefix)(prefix, start_after=start_after)
+        return found
+
+    async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
+        put = self._method("put", key)
+        conditions = {"if_absent": if_absent, "if_tag": if_tag} if if_absent or if_tag is not None else {}
+        if not conditions.keys() <= inspect.signature(put).parameters.keys():
+            raise StoreError(
+                f"{self.url}/{printable(key)}: this store cannot write on condition, so another writer might go "
+                f"unnoticed: put() of {self._name} takes no if_absent and if_tag; write to a store that keeps them"
+            )
+        info: ObjectInfo = await put(key, data, **conditions)
+        return info
+
+    async def _delete(self, key: str) -> None:
+        await self._method("delete", key)(key)
+
+    def _method(self, name: str, key: str) -> Callable[..., Any]:
+        found: Callable[..., Any] | None = getattr(self.wrapped, name, None)
+        if found is None:
+            raise self._lacks(name, key)
+        return found
+
+    @property
+    def _name(self) -> str:
+        return type(self.wrapped).__name__
+
+
+def price_key(store: Readable) -> PriceKey:
+    """Return by what a store's prices are found: the user's choice, its endpoint or its URL.
+
+    A store of the user's own may have an attribute ``prices``: the name of a store in the price file.
+    """
+    if isinstance(store, Priced):
+        return store.price_key()
+    return PriceKey(store.url, name=getattr(store, "prices", ""))
+
+
+def metered(store: Readable, *, egress: Egress = "same_region", meter: Meter | None = None) -> ObjectStore:
+    """Return the same store, over the same connections, with a meter of its own, or with ``meter``.
+
+    Args:
+        store: does the work; its own meter counts no more of it.
+        egress: where its reader is.
+        meter: counts, where several stores share one.
+    """
+    counted = copy(store) if isinstance(store, ObjectStore) else MeteredStore(store)
+    counted.meter = meter or Meter(store.url, egress=egress, key=partial(price_key, store))
+    return counted
