@@ -21,10 +21,9 @@ class ReaderWrapper(Generic[R_co]):
 
     Attributes:
         wrapped: the other store.
-        folder: what stands before every key there; it ends with a slash, or is empty.
     """
 
-    folder = ""
+    _folder = ""  # what stands before every key there; it ends with a slash, or is empty
 
     def __init__(self, store: R_co) -> None:
         self.wrapped: R_co = store
@@ -32,7 +31,7 @@ class ReaderWrapper(Generic[R_co]):
     @property
     def url(self) -> str:
         """The other store's root, or the folder of it."""
-        return f"{self.wrapped.url.rstrip('/')}/{self.folder.rstrip('/')}" if self.folder else self.wrapped.url
+        return f"{self.wrapped.url.rstrip('/')}/{self._folder.rstrip('/')}" if self._folder else self.wrapped.url
 
     async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
         """Send one request, which is about ``key``, and return its answer; called for every request but listings."""
@@ -40,7 +39,7 @@ class ReaderWrapper(Generic[R_co]):
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return a whole object."""
-        data, info = await self._perform(Operation.GET, key, partial(self.wrapped.get, self.folder + key))
+        data, info = await self._perform(Operation.GET, key, partial(self.wrapped.get, self._folder + key))
         return data, self._relative(info)
 
     async def get_range(
@@ -54,21 +53,21 @@ class ReaderWrapper(Generic[R_co]):
         begun: Callable[[], None] | None = None,
     ) -> ObjectInfo:
         """Read bytes ``[start, end)`` into ``into``."""
-        request = partial(self.wrapped.get_range, self.folder + key, start, end, into=into, tag=tag, begun=begun)
+        request = partial(self.wrapped.get_range, self._folder + key, start, end, into=into, tag=tag, begun=begun)
         return self._relative(await self._perform(Operation.GET, key, request))
 
     async def head(self, key: str) -> ObjectInfo:
         """Return size and tag."""
-        return self._relative(await self._perform(Operation.HEAD, key, partial(self.wrapped.head, self.folder + key)))
+        return self._relative(await self._perform(Operation.HEAD, key, partial(self.wrapped.head, self._folder + key)))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects whose key starts with ``prefix``."""
-        after = self.folder + start_after if start_after else ""
-        async for info in self.wrapped.list(self.folder + prefix, start_after=after):
+        after = self._folder + start_after if start_after else ""
+        async for info in self.wrapped.list(self._folder + prefix, start_after=after):
             yield self._relative(info)
 
     def _relative(self, info: ObjectInfo) -> ObjectInfo:
-        return replace(info, key=info.key.removeprefix(self.folder)) if self.folder else info
+        return replace(info, key=info.key.removeprefix(self._folder)) if self._folder else info
 
 
 class StoreWrapper(ReaderWrapper[Store]):
@@ -76,12 +75,12 @@ class StoreWrapper(ReaderWrapper[Store]):
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object."""
-        request = partial(self.wrapped.put, self.folder + key, data, if_absent=if_absent, if_tag=if_tag)
+        request = partial(self.wrapped.put, self._folder + key, data, if_absent=if_absent, if_tag=if_tag)
         return self._relative(await self._perform(Operation.PUT, key, request))
 
     async def delete(self, key: str) -> None:
         """Delete an object."""
-        await self._perform(Operation.DELETE, key, partial(self.wrapped.delete, self.folder + key))
+        await self._perform(Operation.DELETE, key, partial(self.wrapped.delete, self._folder + key))
 
     async def close(self) -> None:
         """Close the other store."""
@@ -98,7 +97,7 @@ class FolderStore(StoreWrapper):
 
     def __init__(self, store: Store, folder: str) -> None:
         super().__init__(store)
-        self.folder = folder
+        self._folder = folder
 
     async def close(self) -> None:
         """Do nothing: the connections are the store's."""
