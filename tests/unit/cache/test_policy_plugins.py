@@ -26,7 +26,7 @@ class LastInFirstOut(Fifo[Any]):
         self.oracle = oracle
 
     def victims(self, newcomer: str) -> Iterator[Any]:
-        return reversed(list(self._order))
+        yield from reversed(list(self._order))
 
 
 class Liar(LastInFirstOut):
@@ -35,7 +35,7 @@ class Liar(LastInFirstOut):
     said = "nobody"
 
     def victims(self, newcomer: str) -> Iterator[Any]:
-        return iter([self.said or next(iter(self._order))] * 9)
+        yield from [self.said or next(iter(self._order))] * 9
 
 
 @pytest.fixture(autouse=True)
