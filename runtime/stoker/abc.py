@@ -33,6 +33,9 @@ __all__ = [
     "Store",
     "Tier",
     "Writable",
+    "BufferedSink",
+    "FetchSink",
+    "ReleaseSink",
 ]
 
 Key = TypeVar("Key", bound=Hashable)
@@ -372,27 +375,40 @@ class NextUseOracle(Protocol[Asked]):
         ...
 
 
-# Trace sinks.
+# Trace sinks: one small protocol per capability. A sink is told of what happened, as it happens, from two threads, and
+# must not block. Times of fetches are the event loop's; add ``offset_seconds`` for those of ``time.perf_counter``.
 
 
 class TraceSink(Protocol):
-    """Is told of what happened, as it happens; from two threads, and must not block.
-
-    Times of fetches are the loop's; add ``offset_seconds`` for those of ``time.perf_counter``.
-    """
-
-    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
-        """An item is in the ring."""
-        ...
-
-    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """The consumer is done with an item, at a moment in loop time."""
-        ...
+    """Is told of waits. One that is a :class:`FetchSink` and so on, too, is told of more."""
 
     def waited(self, wait: Wait) -> None:
         """A batch was yielded."""
         ...
 
+
+@runtime_checkable
+class FetchSink(Protocol):
+    """Is told of fetches."""
+
+    def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
+        """An item is in the ring."""
+        ...
+
+
+@runtime_checkable
+class ReleaseSink(Protocol):
+    """Is told when memory of the ring is free again."""
+
+    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
+        """The consumer is done with an item, at a moment in loop time."""
+        ...
+
+
+@runtime_checkable
+class BufferedSink(Protocol):
+    """Holds back what it is told."""
+
     def flush(self) -> None:
-        """Nothing more comes for a while."""
+        """Write it: nothing more comes for a while."""
         ...

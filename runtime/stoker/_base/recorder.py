@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from stoker._base.fetch_record import FOLLOWED, Fetch, Phase, Span, merged
-from stoker.abc import TraceSink
+from stoker.abc import BufferedSink, FetchSink, ReleaseSink, TraceSink
 
 __all__ = ["Recorder", "Wait", "explained"]
 
@@ -86,7 +86,7 @@ class Recorder:
     consumer lives on the loop, as under a virtual clock, they are the loop's, as long as :meth:`align` is not called.
 
     Args:
-        sinks: are told of everything.
+        sinks: are told of waits, and of what else they have a method for.
 
     Attributes:
         seconds: the whole waits by phase.
@@ -95,6 +95,8 @@ class Recorder:
     def __init__(self, sinks: Sequence[TraceSink] = ()) -> None:
         self.seconds: dict[Phase, float] = dict.fromkeys(Phase, 0.0)
         self._sinks = tuple(sinks)
+        self._fetch_sinks = tuple(sink for sink in sinks if isinstance(sink, FetchSink))
+        self._release_sinks = tuple(sink for sink in sinks if isinstance(sink, ReleaseSink))
         self._offset_seconds = 0.0
         self._fetches: dict[int, Fetch] = {}
         self._pending: list[Span] = []
@@ -122,14 +124,14 @@ class Recorder:
     def fetched(self, fetch: Fetch) -> None:
         """Keep a fetch that has ended in a slot."""
         self._fetches[fetch.item] = fetch
-        for sink in self._sinks:
+        for sink in self._fetch_sinks:
             sink.fetched(fetch, self._offset_seconds)
 
     def released(self, item: int) -> None:
         """Forget an item: the consumer is done with it."""
         fetch = self._fetches.pop(item, None)
         if fetch is not None:
-            for sink in self._sinks:
+            for sink in self._release_sinks:
                 sink.released(fetch, asyncio.get_running_loop().time(), self._offset_seconds)
 
     # What the consumer's thread tells.
@@ -197,7 +199,8 @@ class Recorder:
     def flush(self) -> None:
         """Have the sinks write what they have."""
         for sink in self._sinks:
-            sink.flush()
+            if isinstance(sink, BufferedSink):
+                sink.flush()
 
 
 class _Following:

@@ -116,9 +116,6 @@ class OpenTelemetrySink:
         begin, end = fetch.issued_seconds + offset_seconds, fetch.ready_seconds + offset_seconds
         self._span("stoker.fetch", begin, end, attributes, spans)
 
-    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
-        """Nothing is made of it."""
-
     def waited(self, wait: Wait) -> None:
         """Count a wait, and make a span of one that is not short."""
         self._batches.add(1)
@@ -130,9 +127,6 @@ class OpenTelemetrySink:
             attributes |= {"stoker.phase": str(phase), "stoker.object": key}
             begin, end = wait.spans[0].begin_seconds, wait.spans[-1].end_seconds
             self._span("stoker.wait", begin, end, attributes, wait.spans)
-
-    def flush(self) -> None:
-        """Nothing is held back: exporting is the provider's."""
 
     def _span(
         self, name: str, begin: float, end: float, attributes: Mapping[str, str | int], parts: Iterable[Span]
@@ -218,9 +212,6 @@ class PrometheusSink:
         self._metrics.batches.inc()
         for span in wait.spans:
             self._metrics.waits.labels(phase=str(span.phase)).inc(max(0.0, span.seconds))
-
-    def flush(self) -> None:
-        """Nothing is held back."""
 
     def close(self) -> None:
         """Serve no more. Idempotent; a forked child, which serves nothing, has nothing to end."""

@@ -72,9 +72,6 @@ def test_a_sink_of_the_users_is_told_and_left_open(url: str, tmp_path: Path) -> 
     told: list[Wait] = []
 
     class Sink:
-        def fetched(self, fetch: object, offset_seconds: float) -> None: ...
-        def released(self, fetch: object, now_seconds: float, offset_seconds: float) -> None: ...
-        def flush(self) -> None: ...
         def waited(self, wait: Wait) -> None:
             told.append(wait)
 

@@ -81,10 +81,9 @@ def test_a_schedule_that_looks_less_far_ahead_than_it_could() -> None:
 
 def test_a_wait_for_a_permit_is_a_wait_in_line() -> None:
     config = FetchConfig(hedge=False, split_parts=1, concurrency_start=1, concurrency_least=1, concurrency_most=1)
-    run = TracedRun(weather=Weather(tail_sigma=0.0, first_byte_seconds=0.5), config=config)
     fetches: list[Fetch] = []
-    run.recorder._sinks = (Kept(fetches),)
-    run.run()
+    weather = Weather(tail_sigma=0.0, first_byte_seconds=0.5)
+    TracedRun(weather=weather, config=config, sinks=[Kept(fetches)]).run()
     waited = [span for fetch in fetches for span in fetch.path() if span.phase is Phase.QUEUE]
     assert sum(span.seconds for span in waited) > 3.0
 
@@ -144,11 +143,7 @@ class Kept:
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         self.fetches.append(fetch)
 
-    def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None: ...
-
     def waited(self, wait: object) -> None: ...
-
-    def flush(self) -> None: ...
 
 
 def fetch_of(*strands: tuple[str, list[tuple[Phase, float]], float], ready: float) -> Fetch:
