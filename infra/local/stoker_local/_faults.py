@@ -7,12 +7,24 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from stoker_local._http1 import Body
 
-__all__ = ["Fault", "FaultInjector", "FaultKind", "FaultPlan", "Step", "StepKind", "answer_steps"]
+__all__ = [
+    "Fault",
+    "FaultInjector",
+    "FaultKind",
+    "FaultPlan",
+    "Step",
+    "StepKind",
+    "answer_steps",
+    "check_probabilities",
+    "kind_at",
+]
 
 _ONE_WRITE_BYTES = 1 << 16
+K = TypeVar("K")
 
 
 class FaultKind(StrEnum):
@@ -69,9 +81,27 @@ class FaultPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        chances = self.probabilities.values()
-        if any(chance < 0 for chance in chances) or sum(chances) > 1 + 1e-9:
-            raise ValueError(f"probabilities {dict(self.probabilities)} are negative or sum to more than 1")
+        check_probabilities(self.probabilities)
+
+
+def check_probabilities(probabilities: Mapping[Any, float]) -> None:
+    """Refuse what are no chances of faults.
+
+    Raises:
+        ValueError: one is negative, or they sum to more than 1.
+    """
+    chances = probabilities.values()
+    if any(not chance >= 0 for chance in chances) or not sum(chances) <= 1 + 1e-9:
+        raise ValueError(f"probabilities {dict(probabilities)} are negative or sum to more than 1")
+
+
+def kind_at(drawn: float, probabilities: Mapping[K, float]) -> K | None:
+    """Return the kind of fault that a number drawn from [0, 1) stands for, or None if it stands for no fault."""
+    for kind, chance in probabilities.items():
+        drawn -= chance
+        if drawn < 0:
+            return kind
+    return None
 
 
 class FaultInjector:
@@ -93,17 +123,15 @@ class FaultInjector:
             return self._script.popleft()
         if not plan.probabilities:
             return None
-        drawn = self._random.random()
-        for kind, chance in plan.probabilities.items():
-            drawn -= chance
-            if drawn < 0:
-                return Fault(
-                    kind=kind,
-                    position=self._random.random(),
-                    stall_seconds=plan.stall_seconds,
-                    retry_after_seconds=plan.retry_after_seconds,
-                )
-        return None
+        kind = kind_at(self._random.random(), plan.probabilities)
+        if kind is None:
+            return None
+        return Fault(
+            kind=kind,
+            position=self._random.random(),
+            stall_seconds=plan.stall_seconds,
+            retry_after_seconds=plan.retry_after_seconds,
+        )
 
 
 class StepKind(StrEnum):

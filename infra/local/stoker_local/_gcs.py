@@ -26,6 +26,7 @@ from stoker_local._config import is_this_machine
 from stoker_local._host import running_server
 from stoker_local._objects import ObjectCreated, ObjectMap, StoredObject, UnsatisfiableRangeError, byte_range
 from stoker_local._s3.model import iso_time
+from stoker_local._serving import serving
 
 __all__ = ["GcsConfig", "GcsError", "LocalGcs", "resource_of", "running_gcs", "split_upload"]
 
@@ -75,7 +76,6 @@ class LocalGcs:
         self._generation = 0
         self._sessions: list[tuple[Mapping[str, str], dict[str, Any]]] = []
         self._failures: list[GcsError] = []
-        self._runner: web.AppRunner | None = None
         self._url = ""
 
     @property
@@ -105,20 +105,15 @@ class LocalGcs:
         app.router.add_get("/download/storage/v1/b/{bucket}/o/{key:.+}", self._get_media, allow_head=False)
         app.router.add_post("/upload/storage/v1/b/{bucket}/o", self._upload)
         app.router.add_put("/upload/storage/v1/b/{bucket}/o", self._complete_upload)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port)
-        await site.start()
-        host, port = self._runner.addresses[0][:2]
-        self._url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._serving = serving(app, self.config.host, self.config.port)
+        self._url = f"http://{await self._serving.__aenter__()}"
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-        self._runner, self._url = None, ""
+        self._url = ""
+        await self._serving.__aexit__(kind, error, trace)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:

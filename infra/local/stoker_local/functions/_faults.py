@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stoker_local._faults import check_probabilities, kind_at
 from stoker_local.functions._processes import FunctionProcess
 
 __all__ = ["FunctionFault", "FunctionFaultInjector", "FunctionFaultKind", "FunctionFaultPlan", "striking"]
@@ -64,9 +65,7 @@ class FunctionFaultPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        chances = self.probabilities.values()
-        if any(not chance >= 0 for chance in chances) or not sum(chances) <= 1 + 1e-9:
-            raise ValueError(f"probabilities {dict(self.probabilities)} are negative or sum to more than 1")
+        check_probabilities(self.probabilities)
         if not (self.within_seconds >= 0 and self.freeze_seconds >= 0):
             raise ValueError(
                 f"within_seconds={self.within_seconds} or freeze_seconds={self.freeze_seconds} is negative"
@@ -99,13 +98,14 @@ class FunctionFaultInjector:
         self._ordinals[function] += 1
         # A generator of its own for each invocation: what one draws does not depend on the others' order of arrival.
         chance = random.Random(f"{plan.seed}/{function}/{self._ordinals[function]}")  # noqa: S311  (not secrets)
-        drawn = chance.random()
-        for kind, probability in plan.probabilities.items():
-            drawn -= probability
-            if drawn < 0:
-                after_seconds = chance.random() * plan.within_seconds
-                return FunctionFault(kind=kind, after_seconds=after_seconds, freeze_seconds=plan.freeze_seconds)
-        return None
+        kind = kind_at(chance.random(), plan.probabilities)
+        if kind is None:
+            return None
+        return FunctionFault(
+            kind=kind,
+            after_seconds=chance.random() * plan.within_seconds,
+            freeze_seconds=plan.freeze_seconds,
+        )
 
 
 @contextmanager

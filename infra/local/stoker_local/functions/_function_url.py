@@ -19,7 +19,7 @@ from aiohttp import web
 
 from stoker_local._http1 import parse_query
 from stoker_local.functions._fleet import Fleet
-from stoker_local.functions._invoke_api import Authority
+from stoker_local.functions._invoke_api import Authority, joined_headers
 from stoker_local.functions._outcome import MAX_REQUEST_BYTES, Invocation, ServiceError, read_body
 
 __all__ = ["FunctionUrl", "Reply", "UrlRequest", "reply_of", "request_event"]
@@ -71,10 +71,8 @@ class FunctionUrl:
 
 def _read(request: web.Request, body: bytes, *, caller: str, request_id: str) -> UrlRequest:
     raw_path, _, raw_query = request.raw_path.partition("?")
-    headers: dict[str, str] = {}
-    for name, value in request.headers.items():
-        if (name := name.lower()) != "cookie":
-            headers[name] = f"{headers[name]},{value}" if name in headers else value
+    headers = joined_headers(request)
+    headers.pop("cookie", None)
     cookies = [cookie.strip() for line in request.headers.getall("Cookie", []) for cookie in line.split(";")]
     return UrlRequest(
         method=request.method,

@@ -22,7 +22,7 @@ from stoker_local._s3.signature import KeyPair, read_claim, verify
 from stoker_local.functions._fleet import EventInvoker, Fleet
 from stoker_local.functions._outcome import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, Invocation, ServiceError, read_body
 
-__all__ = ["Authority", "InvokeApi"]
+__all__ = ["Authority", "InvokeApi", "joined_headers"]
 
 _MAX_CONTEXT_CHARACTERS = 3583
 _TYPES = ("RequestResponse", "Event", "DryRun")
@@ -174,16 +174,17 @@ class Authority:
 
 def _head_of(request: web.BaseRequest) -> Request:
     raw_path, _, raw_query = request.raw_path.partition("?")
-    headers: dict[str, str] = {}
-    for name, value in request.headers.items():
-        known = headers.get(name.lower())
-        headers[name.lower()] = value if known is None else f"{known},{value}"
     return Request(
         method=request.method,
         raw_path=raw_path,
         path=request.path,
         query=parse_query(raw_query),
-        headers=headers,
+        headers=joined_headers(request),
         body_bytes=request.content_length,
         keep_alive=True,
     )
+
+
+def joined_headers(request: web.BaseRequest) -> dict[str, str]:
+    """Return the headers by name in lower case, values of a repeated name joined with a comma."""
+    return {name.lower(): ",".join(request.headers.getall(name)) for name in request.headers}
