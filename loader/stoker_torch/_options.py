@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from stoker._base.arguments import MovedArgument, explain_arguments
-from stoker._base.operations import Egress
+from stoker._base.meter import Egress
 from stoker._cost.spending import parse_dollars
 from stoker.errors import ConfigError
 

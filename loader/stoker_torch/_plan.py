@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker._base.operations import Egress, Operation
+from stoker._base.meter import Egress, Operation
 from stoker._base.sizes import counted, format_bytes
 from stoker._cost.prices import Prices
 from stoker._fetch.feed import BatchSource

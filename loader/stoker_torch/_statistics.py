@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker._base.meter import Reading
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation, Reading
 from stoker._base.recorder import Recorder, Wait
 from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cache.keeper import CacheStatistics

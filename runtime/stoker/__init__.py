@@ -46,7 +46,7 @@ __all__ = [
 __all__ += errors.__all__
 
 _NAMES_OF = {
-    "stoker._base.operations": "Operation",
+    "stoker._base.meter": "Operation",
     "stoker._base.retry": "RetryPolicy RetryingStore",
     "stoker._cost.prices": "Prices",
     "stoker._dataset": "Dataset",
@@ -61,7 +61,7 @@ _NAMES_OF = {
 """Module → the public names that it defines."""
 
 if TYPE_CHECKING:
-    from stoker._base.operations import Operation
+    from stoker._base.meter import Operation
     from stoker._base.retry import RetryingStore, RetryPolicy
     from stoker._cost.prices import Prices
     from stoker._dataset import Dataset

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stoker._base.arguments import check_picklable, explain_arguments
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._base.threads import LoopThread
 from stoker._cost.prices import Prices

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from stoker._base.operations import Egress, Operation
+from stoker._base.meter import Egress, Operation
 from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker._cost.usage import Part, total_dollars
 from stoker.errors import ConfigError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 from urllib.parse import unquote
 
-from stoker._base.operations import Egress
+from stoker._base.meter import Egress
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError
 from stoker.fanout import ExecutorOptions

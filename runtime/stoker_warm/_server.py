@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._base.operations import Egress
+from stoker._base.meter import Egress
 from stoker._cache.naming import is_name, size_of
 from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker.errors import ConfigError, WireError

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._base.meter import Reading
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation, Reading
 from stoker._cost.prices import Prices
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 from stoker_local._demo import digits, training

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._base.retry import RetryPolicy
 from stoker._base.store_wrapper import StoreWrapper
 from stoker._format import versions

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker._cost.usage import (
     Calls,

@@ -191,7 +191,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def test_dollars_are_those_of_the_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker._base.operations import Operation
+    from stoker._base.meter import Operation
     from stoker._cost.prices import Prices
 
     monkeypatch.setattr(Prices, "store", lambda self, url: self.stores["s3"])

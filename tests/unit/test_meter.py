@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from stoker._base.meter import Meter, Reading
-from stoker._base.operations import Operation
+from stoker._base.meter import Meter, Operation, Reading
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker._stores import open_store
 from stoker._stores.object_store import MeteredStore

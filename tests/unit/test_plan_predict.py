@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._cost.prices import Prices

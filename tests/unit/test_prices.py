@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._base.operations import Operation, PriceKey
+from stoker._base.meter import Operation, PriceKey
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker.errors import ConfigError
 

@@ -10,7 +10,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from stoker._base.operations import Operation, PriceKey
+from stoker._base.meter import Operation, PriceKey
 from stoker._base.progress import Amount, Progress, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker._fetch.forecast import forecast_groups
 from stoker._fetch.range_plan import ReadLimits

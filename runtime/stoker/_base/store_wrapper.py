@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker.abc import Buffer, ObjectInfo, Readable, Store
 
 __all__ = ["FolderStore", "ReaderWrapper", "StoreWrapper"]

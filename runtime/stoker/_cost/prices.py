@@ -24,8 +24,7 @@ from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from stoker._base.fields import read_toml, shown
-from stoker._base.meter import Reading
-from stoker._base.operations import Egress, Operation, PriceKey, check_store_name
+from stoker._base.meter import Egress, Operation, PriceKey, Reading, check_store_name
 from stoker.errors import ConfigError
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import get_args
 
-from stoker._base.operations import Egress, Operation
+from stoker._base.meter import Egress, Operation
 from stoker._base.sizes import counted
 from stoker._cost.prices import GB_BYTES, DiskPrices, FunctionPrices, MachinePrices, StorePrices
 from stoker._pack.record import record_writes

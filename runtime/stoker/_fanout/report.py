@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
 from stoker.abc import Answer

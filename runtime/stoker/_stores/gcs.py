@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import aiohttp
 from gcloud.aio.storage import Storage
 
-from stoker._base.operations import PriceKey
+from stoker._base.meter import PriceKey
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores.credentials import ExpiredCredentialsError, with_renewal
 from stoker._stores.failures import Failure, Rule, error_of

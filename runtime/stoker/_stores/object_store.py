@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from stoker._base.fields import printable
-from stoker._base.meter import Meter
-from stoker._base.operations import Egress, Operation, PriceKey
+from stoker._base.meter import Egress, Meter, Operation, PriceKey
 from stoker._stores.location import check_conditions, check_key, check_range
 from stoker.abc import Buffer, ObjectInfo, Readable
 from stoker.errors import PermissionDeniedError, StoreError

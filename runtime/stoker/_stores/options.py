@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from stoker._base.arguments import explain_arguments
-from stoker._base.operations import check_store_name
+from stoker._base.meter import check_store_name
 from stoker._stores.network import check_endpoint
 from stoker.errors import ConfigError
 

@@ -18,7 +18,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from stoker._base.operations import PriceKey
+from stoker._base.meter import PriceKey
 from stoker._stores.credentials import ExpiredCredentialsError, with_renewal
 from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.http import Call, Reply

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from stoker._base.fields import read_toml, shown
-from stoker._base.operations import Egress, Operation, PriceKey
+from stoker._base.meter import Egress, Operation, PriceKey
 from stoker._cost.prices import FunctionPrices, Prices, StorePrices
 from stoker._cost.usage import (
     Calls,

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from stoker._base.fields import printable
-from stoker._base.meter import Reading
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation, Reading
 from stoker._base.sizes import counted, format_dollars
 from stoker._cost.prices import Prices
 from stoker._format.display import describe_type

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
-from stoker._base.operations import Egress
+from stoker._base.meter import Egress
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import BucketModel, Constant

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import resources
 from statistics import mean
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import GB_BYTES, Prices
 from stoker_sim._experiments.deli_cost_model import (
     DeliCost,

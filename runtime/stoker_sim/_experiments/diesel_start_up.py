@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stoker._base.clock import run_virtual
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._format.manifest import POINTER_KEY, Manifest

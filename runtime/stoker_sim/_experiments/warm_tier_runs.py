@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker_sim._experiments.published import published
 from stoker_sim._models.erasure import lost_between_reads, placed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._base.store_wrapper import ReaderWrapper
 from stoker.abc import Readable
 from stoker.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from statistics import median
 
-from stoker._base.operations import Egress, Operation
+from stoker._base.meter import Egress, Operation
 from stoker._cost.prices import StorePrices
 from stoker._diagnostics.latency import Constant
 from stoker._memory.budget import plan_slots

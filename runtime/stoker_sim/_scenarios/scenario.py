@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 from stoker._base.clock import run_virtual
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group

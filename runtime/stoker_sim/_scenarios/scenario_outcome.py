@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._base.sizes import counted
 from stoker._cost.prices import Prices
 from stoker_sim._experiments.outcome import Cell, Outcome, Panel, Series, Table

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stoker import cli
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker_local import BucketConfig, LocalBucket, running_bucket
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker.errors import ConfigError
 from stoker_local._demo.digits import Digits

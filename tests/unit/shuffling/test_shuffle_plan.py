@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker._base.meter import Meter
-from stoker._base.operations import Operation
+from stoker._base.meter import Meter, Operation
 from stoker._cost.prices import Prices
 from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._base.operations import PriceKey
+from stoker._base.meter import PriceKey
 from stoker._stores import open_store
 from stoker._stores.aws_credentials import botocore_session
 from stoker._stores.object_store import price_key

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stoker._base.operations import Egress
+from stoker._base.meter import Egress
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices, StorePrices
 from stoker.errors import ConfigError
 from stoker_warm._bill import Bill, CostMeter

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker_local._bucket import LocalBucket

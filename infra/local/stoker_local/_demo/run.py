@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from stoker._base.meter import Reading
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation, Reading
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
 from stoker_local._config import BucketConfig

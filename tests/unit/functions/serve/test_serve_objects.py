@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._base.operations import Operation
+from stoker._base.meter import Operation
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._format.versions import read_manifest
 from stoker._stores import ObjectInfo, Store, open_store
