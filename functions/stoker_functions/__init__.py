@@ -10,10 +10,10 @@ from stoker._base.lazy_names import load_name
 
 __all__ = ["Runner", "answer_of"]
 
-_NAMES_OF = {"stoker_functions._executors.runner": "Runner answer_of"}
+_NAMES_OF = {"stoker_functions._executors.worker": "Runner answer_of"}
 
 if TYPE_CHECKING:
-    from stoker_functions._executors.runner import Runner, answer_of
+    from stoker_functions._executors.worker import Runner, answer_of
 else:
 
     def __getattr__(name: str) -> Any:

@@ -19,8 +19,7 @@ from stoker._stores.http_session import exchange, translated
 from stoker.abc import Answer
 from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
-from stoker_functions._executors.replies import refusal, result_of
-from stoker_functions._executors.transport import open_session
+from stoker_functions._executors.transport import open_session, refusal, result_of
 
 __all__ = ["GcfExecutor", "size_of"]
 

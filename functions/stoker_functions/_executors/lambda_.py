@@ -7,8 +7,11 @@ waits for would need a place where all this is found later.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,17 +30,19 @@ from stoker._stores.http_session import exchange, translated
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
-from stoker_functions._executors.billing import bill_of
-from stoker_functions._executors.replies import refusal, result_of
-from stoker_functions._executors.transport import open_session
+from stoker_functions._executors.transport import open_session, refusal, result_of
 
-__all__ = ["LambdaExecutor"]
+__all__ = ["Bill", "LambdaExecutor", "bill_of"]
 
 _MAX_EVENT_BYTES = 6 << 20
 _CONCURRENCY = 1000  # what an account has at first is less or equal
 _TIMEOUT_SECONDS = 930.0  # a function has at most 900
 _LOST = ("Runtime.ExitError", "Sandbox.Failure")
 _TIMED_OUT = "Sandbox.Timedout"
+_BILLED = re.compile(r'(?:Billed Duration: |"billedDurationMs":\s*)([0-9]{1,9})')
+_MEMORY = re.compile(r'(?:Memory Size: |"memorySizeMB":\s*)([0-9]{1,9})')
+_COLD = re.compile(r"Init Duration: |Restore Duration: |\"(?:init|restore)DurationMs\"")
+_REPORT = re.compile(r"^REPORT RequestId: .*$|^.*\"platform\.report\".*$", re.MULTILINE)
 
 
 class LambdaExecutor:
@@ -187,3 +192,41 @@ def _refused(name: str, error: ClientError) -> StokerError:
         headers=metadata.get("HTTPHeaders", {}),
     )
     return refusal(failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What an invocation is charged for.
+
+    Attributes:
+        seconds: initialisation included.
+        memory_bytes: that the function is configured with.
+        is_cold: whether the instance was started for it.
+    """
+
+    seconds: float
+    memory_bytes: int
+    is_cold: bool
+
+
+def bill_of(log_result: str) -> Bill | None:
+    """Return what the end of an invocation's log says, base64-encoded as ``Invoke`` returns it.
+
+    The report is a line of text or, for functions that log in JSON, an object. None if there is none: the platform
+    does not promise one.
+    """
+    try:
+        log = base64.b64decode(log_result, validate=True).decode("utf-8", "replace")
+    except (binascii.Error, ValueError):
+        return None
+    reports = _REPORT.findall(log)
+    if not reports:
+        return None
+    billed, memory = _BILLED.search(reports[-1]), _MEMORY.search(reports[-1])
+    if billed is None or memory is None:
+        return None
+    return Bill(
+        seconds=int(billed[1]) / 1000,
+        memory_bytes=int(memory[1]) << 20,
+        is_cold=_COLD.search(reports[-1]) is not None,
+    )

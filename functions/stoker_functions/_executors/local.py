@@ -16,8 +16,7 @@ from typing import Any
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
 from stoker.fanout import ExecutorOptions
-from stoker_functions._executors.frames import frame, read_frame
-from stoker_functions._executors.runner import answer_of
+from stoker_functions._executors.worker import answer_of, frame, read_frame
 
 __all__ = ["LocalExecutor"]
 

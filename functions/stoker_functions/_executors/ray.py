@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -13,10 +15,9 @@ from ray.exceptions import RayError
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError
 from stoker.fanout import ExecutorOptions
-from stoker_functions._executors.ray_task import perform
-from stoker_functions._executors.runner import answer_of
+from stoker_functions._executors.worker import Runner, answer_of
 
-__all__ = ["RayExecutor"]
+__all__ = ["RayExecutor", "perform"]
 
 
 class RayExecutor:
@@ -84,3 +85,26 @@ class RayExecutor:
             if not done:  # this call was cancelled
                 ray.cancel(running, force=True)
         return answer_of(function, outcome)
+
+
+def perform(function: str, event: str, environment: Mapping[str, str], functions: Mapping[str, str]) -> str:
+    """Run a function to its end on the machine that Ray has chosen.
+
+    Args:
+        function: its name.
+        event: a JSON object.
+        environment: settings, over those of the machine.
+        functions: name → ``module:function``, beside stoker's own.
+
+    Returns:
+        A JSON object for :func:`stoker_functions._executors.worker.answer_of`.
+    """
+    os.environ.update(environment)
+    return asyncio.run(_performed(Runner(os.environ, functions), function, event))
+
+
+async def _performed(runner: Runner, function: str, event: str) -> str:
+    try:
+        return await runner.perform(function, json.loads(event))
+    finally:
+        await runner.close()

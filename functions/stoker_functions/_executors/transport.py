@@ -1,20 +1,72 @@
-"""HTTP to functions: one request that may be silent for an hour, over a connection that is kept alive meanwhile."""
+"""HTTP to functions: one request that may be silent for an hour, over a connection that is kept alive meanwhile.
+
+What platforms answer becomes the result of a function, or a typed error that says the remedy.
+"""
 
 from __future__ import annotations
 
+import json
 import socket
+from typing import Any
 
 import aiohttp
 from aiohappyeyeballs import AddrInfoType
 
+from stoker._stores.failures import Failure, Rule, error_of
 from stoker._stores.network import proxy_of, trusted
+from stoker.errors import (
+    CredentialsError,
+    DeadlineError,
+    NotFoundError,
+    PermissionDeniedError,
+    ServerError,
+    StoreError,
+    ThrottledError,
+)
+from stoker.fanout import error_of_function
 
-__all__ = ["open_session"]
+__all__ = ["open_session", "refusal", "result_of"]
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 4}
 """Gateways forget a connection without traffic, AWS's after 350 s. What a system does not know is left out; macOS calls
 the first by the second's name."""
+_BAD_CREDENTIALS: Rule = (CredentialsError, "the credentials are missing, wrong or expired; log in again")
+_BUSY: Rule = (ServerError, "the function is being changed or started; try again")
+_SERVER: Rule = (ServerError, "the platform failed inside; try again")
+_THROTTLED: Rule = (
+    ThrottledError,
+    "too many functions run at once; have the limit on concurrency raised, or ask for fewer calls at once",
+)
+_TOO_LARGE: Rule = (StoreError, "the event is larger than the platform takes; plan smaller parts")
+
+_REFUSALS: dict[str, Rule] = {
+    # By the platform's own code, or by status.
+    "400": (StoreError, "the platform does not take the call"),
+    "401": _BAD_CREDENTIALS,
+    "403": (
+        PermissionDeniedError,
+        "these credentials may not call the function; grant lambda:InvokeFunction (AWS) or roles/run.invoker (Google)",
+    ),
+    "404": (NotFoundError, "there is no such function; deploy it, or correct its prefix, region, project or account"),
+    "408": (DeadlineError, "the platform waited too long; try again"),
+    "409": _BUSY,
+    "413": _TOO_LARGE,
+    "429": _THROTTLED,
+    "500": _SERVER,
+    "502": _SERVER,
+    "503": _THROTTLED,
+    "504": _SERVER,
+    "EC2ThrottledException": _THROTTLED,
+    "ENILimitReachedException": _THROTTLED,
+    "ExpiredTokenException": _BAD_CREDENTIALS,
+    "InvalidSignatureException": _BAD_CREDENTIALS,
+    "MissingAuthenticationTokenException": _BAD_CREDENTIALS,
+    "ResourceNotReadyException": _BUSY,
+    "SubnetIPAddressLimitReachedException": _THROTTLED,
+    "UnrecognizedClientException": _BAD_CREDENTIALS,
+}
+_UNKNOWN = _REFUSALS["400"]
 
 
 def open_session(url: str, *, timeout_seconds: float, ca_bundle: str | None = None) -> aiohttp.ClientSession:
@@ -43,3 +95,25 @@ def _kept_alive(address: AddrInfoType) -> socket.socket:
         if hasattr(socket, name):
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
+
+
+def refusal(failure: Failure) -> StoreError:
+    """Return the error for what a platform refused."""
+    rule = _REFUSALS.get(failure.code) or _REFUSALS.get(str(failure.status), _UNKNOWN)
+    return error_of(failure, {str(failure.status): rule})
+
+
+def result_of(function: str, body: bytes) -> dict[str, Any]:
+    """Return a function's result.
+
+    Raises:
+        ServerError: the body is not JSON: somebody else answered.
+        FunctionError: it is JSON and no object.
+    """
+    try:
+        result = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ServerError(f"{function} answered {len(body)} bytes that are not JSON") from None
+    if not isinstance(result, dict):
+        raise error_of_function(function, "TypeError", f"the result is no JSON object but a {type(result).__name__}")
+    return result

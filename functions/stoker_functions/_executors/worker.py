@@ -1,21 +1,109 @@
-"""A worker process of the local executor: ``python -m stoker_functions._executors.worker``, a pipe at either end.
+"""Functions in a process of this machine, as a deployed instance would run them, and the program of such a process.
 
-One event at a time arrives on standard input and is answered on standard output. When the input ends, be it because
-the executor closed it or because its process was killed, what runs is cancelled and the worker ends too.
+``python -m stoker_functions._executors.worker`` is a worker of the local executor, with a pipe at either end: messages
+are four bytes of length, then that many bytes. One event at a time arrives on standard input and is answered on
+standard output. When the input ends, be it because the executor closed it or because its process was killed, what runs
+is cancelled and the worker ends too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import resource
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
-from stoker_functions._executors.frames import frame, read_frame
-from stoker_functions._executors.runner import Runner
+from stoker.abc import Answer
+from stoker.errors import ConfigError
+from stoker.fanout import error_of_function
+from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deployment
+from stoker_functions._handlers import HANDLERS, handler_of
+from stoker_functions._settings import Settings
 
-__all__ = ["main"]
+__all__ = ["Runner", "answer_of", "frame", "main", "read_frame"]
+
+_NO_DEADLINE = Deadline(math.inf, math.inf)
+_KIB = 1 if sys.platform == "darwin" else 1 << 10  # what ru_maxrss counts in
+_LENGTH_BYTES = 4
+
+
+class Runner:
+    """Calls handlers with one deployment, which is made at the first call.
+
+    Args:
+        environ: where the deployment's settings are read.
+        functions: name → ``module:function``, beside stoker's own.
+    """
+
+    def __init__(self, environ: Mapping[str, str], functions: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._functions = {**HANDLERS, **functions}
+        self._deployment: Deployment | None = None
+
+    async def perform(self, function: str, event: Mapping[str, Any]) -> str:
+        """Run a function to its end; return a JSON object for :func:`answer_of`, also if it fails."""
+        begun_seconds = asyncio.get_running_loop().time()
+        is_cold = self._deployment is None
+        try:
+            outcome: dict[str, Any] = {"result": await self._result(function, event)}
+            json.dumps(outcome, allow_nan=False)
+        except Exception as error:  # noqa: BLE001 - a function's boundary: whatever it raises is its answer
+            outcome = {"errorType": type(error).__name__, "errorMessage": str(error)}
+        seconds = asyncio.get_running_loop().time() - begun_seconds
+        used_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+        return json.dumps({**outcome, "seconds": seconds, "memory_bytes": used_bytes, "is_cold": is_cold})
+
+    async def close(self) -> None:
+        """Release what the deployment holds."""
+        if self._deployment is not None:
+            await self._deployment.close()
+
+    async def _result(self, function: str, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._deployment is None:
+            self._deployment = Deployment(Settings.from_environment(self._environ))
+        if function not in self._functions:
+            raise ConfigError(f"there is no function {function!r}, only {', '.join(self._functions)}")
+        result: object = await handler_of(self._functions[function])(event, self._deployment, _NO_DEADLINE)
+        if not isinstance(result, dict):
+            raise TypeError(f"the result is no JSON object but a {type(result).__name__}")
+        return result
+
+
+def answer_of(function: str, outcome: str | bytes) -> Answer:
+    """Return the answer that :meth:`Runner.perform` wrote down, or raise the error.
+
+    Raises:
+        FunctionError: the function failed.
+        TransientError: it failed in a way that may pass.
+    """
+    fields = json.loads(outcome)
+    if "result" not in fields:
+        raise error_of_function(function, fields["errorType"], fields["errorMessage"])
+    return Answer(
+        result=fields["result"],
+        billed_seconds=fields["seconds"],
+        memory_bytes=fields["memory_bytes"],
+        is_cold=fields["is_cold"],
+    )
+
+
+def frame(message: bytes) -> bytes:
+    """Return a message as it travels."""
+    return len(message).to_bytes(_LENGTH_BYTES, "big") + message
+
+
+async def read_frame(stream: asyncio.StreamReader) -> bytes | None:
+    """Return the next message; None if the pipe has ended, in the middle of one or before."""
+    try:
+        return await stream.readexactly(int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "big"))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
 
 
 def main() -> None:

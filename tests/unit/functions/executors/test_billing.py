@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from stoker_functions._executors.billing import Bill, bill_of
+from stoker_functions._executors.lambda_ import Bill, bill_of
 from support.function_endpoints import REPORT
 
 JSON_REPORT = (

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stoker_functions._executors.frames import frame, read_frame
+from stoker_functions._executors.worker import frame, read_frame
 
 
 def read(data: bytes) -> list[bytes | None]:
