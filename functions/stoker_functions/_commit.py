@@ -1,16 +1,27 @@
-"""commit: the runs that functions have packed become a version of the manifest."""
+"""commit: runs that functions have packed become a version of the manifest. compact: small super-samples, large ones.
+
+Both have as much time as the invocation; what they come to is visible at once, or not at all.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
-from stoker._pack.merge import merge
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
-from stoker_functions._events import CommitEvent
+from stoker._base.fields import Fields
+from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
+from stoker._format.versions import newest_manifest
+from stoker._maintenance.compaction import compact as compact_dataset
+from stoker._pack.merge import Job, merge
+from stoker.errors import EventError, NotFoundError
+from stoker_functions._deployment import Deadline, Deployment
 
-__all__ = ["commit"]
+__all__ = ["CommitEvent", "CompactEvent", "commit", "compact"]
+
+_BYTES_A_SECOND = 20_000_000  # read and written again: a quarter of what a function's network carries
+_ID = "[0-9a-f]{16}"
+_MAX_RUNS = 100_000
 
 
 async def commit(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
@@ -43,3 +54,106 @@ async def commit(event: object, deployment: Deployment, deadline: Deadline) -> d
         "runs": merged.runs,
         "refused": list(merged.refused),
     }
+
+
+async def compact(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Compact a data set.
+
+    Returns:
+        ``version`` (0 where there is no data set yet, which a schedule may be ahead of), ``objects_before`` and
+        ``objects_after`` of what was packed again, and ``state``: ``packing`` where small super-samples are left for
+        another invocation, else ``complete``.
+
+    Raises:
+        EventError: the event is none, or of a place that this deployment has nothing to do with.
+        NotFoundError: an object that the manifest names is gone.
+        DeadlineError: there was too little time; nothing is half visible, and the next invocation goes on.
+        StoreError: the bucket fails.
+    """
+    asked = CompactEvent.from_json(event)
+    store = deployment.dataset(asked.dataset)
+    async with deadline.limit(f"the compaction of {asked.dataset}"):
+        try:
+            done = await compact_dataset(
+                store,
+                deployment.catalog(asked.dataset),
+                now_seconds=time.time(),
+                super_sample_bytes=asked.super_sample_bytes,
+                limit_bytes=max(2 * asked.super_sample_bytes, int(deadline.remaining_seconds() * _BYTES_A_SECOND)),
+            )
+        except NotFoundError:
+            if await newest_manifest(store) is not None:  # it is something else that is gone
+                raise
+            return {"version": 0, "objects_before": 0, "objects_after": 0, "state": "complete"}
+    return {
+        "version": done.manifest.version,
+        "objects_before": done.objects_before,
+        "objects_after": done.objects_after,
+        "state": "packing" if done.left_objects and done.objects_before else "complete",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitEvent:
+    """Which runs to commit.
+
+    Attributes:
+        dataset: URL of the data set.
+        job: whose runs, which the event then names; None for all that belong to no job.
+    """
+
+    dataset: str
+    job: Job | None = None
+
+    @classmethod
+    def from_json(cls, event: object) -> CommitEvent:
+        """Return what an event says.
+
+        Raises:
+            EventError: it is no commit event.
+        """
+        fields = Fields(event, "commit event")
+        dataset = fields.text("dataset")
+        job = fields.text("job", pattern=f"({_ID})?", default="")
+        if not job:
+            if "runs" in fields or "mode" in fields:
+                raise EventError("the commit event has 'runs' or a 'mode', and no 'job' that they are of")
+            fields.end()
+            return cls(dataset=dataset)
+        runs = fields.array("runs", most=_MAX_RUNS)
+        creates = fields.choice("mode", ("create", "append"), default="append") == "create"
+        fields.end()
+        checked = tuple(Fields({"run": run}, "commit event").text("run", pattern=_ID) for run in runs)
+        if not checked or len(set(checked)) < len(checked):
+            raise EventError("the commit event's 'runs' are none, or have one twice; name each run of the job once")
+        return cls(dataset=dataset, job=Job(id=job, runs=checked, creates=creates))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactEvent:
+    """What to compact.
+
+    Attributes:
+        dataset: URL of the data set.
+        super_sample_bytes: how large a super-sample should be.
+    """
+
+    dataset: str
+    super_sample_bytes: int
+
+    @classmethod
+    def from_json(cls, event: object) -> CompactEvent:
+        """Return what an event says.
+
+        Raises:
+            EventError: it is no compact event.
+        """
+        fields = Fields(event, "compact event")
+        found = cls(
+            dataset=fields.text("dataset"),
+            super_sample_bytes=fields.integer(
+                "super_sample_bytes", least=1, most=MAX_SUPER_SAMPLE_BYTES, default=8 << 20
+            ),
+        )
+        fields.end()
+        return found

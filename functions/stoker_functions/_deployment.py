@@ -1,19 +1,71 @@
-"""What an instance keeps between invocations: its settings, and the connections that it has made."""
+"""What a handler is given: the deployment, whose connections last between invocations, and the deadline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from stoker._base.meter import Meter
 from stoker._base.retry import RetryingStore
 from stoker._format.schema import Schema
+from stoker._pack.catalog import BucketCatalog, Catalog
 from stoker._stores import Store, open_store
 from stoker._stores.object_store import metered
-from stoker_functions._catalog import Catalog, open_catalog
+from stoker.errors import DeadlineError, MissingExtraError
 from stoker_functions._settings import Settings
 
-__all__ = ["Deployment"]
+__all__ = ["Catalog", "Deadline", "Deployment", "open_catalog"]
+
+_RESERVED_SHARE = 0.1
+_LEAST_RESERVED_SECONDS, _MOST_RESERVED_SECONDS = 2.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """The end of an invocation, on the clock of the running event loop.
+
+    Attributes:
+        at_seconds: when the platform kills it.
+        stop_at_seconds: when it should stop taking on work, so that what is under way is still made durable: a tenth of
+            the whole time before the end, at least 2 s and at most 30 s.
+    """
+
+    at_seconds: float
+    stop_at_seconds: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        """Return the deadline of an invocation that has so much time from here on."""
+        seconds = max(seconds, 0.0)
+        reserved = min(max(_RESERVED_SHARE * seconds, _LEAST_RESERVED_SECONDS), _MOST_RESERVED_SECONDS)
+        at_seconds = asyncio.get_running_loop().time() + seconds
+        return cls(at_seconds, at_seconds - min(reserved, seconds / 2))
+
+    @asynccontextmanager
+    async def limit(self, what: str) -> AsyncIterator[None]:
+        """Cancel what is inside when it is time to stop.
+
+        Raises:
+            DeadlineError: it was; ``what`` names it, and what to do.
+        """
+        try:
+            async with asyncio.timeout_at(self.stop_at_seconds) as limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DeadlineError(f"{what} did not come to its end in the time of this invocation") from error
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is time to stop taking on work."""
+        return asyncio.get_running_loop().time() >= self.stop_at_seconds
+
+    def remaining_seconds(self) -> float:
+        """Return how long it is until the platform kills the invocation, below zero where it should have."""
+        return self.at_seconds - asyncio.get_running_loop().time()
 
 
 class Deployment:
@@ -102,3 +154,20 @@ class Deployment:
         if url not in self._stores:
             self._stores[url] = self._open_url(url)
         return self._stores[url]
+
+
+def open_catalog(store: RetryingStore, settings: Settings) -> Catalog:
+    """Return where the pack records of the data set in ``store`` are kept: in the bucket, or in Redis.
+
+    Nothing is connected to before the first use.
+
+    Raises:
+        MissingExtraError: Redis is wanted and its client is not installed.
+    """
+    if settings.catalog == "bucket":
+        return BucketCatalog(store)
+    try:
+        from stoker_functions._redis_catalog import RedisCatalog
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"a catalog in Redis needs {error.name}; pip install 'stoker[redis]'") from error
+    return RedisCatalog(store, settings.catalog, password=settings.catalog_password)

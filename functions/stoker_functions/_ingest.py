@@ -8,11 +8,14 @@ announcement counts. One that cannot be packed fails alone, whatever came with i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Generic, TypeVar
 
 from stoker._base.task_group import for_each
 from stoker._format import versions
@@ -33,18 +36,20 @@ from stoker.errors import (
     StokerError,
     TransientError,
 )
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
-from stoker_functions._notifications import Message, Notified, queue_messages
+from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._notifications import Message, Notified, cloud_storage_object, queue_messages
 from stoker_functions._pack import pack_part
 from stoker_functions._settings import Ingest
 
-__all__ = ["ingest_objects", "ingest_queue"]
+__all__ = ["Batcher", "ingest_object", "ingest_objects", "ingest_queue"]
 
 _log = logging.getLogger("stoker_functions.ingest")
 _HEADS_AT_ONCE = 32
 _RUN_BYTES = 256 << 20  # read in some ten seconds
 _MOST_ALONE = 16
+_MOST_COLLECTED = 1000
+_COLLECTING_SECONDS = 1.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,29 @@ async def ingest_objects(
     messages = [Message(str(number), (notified,)) for number, notified in enumerate(objects)]
     failed = await _ingest(messages, deployment, deadline)
     return [failed.get(message.id) for message in messages]
+
+
+async def ingest_object(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Pack the raw object that an event of Google's storage announces, and return once it is durable.
+
+    Objects that one instance is told of within a second of each other are packed together.
+
+    Raises:
+        StokerError: it cannot be packed, or not in time; the platform announces it again.
+    """
+    await _announced(deployment).add((cloud_storage_object(event), deadline))
+    return {}
+
+
+@cache
+def _announced(deployment: Deployment) -> Batcher[tuple[Notified, Deadline]]:
+    """Return what collects the objects that an instance is told of."""
+
+    async def ingest_all(announced: Sequence[tuple[Notified, Deadline]]) -> Sequence[StokerError | None]:
+        first = min((deadline for _, deadline in announced), key=lambda deadline: deadline.at_seconds)
+        return await ingest_objects([found for found, _ in announced], deployment, first)
+
+    return Batcher(ingest_all, most_items=_MOST_COLLECTED, wait_seconds=_COLLECTING_SECONDS)
 
 
 async def _ingest(messages: Sequence[Message], deployment: Deployment, deadline: Deadline) -> dict[str, StokerError]:
@@ -288,3 +316,62 @@ class _Packing:
 
         await for_each(objects, look, concurrency=_HEADS_AT_ONCE)
         return list(found.values())
+
+
+class Batcher(Generic[T]):
+    """Collects items until there are enough of them or the first has waited long enough, then works on all at once.
+
+    One batch is worked on at a time, since it has the memory of the whole instance; the next one collects meanwhile.
+
+    Args:
+        work: gets the items, and returns for each how its request ends: an error, or None if all is well. What it
+            raises, all of them end with.
+        most_items: in one batch.
+        wait_seconds: that the first item of a batch waits for others.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[T]], Awaitable[Sequence[Exception | None]]],
+        *,
+        most_items: int,
+        wait_seconds: float,
+    ) -> None:
+        self._work = work
+        self._most_items = most_items
+        self._wait_seconds = wait_seconds
+        self._items: list[T] = []
+        self._is_full = asyncio.Event()
+        self._at_work = asyncio.Lock()
+        self._batch: asyncio.Task[Sequence[Exception | None]] | None = None
+
+    async def add(self, item: T) -> None:
+        """Wait until the batch that has the item is done. Cancelled, the item stays in its batch.
+
+        Raises:
+            Exception: what the work came to with the item, or raised.
+        """
+        if self._batch is None:
+            self._items, self._is_full = [], asyncio.Event()
+            self._batch = asyncio.create_task(self._run(self._items, self._is_full))
+        batch, number = self._batch, len(self._items)
+        self._items.append(item)
+        if len(self._items) >= self._most_items:
+            self._close()
+        error = (await asyncio.shield(batch))[number]
+        if error is not None:
+            raise error
+
+    def _close(self) -> None:
+        """Let the open batch begin, and the next item open another."""
+        self._is_full.set()
+        self._batch = None
+
+    async def _run(self, items: Sequence[T], is_full: asyncio.Event) -> Sequence[Exception | None]:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._wait_seconds):
+                await is_full.wait()
+        async with self._at_work:
+            if items is self._items:
+                self._close()
+            return await self._work(items)

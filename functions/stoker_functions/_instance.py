@@ -1,19 +1,85 @@
-"""An instance of a function: an event loop and connections that last from one invocation to the next."""
+"""An instance of a function: connections that last from one invocation to the next, and handlers by their names.
+
+A function imports its own handler and no other: that is most of its cold start.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from typing import Any
 
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
+from stoker.errors import (
+    ConfigError,
+    EventError,
+    FormatError,
+    PackError,
+    SchemaError,
+    StokerError,
+    ThrottledError,
+    TransientError,
+)
+from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._settings import Settings
 
-__all__ = ["Handler", "Instance"]
+__all__ = [
+    "GOOGLE_HANDLERS",
+    "HANDLERS",
+    "Handler",
+    "Hosted",
+    "Instance",
+    "LAMBDA_HANDLERS",
+    "SERVING_HANDLERS",
+    "handler_of",
+]
 
+HANDLERS = {
+    "pack": "stoker_functions._pack:pack",
+    "commit": "stoker_functions._commit:commit",
+    "compact": "stoker_functions._commit:compact",
+    "shuffle": "stoker_functions._shuffle_job.work:shuffle",
+    "warm_node": "stoker_functions._warm_node:warm_node",
+}
+"""Name → module and function; events and results of these are the same everywhere."""
+
+LAMBDA_HANDLERS = {
+    **HANDLERS,
+    "ingest": "stoker_functions._ingest:ingest_queue",
+    "serve": "stoker_functions.serve._handlers:serve_url",
+    "serve_with_token": "stoker_functions.serve._handlers:serve_url_with_token",
+}
+"""Those of Lambda: these get a queue's messages, and requests of function URLs."""
+
+GOOGLE_HANDLERS = {**HANDLERS, "ingest": "stoker_functions._ingest:ingest_object"}
+"""Those of Google's functions: these get one object at a time."""
+
+SERVING_HANDLERS = {
+    "serve": "stoker_functions.serve._handlers:serve_scope",
+    "serve_with_token": "stoker_functions.serve._handlers:serve_scope_with_token",
+}
+"""Those that answer requests as ASGI words them."""
 Handler = Callable[[object, Deployment, Deadline], Awaitable[dict[str, Any]]]
 """``await handler(event, deployment, deadline)`` returns what the caller gets, as JSON values."""
+_log = logging.getLogger("stoker_functions.hosted")
+_STATUSES: tuple[tuple[type[StokerError], int], ...] = (
+    (ThrottledError, 429),
+    (TransientError, 503),
+    (EventError, 400),
+    (ConfigError, 400),
+    (SchemaError, 400),
+    (FormatError, 400),
+    (PackError, 400),
+)
+
+
+def handler_of(where: str) -> Callable[..., Awaitable[Any]]:
+    """Import ``module:function`` and return the function."""
+    module, _, name = where.partition(":")
+    handler: Callable[..., Awaitable[Any]] = getattr(import_module(module), name)
+    return handler
 
 
 class Instance:
@@ -43,3 +109,31 @@ class Instance:
         """Release all connections, and end the loop."""
         self._runner.run(self._deployment.close())
         self._runner.close()
+
+
+class Hosted:
+    """Answers requests, several at a time in one event loop, as instances of Google's do.
+
+    Args:
+        settings: of the deployment.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.deployment = Deployment(settings)
+
+    async def answer(self, handler: Handler, body: bytes) -> tuple[dict[str, Any], int]:
+        """Return what a handler makes of a request's body, or what is wrong, and the HTTP status.
+
+        The status is 400 for what can never succeed, 429 or 503 for what may if it is tried again, 500 for the rest.
+        """
+        try:
+            try:
+                event = json.loads(body)
+            except (ValueError, RecursionError):
+                raise EventError("the request's body is not JSON") from None
+            return await handler(event, self.deployment, Deadline.after(self._settings.timeout_seconds)), 200
+        except StokerError as error:
+            _log.warning("%s: %s", type(error).__name__, error)
+            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+            return {"errorType": type(error).__name__, "errorMessage": str(error)}, status

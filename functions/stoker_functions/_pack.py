@@ -20,8 +20,7 @@ from stoker._pack.record import PackRecord
 from stoker._pack.run import RunConfig, RunWriter
 from stoker._sources.parts import Samples, open_part
 from stoker.errors import ConfigError, PackError
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
+from stoker_functions._deployment import Deadline, Deployment
 
 __all__ = ["pack", "pack_part", "pack_result"]
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from stoker_functions._handlers import LAMBDA_HANDLERS, handler_of
-from stoker_functions._instance import Instance
+from stoker_functions._instance import LAMBDA_HANDLERS, Instance, handler_of
 from stoker_functions._settings import Settings
 
 __all__ = [*LAMBDA_HANDLERS]

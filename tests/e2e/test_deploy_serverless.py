@@ -17,7 +17,7 @@ from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
 from stoker._stores.access_token import DATASET_NAME
-from stoker_functions._events import CommitEvent, CompactEvent
+from stoker_functions._commit import CommitEvent, CompactEvent
 from stoker_functions._settings import Settings
 from stoker_functions._warm_node import shelf_bytes
 from stoker_warm._settings import WarmConfig

@@ -15,8 +15,7 @@ from stoker._maintenance.recovery import rebuild_manifest
 from stoker._stores import open_store
 from stoker.abc import ObjectInfo
 from stoker.errors import StokerError
-from stoker_functions._commit import commit
-from stoker_functions._compact import compact
+from stoker_functions._commit import commit, compact
 from stoker_functions._ingest import ingest_objects
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore

@@ -14,8 +14,7 @@ from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
 from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
+from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._notifications import Notified
 from stoker_functions._settings import Ingest, Settings
 from support.packing import WatchedStore

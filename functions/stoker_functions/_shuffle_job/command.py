@@ -35,9 +35,8 @@ from stoker.cli.functions import (
 from stoker.cli.output import counted, printable, table
 from stoker.fanout import Driver, FanoutConfig, Task
 from stoker_functions._shuffle_job.inprocess import InProcess
-from stoker_functions._shuffle_job.memory import usable_bytes
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
-from stoker_functions._shuffle_job.task import ShuffleTask, Way
+from stoker_functions._shuffle_job.task import ShuffleTask, Way, usable_bytes
 
 __all__ = ["configure", "run"]
 

@@ -32,8 +32,7 @@ from stoker._order.materialized_layout import MAX_SLICES, even_slices
 from stoker._order.order import MAX_LANES
 from stoker._order.sharding import Partition
 from stoker.errors import BudgetError, ConfigError
-from stoker_functions._shuffle_job.memory import HEADER_BYTES, TaskMemory, held_bytes
-from stoker_functions._shuffle_job.task import ShuffleTask, Way
+from stoker_functions._shuffle_job.task import HEADER_BYTES, ShuffleTask, TaskMemory, Way, held_bytes
 
 __all__ = ["EpochPlan", "PlanConfig", "Worker", "chosen_plan", "plan_ways"]
 

@@ -21,7 +21,7 @@ from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, re
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import Head, is_small
 from stoker.errors import BudgetError, DeadlineError
-from stoker_functions._shuffle_job.memory import held_bytes
+from stoker_functions._shuffle_job.task import held_bytes
 
 __all__ = ["Samples", "SampleSource", "read_groups", "read_whole"]
 

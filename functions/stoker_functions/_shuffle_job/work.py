@@ -1,7 +1,8 @@
-"""Carries out a task: scatters super-samples to slices, writes a slice, or commits the epoch."""
+"""Carries out a task, in a function or elsewhere: scatters super-samples, writes a slice, or commits the epoch."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import random
@@ -26,18 +27,45 @@ from stoker._memory.budget import most_sample_bytes
 from stoker._memory.ring import Ring
 from stoker._order.materialized_layout import EpochLayout
 from stoker.abc import Readable, Store
-from stoker.errors import NotFoundError, PackError
-from stoker_functions._shuffle_job.memory import TaskMemory
+from stoker.errors import DeadlineError, NotFoundError, PackError
+from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._shuffle_job.reading import Samples, SampleSource, read_groups, read_whole
-from stoker_functions._shuffle_job.task import ShuffleTask
+from stoker_functions._shuffle_job.task import ShuffleTask, TaskMemory, usable_bytes
 from stoker_functions._shuffle_job.writing import PartWriter, Section, WriteConfig
 
-__all__ = ["perform"]
+__all__ = ["perform", "shuffle"]
 
+_LAST_SECONDS = 0.5  # to answer, before the platform kills the invocation
 _RECORDS_AT_ONCE = 16
 
 _Read = Callable[[int], AsyncGenerator[Samples, None]]
 """Reads the samples of a part, in order, without so many at its start, which are written."""
+
+
+async def shuffle(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Carry out the task that the event is, which may come any number of times, also at the same time.
+
+    Returns:
+        ``state``: ``complete``, or ``packing`` where the deadline came first and the same event goes on; and counts.
+
+    Raises:
+        DeadlineError: there is too little time; the same event may be tried again.
+        EventError: the event is not a task, or of a data set that is none of this deployment's.
+        StokerError: the task cannot be carried out; see :func:`perform`.
+    """
+    task = ShuffleTask.from_event(event)
+    store = deployment.dataset(task.dataset)
+    memory_bytes = usable_bytes(deployment.settings.memory_bytes)
+    try:
+        async with asyncio.timeout_at(deadline.at_seconds - _LAST_SECONDS) as limit:
+            with deployment.counted() as requests:
+                done = await perform(store, task, memory_bytes=memory_bytes, stop_at_seconds=deadline.stop_at_seconds)
+            return {**done, "requests": requests}
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        name = f"{task.step} {task.part} of epoch {task.epoch}"
+        raise DeadlineError(f"{name} could not stop in time: the bucket is slow; what was recorded stays") from error
 
 
 async def perform(

@@ -7,8 +7,7 @@ from functools import cache
 from typing import Any, cast
 
 from stoker._stores.access_token import TokenKeys
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
+from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._settings import Settings
 from stoker_functions.serve._asgi import AsgiApp, from_asgi, to_asgi
 from stoker_functions.serve._config import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES, ServeConfig

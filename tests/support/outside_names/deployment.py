@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_functions import aws, gcp
-from stoker_functions._handlers import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
+from stoker_functions._instance import GOOGLE_HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
 
 __all__ = ["entry_points", "environment", "handlers", "loggers", "read_variables"]
 
@@ -36,7 +36,7 @@ def entry_points(_: Path) -> Iterator[str]:
 
 def handlers(_: Path) -> Iterator[str]:
     """Return the handlers of each platform and those that deploy files name, each of which can be called."""
-    for module, names in ((aws, LAMBDA_HANDLERS), (gcp, {"ingest", *HANDLERS, *SERVING_HANDLERS})):
+    for module, names in ((aws, LAMBDA_HANDLERS), (gcp, {*GOOGLE_HANDLERS, *SERVING_HANDLERS})):
         for name in names:
             yield _callable(f"{module.__name__}.{name}")
     for file in _deploy_files():

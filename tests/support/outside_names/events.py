@@ -14,13 +14,12 @@ from stoker._base.fields import Fields
 from stoker._format.schema import Array, Schema
 from stoker._pack.part import KeySlice, Part
 from stoker.abc import ObjectInfo
-from stoker_functions._commit import commit
-from stoker_functions._compact import compact
+from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import Deployment
-from stoker_functions._hosted import Hosted
-from stoker_functions._ingest import ingest_queue
+from stoker_functions._ingest import ingest_object, ingest_queue
+from stoker_functions._instance import Hosted
 from stoker_functions._pack import pack
-from stoker_functions._shuffle import shuffle
+from stoker_functions._shuffle_job.work import shuffle
 from stoker_functions.serve._handlers import serve_url
 from stoker_warm._handshake import Secret
 from stoker_warm._shelf import Digest
@@ -121,7 +120,7 @@ async def _ingested(deployment: Deployment) -> list[str]:
 async def _hosted(deployment: Deployment) -> list[str]:
     hosted = Hosted(deployment.settings)
     announced = {"bucket": "somewhere", "name": "0.bin", "size": "1", "generation": "1"}
-    wrong, _ = await hosted.answer(hosted.ingest, json.dumps(announced).encode())
+    wrong, _ = await hosted.answer(ingest_object, json.dumps(announced).encode())
     await hosted.deployment.close()
     return list(shape("an error of a function on Google's answers", wrong))
 

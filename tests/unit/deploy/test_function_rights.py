@@ -10,12 +10,11 @@ import pytest
 from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import PermissionDeniedError
-from stoker_functions._commit import commit
-from stoker_functions._compact import compact
+from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import Deployment
 from stoker_functions._ingest import ingest_objects
 from stoker_functions._pack import pack
-from stoker_functions._shuffle import shuffle
+from stoker_functions._shuffle_job.work import shuffle
 from stoker_functions.serve._config import ServeConfig
 from stoker_functions.serve._messages import Request
 from stoker_functions.serve._service import Service

@@ -14,7 +14,7 @@ import pytest
 import stoker_functions
 import stoker_functions.aws as aws
 from stoker.errors import ConfigError, EventError
-from stoker_functions._handlers import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
+from stoker_functions._instance import HANDLERS, LAMBDA_HANDLERS, SERVING_HANDLERS
 from support.deployments import Place
 
 FOLDER = Path(stoker_functions.__file__).parent

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker_functions._batcher import Batcher
+from stoker_functions._ingest import Batcher
 
 
 class Work:

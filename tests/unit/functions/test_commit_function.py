@@ -21,9 +21,8 @@ from stoker._pack.record import REMEMBERED_SECONDS, record_key
 from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
-from stoker_functions._catalog import open_catalog
-from stoker_functions._commit import commit
-from stoker_functions._compact import compact
+from stoker_functions._commit import commit, compact
+from stoker_functions._deployment import open_catalog
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore, WatchedStore, stored

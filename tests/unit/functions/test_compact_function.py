@@ -27,9 +27,8 @@ from stoker._pack.record import PackRecord, record_key
 from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
-from stoker_functions._commit import commit
-from stoker_functions._compact import compact
-from stoker_functions._deadline import Deadline
+from stoker_functions._commit import commit, compact
+from stoker_functions._deployment import Deadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore, WatchedStore, contents, stored

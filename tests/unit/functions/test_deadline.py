@@ -8,7 +8,7 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, DeadlineError
-from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deadline
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from stoker._pack.merge import Job
 from stoker.errors import EventError
-from stoker_functions._events import CommitEvent, CompactEvent
+from stoker_functions._commit import CommitEvent, CompactEvent
 
 JOB, A, B = "0123456789abcdef", "a" * 16, "b" * 16
 

@@ -28,9 +28,9 @@ from stoker.errors import (
     ThrottledError,
 )
 from stoker_functions._commit import commit
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
-from stoker_functions._hosted import Hosted
+from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._ingest import ingest_object
+from stoker_functions._instance import Hosted
 from support.deployments import Place, TardyStore
 
 
@@ -59,7 +59,7 @@ def announced(info: ObjectInfo, **changes: Any) -> dict[str, Any]:
 
 async def told(instance: Hosted, event: dict[str, Any]) -> tuple[str, int]:
     """Return what an instance answers to such a notification: what is wrong, if anything, and the status."""
-    answer, status = await instance.answer(instance.ingest, json.dumps(event).encode())
+    answer, status = await instance.answer(ingest_object, json.dumps(event).encode())
     return answer.get("errorType", ""), status
 
 

@@ -28,8 +28,7 @@ from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
 from stoker_functions._commit import commit
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
+from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._ingest import ingest_queue
 from stoker_functions._settings import Ingest
 from support.deployments import Place, TardyStore, plenty

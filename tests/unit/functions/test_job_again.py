@@ -7,8 +7,7 @@ import asyncio
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._stores import open_store
-from stoker_functions._commit import commit
-from stoker_functions._compact import compact
+from stoker_functions._commit import commit, compact
 from stoker_functions._pack import pack
 from support.deployments import Place, plenty
 

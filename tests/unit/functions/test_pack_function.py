@@ -23,7 +23,7 @@ from stoker.errors import (
     ServerError,
     StoreError,
 )
-from stoker_functions._deadline import Deadline
+from stoker_functions._deployment import Deadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
 from support.packing import DyingStore, WatchedStore, stored

@@ -11,11 +11,10 @@ import pytest
 from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
+from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._settings import Settings
-from stoker_functions._shuffle import shuffle
 from stoker_functions._shuffle_job.task import ShuffleTask
+from stoker_functions._shuffle_job.work import shuffle
 from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
 from support.materialized import WAYS, phases

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, EventError, ThrottledError
-from stoker_functions._deadline import Deadline
-from stoker_functions._deployment import Deployment
-from stoker_functions._hosted import Hosted
+from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._instance import Hosted
 from stoker_functions._settings import Settings
 from stoker_functions._warm_node import RESERVED_BYTES, shelf_bytes, warm_node
 from stoker_warm._handshake import Secret
