@@ -22,8 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from stoker_sim._experiments.deli_workloads import WORKLOADS, Measurement, Setting, measurements, sample_run
-from stoker_sim._scenarios.deli import SampleCosts, SampleEpoch, simulate_samples
+from stoker_sim._experiments.deli import (
+    WORKLOADS,
+    Measurement,
+    SampleCosts,
+    SampleEpoch,
+    Setting,
+    measurements,
+    sample_run,
+    simulate_samples,
+)
 
 MOST_MISS_ERROR = 0.03
 MOST_WAIT_ERROR = 0.15

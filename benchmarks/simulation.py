@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from stoker_sim._experiments.scale import measured
+from stoker_sim._experiments.ours import measured
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments.deli_cost_model import (
+from stoker_sim._experiments.deli_costs import (
     DeliRates,
     cached_gb,
     deli_cost,

@@ -12,12 +12,11 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker.errors import ConfigError
-from stoker_sim._allocation.allocation import Cluster, Job
-from stoker_sim._allocation.completion import Completion, Submission, completions
-from stoker_sim._allocation.sharing import POLICIES
 from stoker_sim._experiments.silod import queue
+from stoker_sim._models.caches import TierModel
 from stoker_sim._models.dataset import described
-from stoker_sim._models.tier_model import TierModel
+from stoker_sim._planning.allocation import POLICIES, Cluster, Job
+from stoker_sim._planning.completion import Completion, Submission, completions
 from stoker_sim._scenarios.scenario import Scenario, simulate
 from support.allocating import job
 

@@ -10,9 +10,7 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError, NotFoundError
-from stoker_sim._models.dataloader import LoaderModel, train
-from stoker_sim._models.disk import Disk, DiskModel, DiskView
-from stoker_sim._models.processors import DecodingView, Processors
+from stoker_sim._models.dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 
 STILL = DiskModel(settle_seconds=0.0, stroke_seconds=1.0, turn_seconds=0.0, bytes_per_second=1e6, pieces=1)
 

@@ -8,8 +8,7 @@ import pytest
 
 from stoker._fetch.schedule import FetchSize
 from stoker.errors import ConfigError
-from stoker_sim._experiments.deli_workloads import Measurement, measurements, simulated
-from stoker_sim._scenarios.deli import SampleCosts, SampleRun, simulate_samples
+from stoker_sim._experiments.deli import Measurement, SampleCosts, SampleRun, measurements, simulate_samples, simulated
 
 COSTS = SampleCosts(get_seconds=0.05, fetch_seconds=0.001)
 RUN = SampleRun(dataset_samples=3000, node_samples=1000, batch_size=100, compute_seconds=10.0, epochs=2)

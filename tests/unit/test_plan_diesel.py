@@ -13,9 +13,9 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
+from stoker_sim._experiments.diesel import HeldView
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described
-from stoker_sim._models.held import HeldView
 
 
 def held(size: int, **model: Any) -> tuple[HeldView, bytes]:

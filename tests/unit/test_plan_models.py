@@ -13,8 +13,7 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal, Recorded
 from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
-from stoker_sim._models.bucket import BucketView, SimulatedBucket
-from stoker_sim._models.link import Shared, SharedLink
+from stoker_sim._models.bucket import BucketView, Shared, SharedLink, SimulatedBucket
 
 SIZES = {"a": 8_000_000, "b": 1_000}
 

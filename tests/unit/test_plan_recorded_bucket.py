@@ -11,8 +11,7 @@ from stoker._fetch.config import FetchConfig
 from stoker._trace.chrome import ChromeTrace
 from stoker._trace.recording import Recording, Told, read_trace
 from stoker.errors import ConfigError
-from stoker_sim._models.recorded import read_durations
-from stoker_sim._models.recorded_bucket import recorded_bucket, recorded_latency
+from stoker_sim._models.recorded import read_durations, recorded_bucket, recorded_latency
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun
 

@@ -15,8 +15,7 @@ from stoker._stores import open_store
 from stoker.errors import ConfigError
 from stoker_sim._models.recorded import read_durations
 from stoker_sim._scenarios.scenario import simulate
-from stoker_sim._scenarios.scenario_file import read_scenario
-from stoker_sim._scenarios.scenario_outcome import outcome
+from stoker_sim._scenarios.scenario_file import outcome, read_scenario
 from support.packing import numbered, pack
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/scenarios").glob("*.toml"))

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments import silod_estimator
+from stoker_sim._experiments import silod as silod_estimator
 from stoker_sim._experiments.silod import queue
 
 

@@ -14,8 +14,8 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.feed import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef, Tier
+from stoker_sim._models.caches import SimulatedTier
 from stoker_sim._models.dataset import described
-from stoker_sim._models.simulated_tier import SimulatedTier
 from stoker_sim._scenarios.scenario import Scenario, simulate
 
 NOTHING = memoryview(bytearray())

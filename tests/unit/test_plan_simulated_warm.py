@@ -17,8 +17,7 @@ from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.reclaim import Reclaim
 from stoker_sim._models.simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
 from stoker_sim._scenarios.scenario import Run, Scenario, simulate
-from stoker_sim._scenarios.scenario_file import read_scenario
-from stoker_sim._scenarios.scenario_outcome import outcome
+from stoker_sim._scenarios.scenario_file import outcome, read_scenario
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 

@@ -13,10 +13,8 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
-from stoker_sim._models.erasure import kept_hours, lost_between_reads, placed
-from stoker_sim._models.reclaim import Reclaim, Strike, Struck, strikes
-from stoker_sim._models.warm_fleet import NodeCalls, Served
-from stoker_sim._models.warm_node import NodeLife, lived
+from stoker_sim._models.reclaim import Reclaim, Strike, Struck, kept_hours, lost_between_reads, placed, strikes
+from stoker_sim._models.warm_fleet import NodeCalls, NodeLife, Served, lived
 from stoker_warm._bill import Used
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig

@@ -8,9 +8,7 @@ from typing import Any
 
 from stoker.cli.flags import rate_from, size
 from stoker.cli.output import json_text, printable, table
-from stoker_sim._allocation.allocation import Allocation, Cluster, Share, allocate
-from stoker_sim._allocation.jobs_file import read_jobs
-from stoker_sim._allocation.sharing import POLICIES
+from stoker_sim._planning.allocation import POLICIES, Allocation, Cluster, Share, allocate, read_jobs
 
 __all__ = ["configure", "run"]
 

@@ -18,8 +18,7 @@ from stoker_sim import _experiments as experiments
 from stoker_sim._experiments.outcome import Cell, Outcome
 from stoker_sim._scenarios.figures import write_html, write_png
 from stoker_sim._scenarios.scenario import Run, Scenario, simulate
-from stoker_sim._scenarios.scenario_file import read_scenario
-from stoker_sim._scenarios.scenario_outcome import outcome
+from stoker_sim._scenarios.scenario_file import outcome, read_scenario
 
 __all__ = ["configure", "run"]
 

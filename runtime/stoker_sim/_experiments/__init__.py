@@ -10,7 +10,7 @@ from stoker_sim._experiments.outcome import Experiment
 __all__ = ["NAMES", "load"]
 
 _PLACES = {
-    "deli-table-1": "deli_speeds",
+    "deli-table-1": "deli_waits",
     "deli-table-2": "deli_costs",
     "deli-figure-3": "deli_waits",
     "deli-figure-4": "deli_waits",
@@ -21,13 +21,13 @@ _PLACES = {
     "deli-figure-9": "deli_misses",
     "ours": "ours",
     "caching": "caching",
-    "ddp": "ddp",
-    "scale": "scale",
+    "ddp": "caching",
+    "scale": "ours",
     "ipdl": "ipdl",
-    "diesel-reads": "diesel_reads",
-    "diesel-start-up": "diesel_start_up",
+    "diesel-reads": "diesel",
+    "diesel-start-up": "diesel",
     "silod": "silod",
-    "silod-estimator": "silod_estimator",
+    "silod-estimator": "silod",
     "infinicache": "infinicache",
     "warm-tier": "warm_tier",
 }

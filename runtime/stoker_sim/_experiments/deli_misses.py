@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
 
-from stoker_sim._experiments.deli_workloads import (
+from stoker_sim._experiments.deli import (
     SOURCE,
     WORKLOADS,
     Measurement,

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._cost.prices import Prices
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._experiments.published import published
-from stoker_sim._models.erasure import first_arrivals, kept_hours, placed
-from stoker_sim._models.reclaim import Reclaim, Upkeep, losses
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
+from stoker_sim._models.reclaim import Reclaim, Upkeep, first_arrivals, kept_hours, losses, placed
 from stoker_sim._models.warm_fleet import Billing, WarmFleet
 from stoker_warm._code import Code
 

@@ -23,14 +23,11 @@ from stoker._fetch.schedule import NextBatch
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order, OrderConfig
 from stoker.abc import Readable
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._experiments.published import published
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
-from stoker_sim._models.dataloader import LoaderModel, train
+from stoker_sim._models.dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 from stoker_sim._models.dataset import described, size_of
-from stoker_sim._models.disk import Disk, DiskModel, DiskView
-from stoker_sim._models.processors import DecodingView, Processors
-from stoker_sim._scenarios.node import Node, NodeParts, Nothing
+from stoker_sim._scenarios.scenario import Node, NodeParts, Nothing
 
 __all__ = ["EXPERIMENTS"]
 

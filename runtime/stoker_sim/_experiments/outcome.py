@@ -1,14 +1,25 @@
-"""What an experiment hands back: tables to read and to keep, and panels to draw."""
+"""What an experiment hands back: tables to read and to keep, and panels to draw; and what the papers say."""
 
 from __future__ import annotations
 
 import csv
 import io
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal
 
-__all__ = ["Cell", "Experiment", "Outcome", "Panel", "Series", "Table"]
+__all__ = [
+    "Cell",
+    "Experiment",
+    "Outcome",
+    "Panel",
+    "Series",
+    "Table",
+    "published",
+]
 
 Cell = str | int | float | None
 
@@ -112,3 +123,9 @@ class Experiment:
 
 def _plain(cell: Cell) -> Cell:
     return f"{cell:.6g}" if isinstance(cell, float) else cell
+
+
+@lru_cache(maxsize=16)
+def published(paper: str) -> dict[str, Any]:
+    """Return a paper's figures and statements; ``source`` says where they stand."""
+    return tomllib.loads(resources.files("stoker_sim").joinpath(f"published/{paper}.toml").read_text("utf-8"))

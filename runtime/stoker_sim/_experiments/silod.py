@@ -1,18 +1,39 @@
-"""Job completion times of a queue on a cluster whose jobs share cache and bandwidth: our policies and equal parts."""
+"""SiloD: job completion times of a queue on a cluster whose jobs share cache and bandwidth, and its estimate of a rate.
+
+Completion times are those of our policies and of equal parts; the estimate stands beside what the fetcher does in
+virtual time with such a cache and bucket.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from statistics import mean, quantiles
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import mean, median, quantiles
 
-from stoker_sim._allocation.allocation import Cluster, Job, Policy
-from stoker_sim._allocation.completion import Submission, completions
-from stoker_sim._allocation.sharing import POLICIES
+from stoker._base.sizes import counted
+from stoker._cache.eviction import Residents, Uniform
+from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
+from stoker._fetch.feed import FeedConfig
+from stoker._order.order import OrderConfig
+from stoker.abc import ObjectRef
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker_sim._models.caches import SimulatedTier, TierModel
+from stoker_sim._models.dataset import described
+from stoker_sim._planning.allocation import POLICIES, Cluster, Job, Policy, Share
+from stoker_sim._planning.completion import Submission, completions
+from stoker_sim._scenarios.scenario import Scenario, simulate
 
-__all__ = ["EXPERIMENTS", "queue"]
+__all__ = [
+    "EXPERIMENTS",
+    "Case",
+    "Circumstances",
+    "cases",
+    "queue",
+    "simulated_rate",
+]
 
 _GPUS = 96
 _CACHE_BYTES = 2 * 10**12
@@ -114,7 +135,7 @@ def _hours(way: _Way, bandwidth: float, jobs: int, seeds: Sequence[int]) -> list
     return hours
 
 
-def _run(quick: bool) -> Outcome:
+def _allocate(quick: bool) -> Outcome:
     jobs, seeds, bandwidths = (80, (1,), (0.25e9, 1e9)) if quick else (150, (1, 2, 3), _BANDWIDTHS)
     found = {(way.name, at): _hours(way, at, jobs, seeds) for at in bandwidths for way in _WAYS}
     means = {case: mean(hours) for case, hours in found.items()}
@@ -171,12 +192,240 @@ def _remarks(means: _Means, jobs: int, seeds: Sequence[int]) -> list[str]:
     return remarks
 
 
+_SAMPLES = 64
+"""Of a super-sample, and of a batch of each node."""
+_SUPER_SAMPLE_BYTES = 8 << 20
+_RATE = 400e6
+_FIRST_BYTE = LogNormal(0.02, 0.08)
+_GOOD = 0.05
+_UNSEEN = 0.01
+"""Of the data set, on a node, when its cache counts as filled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What the estimate does not ask for.
+
+    Attributes:
+        super_samples: of the data set.
+        policy: of the cache.
+        first_byte: of the bucket's answers.
+        connection_bytes_per_second: of one transfer.
+        memory_bytes: for what is read ahead, of each node.
+        warm_epochs: that are trained once the caches are filled.
+        seed: of the order and of what is drawn.
+    """
+
+    super_samples: int = 500
+    policy: str = "uniform"
+    first_byte: Latency = _FIRST_BYTE
+    connection_bytes_per_second: float = 90e6
+    memory_bytes: int = 1 << 30
+    warm_epochs: int = 3
+    seed: int = 1
+
+
+_USUAL = Circumstances()
+_SLOW = Circumstances(first_byte=LogNormal(0.1, 0.5))
+_SEVERAL = Circumstances(memory_bytes=256 << 20, warm_epochs=18)
+"""Which parts fall to a node, and so its hits, is chance: many epochs even that out."""
+_LITTLE = Circumstances(super_samples=2000, memory_bytes=512 << 20)
+"""So much data that what is read ahead is no cache beside them, as with real data sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Something to estimate.
+
+    Attributes:
+        kind: of it.
+        supply: what the job gets from the bucket, over what it needs to train at its full rate.
+        share: what it gets.
+        around: everything else.
+        kept: what it keeps together with others.
+    """
+
+    kind: str
+    supply: float
+    share: Share
+    around: Circumstances
+    kept: Residents[str] | None = None
+
+    def error(self) -> float:
+        """Return by which part the job is faster, in virtual time, than the estimate."""
+        return simulated_rate(self.share, self.around, self.kept) / self.share.rate - 1
+
+
+def simulated_rate(share: Share, around: Circumstances, kept: Residents[str] | None = None) -> float:
+    """Return the bytes that a job trains a second once its cache is warm.
+
+    Args:
+        share: what it gets.
+        around: everything else.
+        kept: what several jobs on one node keep together of their data set, by keys; the job's nodes have caches of
+            their own if None.
+    """
+    scenario = _scenario(share, around)
+    if kept is None:
+        model = TierModel(limit_bytes=share.cache_bytes // share.job.nodes, policy=around.policy)
+        run = simulate(replace(scenario, caches=[model]))
+    else:
+        run = simulate(replace(scenario, tiers=lambda *_: [SimulatedTier(kept, _key)]))
+    cold = _cold_epochs(share.job.nodes)
+    warm = range(cold, cold + around.warm_epochs)
+    seconds = sum(max(each.seconds for each in run.of_epoch(epoch)) for epoch in warm)
+    return len(warm) * scenario.manifest.size_bytes / seconds
+
+
+def _scenario(share: Share, around: Circumstances) -> Scenario:
+    """Return a run of a job, without its cache, that goes on for an epoch so that the others have one to read ahead."""
+    job = share.job
+    super_sample_bytes = job.dataset_bytes // around.super_samples
+    manifest = described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes)
+    return Scenario(
+        manifest=manifest,
+        feed=FeedConfig(
+            order=OrderConfig(seed=around.seed, lanes=job.nodes),
+            batch_size=_SAMPLES,
+            world_size=job.nodes,
+            memory_bytes=manifest.file_bytes + around.memory_bytes,
+        ),
+        bucket=BucketModel(
+            first_byte=around.first_byte,
+            connection_bytes_per_second=around.connection_bytes_per_second,
+            total_bytes_per_second=share.bytes_per_second or math.inf,  # who needs none still fills the cache
+        ),
+        compute=Constant(super_sample_bytes * job.nodes / job.compute_bytes_per_second),
+        epochs=_cold_epochs(job.nodes) + around.warm_epochs + 1,
+        in_step=True,
+        seed=around.seed,
+    )
+
+
+def _cold_epochs(nodes: int) -> int:
+    """Return after how many epochs the caches of nodes are filled, which see a random part of the data set in each.
+
+    One more goes by until all is read that was on its way, side by side, when the last one of them ended.
+    """
+    return 1 + (1 if nodes == 1 else math.ceil(math.log(_UNSEEN) / math.log(1 - 1 / nodes)))
+
+
+def _key(ref: ObjectRef) -> str:
+    return ref.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """Which cases are played: full rates, parts that are cached, and supplies."""
+
+    rates: tuple[float, ...] = (_RATE, 100e6, 800e6)
+    cached: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 0.9)
+    supplies: tuple[float, ...] = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0)
+    nodes: tuple[int, ...] = (2, 4)
+    cached_little: tuple[float, ...] = (0.5, 0.9)
+    supplies_little: tuple[float, ...] = (0.5, 0.8, 1.0, 1.25)
+
+
+_QUICK = _Grid(
+    rates=(_RATE,),
+    cached=(0.0, 0.9),
+    supplies=(0.5, 1.0),
+    nodes=(2,),
+    cached_little=(0.9,),
+    supplies_little=(1.0,),
+)
+_QUICK_WARM_EPOCHS = 1
+
+
+def cases(quick: bool = False) -> Iterator[Case]:
+    """Yield what is estimated, kind by kind."""
+    if not quick:
+        yield from _cases(_Grid())
+    else:
+        for case in _cases(_QUICK):
+            yield replace(case, around=replace(case.around, warm_epochs=_QUICK_WARM_EPOCHS))
+
+
+def _cases(grid: _Grid) -> Iterator[Case]:
+    for rate, part, supply in product(grid.rates, grid.cached, grid.supplies):
+        yield _case("one node", rate, part, supply)
+    for part, supply in product(grid.cached, grid.supplies):
+        yield _case("one node, slow answers", _RATE, part, supply, around=_SLOW)
+    for nodes, part, supply in product(grid.nodes, grid.cached, (0.5, 1.25)):
+        yield _case("several nodes", _RATE, part, supply, nodes=nodes, around=_SEVERAL)
+    for policy, part, supply in product(("uniform", "next-use"), grid.cached_little, grid.supplies_little):
+        around = replace(_LITTLE, policy=policy)
+        yield _case(f"one node, little memory, {policy}", _RATE, part, supply, around=around)
+    for part, supply in product(grid.cached[1:], grid.supplies):
+        kept = Residents[str](Uniform(), round(part * _USUAL.super_samples * _SUPER_SAMPLE_BYTES))
+        for rate in (_RATE, _RATE / 3):
+            yield replace(_case("two jobs, one data set", rate, part, supply), kept=kept)
+
+
+def _case(
+    kind: str, rate: float, part: float, supply: float, *, nodes: int = 1, around: Circumstances = _USUAL
+) -> Case:
+    size_bytes = around.super_samples * _SUPER_SAMPLE_BYTES
+    job = Job(name=kind, dataset_bytes=size_bytes, compute_bytes_per_second=rate, nodes=nodes)
+    cache_bytes = round(part * job.cacheable_bytes)
+    needed = rate * job.missed(cache_bytes)
+    share = Share(job=job, cache_bytes=cache_bytes, bytes_per_second=supply * needed)
+    return Case(kind=kind, supply=supply, share=share, around=around)
+
+
+_Found = list[tuple[Case, float]]
+
+
+def _estimate(quick: bool) -> Outcome:
+    found = [(case, case.error()) for case in cases(quick)]
+    columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
+    table = Table(name="silod-estimator", columns=columns, rows=[_row(*each) for each in found])
+    kinds = {case.kind: [each for each in found if each[0].kind == case.kind] for case, _ in found}
+    return Outcome(
+        tables=[table],
+        panels=[_panel(kind, of_kind) for kind, of_kind in kinds.items()],
+        remarks=[_remark(kind, of_kind) for kind, of_kind in kinds.items()],
+    )
+
+
+def _row(case: Case, error: float) -> tuple[Cell, ...]:
+    share, job = case.share, case.share.job
+    rates = job.compute_bytes_per_second, share.rate, share.rate * (1 + error)
+    full, estimate, simulated = (rate / 1e6 for rate in rates)
+    return case.kind, job.nodes, full, share.hit_rate, case.supply, estimate, simulated, error
+
+
+def _panel(kind: str, found: _Found) -> Panel:
+    series = []
+    for part in dict.fromkeys(case.share.hit_rate for case, _ in found):
+        points = [(case.supply, error) for case, error in found if case.share.hit_rate == part]
+        x, y = zip(*points, strict=True)
+        series.append(Series(name=f"{part:.0%} cached", x=x, y=y, kind="points"))
+    label = "bandwidth / bandwidth that the full rate needs"
+    return Panel(title=kind, x_label=label, y_label="simulated / estimate - 1", series=series)
+
+
+def _remark(kind: str, found: _Found) -> str:
+    sizes = sorted(abs(error) for _, error in found)
+    within = sum(size < _GOOD for size in sizes) / len(sizes)
+    return (
+        f"{kind}: {counted(len(sizes), 'case')}, error {median(sizes):.1%} in the median and {sizes[-1]:.1%} at most; "
+        f"{within:.0%} of them are within {_GOOD:.0%}."
+    )
+
+
 EXPERIMENTS = {
     "silod": Experiment(
         name="silod",
         title="Job completion times: cache and bandwidth by policy, against equal parts",
         source="SiloD (EuroSys 2023)",
-        run=_run,
-    )
+        run=_allocate,
+    ),
+    "silod-estimator": Experiment(
+        name="silod-estimator",
+        title="The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time",
+        source="SiloD (EuroSys 2023)",
+        run=_estimate,
+    ),
 }
 """By name."""

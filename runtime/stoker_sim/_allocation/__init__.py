@@ -1,1 +1,0 @@
-"""How jobs share a cluster's cache and its way to the bucket."""

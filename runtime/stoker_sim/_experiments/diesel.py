@@ -1,0 +1,461 @@
+"""DIESEL: shuffled reads of small files, and how long workers take to know a data set.
+
+L. Wang et al., "DIESEL: A Dataset-Based Distributed Storage and Caching System for Large-Scale Deep Learning
+Training" (ICPP 2020). Reads: by chunks is this package's shuffle ``block`` over super-samples; one by one is the
+same fetcher over objects that hold one file each. Two stores: a file system whose cost of a read is fitted to one of
+the paper's two figures, so that the other one is a check, and a bucket. Starts (slides 21 to 23 and 28): from a
+snapshot, from lists, or from a server; a snapshot here is this package's manifest, read by the code that starts
+every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from stoker._base.clock import run_virtual
+from stoker._base.meter import Operation
+from stoker._cost.prices import Prices
+from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
+from stoker._fetch.config import FetchConfig
+from stoker._fetch.feed import FeedConfig
+from stoker._format.manifest import POINTER_KEY, Manifest
+from stoker._format.versions import read_manifest
+from stoker._order.order import OrderConfig
+from stoker.abc import ObjectInfo
+from stoker_sim._experiments.deli import WORKLOADS
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
+from stoker_sim._models.bucket import BucketView, Shared, SimulatedBucket
+from stoker_sim._models.dataset import described
+from stoker_sim._scenarios.scenario import Scenario, simulate
+
+__all__ = [
+    "EXPERIMENTS",
+    "HeldView",
+]
+
+
+class HeldView:
+    """A :class:`~stoker.abc.Readable` that takes a view's time and has these objects.
+
+    Args:
+        view: of a bucket whose ``size_of`` knows them.
+        objects: key → bytes.
+    """
+
+    def __init__(self, view: BucketView, objects: Mapping[str, bytes]) -> None:
+        self._view, self._objects = view, objects
+
+    @property
+    def url(self) -> str:
+        """The view's."""
+        return self._view.url
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object, when its bytes would be there."""
+        data = self._objects.get(key, b"")
+        return data, await self._view.get_range(key, 0, len(data), into=memoryview(b""))
+
+    async def get_range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> ObjectInfo:
+        """Fill ``into`` when the bytes would be there."""
+        info = await self._view.get_range(key, start, end, into=into, tag=tag, begun=begun)
+        into[:] = self._objects[key][start:end]
+        return info
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return an object's size, when the first byte would be there."""
+        return await self._view.head(key)
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Refuse, as the view does."""
+        return self._view.list(prefix, start_after=start_after)
+
+
+_PAPER = published("diesel")
+_CHUNK_BYTES = 4 << 20
+_WINDOW = 8
+_CLIENTS = (1, 2, 4, 8, 16)
+_UNITS = tuple(4096 << shift for shift in (0, 2, 4, 5, 6, 8, 10, 12))
+_BATCH_FILES = 256
+_HANDLING_SECONDS = 2e-6
+"""Of a file once its bytes are there: this package's loader takes as long."""
+_EPOCHS = 3
+"""Of which the middle one is measured: it neither waits for the first bytes nor runs out of what comes next."""
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A store and how a client reads from it.
+
+    Attributes:
+        name: in tables.
+        model: of the store.
+        at_once: reads of a client.
+    """
+
+    name: str
+    model: BucketModel
+    at_once: int
+
+
+_FILE_SYSTEM = _Place(
+    name="file system",
+    model=BucketModel(
+        first_byte=Constant(1e-3),  # fitted, with the rate, to a little over four times at 128 KiB
+        connection_bytes_per_second=500e6,
+        total_bytes_per_second=40e9,
+        requests_per_second=50_000.0,
+    ),
+    at_once=4,
+)
+_BUCKET = _Place(
+    name="bucket",
+    model=BucketModel(first_byte=LogNormal(0.02, 0.08), connection_bytes_per_second=90e6, requests_per_second=5_500.0),
+    at_once=16,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """How much is read: objects of each client."""
+
+    files: int
+    chunks: int
+
+
+def _seconds(place: _Place, *, objects: int, files: int, object_bytes: int, clients: int) -> float:
+    """Return how long clients take that divide a shuffled data set of so many objects: an epoch between two others."""
+    manifest = described(super_samples=objects, samples=files, super_sample_bytes=object_bytes, head_bytes=64)
+    slots = 2 * _WINDOW + 2 * place.at_once + 4 if files > 1 else 2 * _BATCH_FILES
+    order = OrderConfig(seed=_SEED, shuffle="block", window=_WINDOW if files > 1 else 1, lanes=clients)
+    batch_files = max(1, min(_BATCH_FILES, objects * files // clients))
+    feed = FeedConfig(
+        order=order,
+        batch_size=batch_files,
+        world_size=clients,
+        memory_bytes=manifest.file_bytes + slots * (-(-manifest.largest_bytes // 64) * 64),
+        fetch=FetchConfig(
+            concurrency_start=place.at_once,
+            concurrency_least=place.at_once,
+            concurrency_most=place.at_once,
+            split_parts=1,
+            hedge=False,
+        ),
+    )
+    compute = Constant(batch_files * _HANDLING_SECONDS)
+    run = simulate(
+        Scenario(manifest=manifest, feed=feed, bucket=place.model, compute=compute, epochs=_EPOCHS, seed=_SEED)
+    )
+    return max(epoch.seconds for epoch in run.of_epoch(1))
+
+
+def _files_per_second(place: _Place, file_bytes: int, clients: int, size: _Size, *, by_chunk: bool) -> float:
+    files = max(1, _CHUNK_BYTES // file_bytes) if by_chunk else 1
+    objects = clients * (size.chunks if by_chunk else size.files)
+    object_bytes = files * file_bytes
+    return objects * files / _seconds(place, objects=objects, files=files, object_bytes=object_bytes, clients=clients)
+
+
+def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, list[Panel]]:
+    rows: list[tuple[Cell, ...]] = []
+    panels = []
+    for place in (_FILE_SYSTEM, _BUCKET):
+        series = []
+        for known in _PAPER["reads"]:
+            file_bytes, least = known["file_bytes"], known["more_than_times"]
+            rates: dict[bool, list[float]] = {True: [], False: []}
+            for count in clients:
+                chunk, file = (
+                    _files_per_second(place, file_bytes, count, size, by_chunk=by_chunk) for by_chunk in (True, False)
+                )
+                rates[True].append(chunk)
+                rates[False].append(file)
+                theirs = least if place is _FILE_SYSTEM else None
+                rows.append((place.name, file_bytes, count, file, chunk, chunk / file, theirs))
+            for by_chunk, way in ((True, "by chunk"), (False, "one by one")):
+                series.append(Series(name=f"{file_bytes >> 10} KiB {way}", x=clients, y=rates[by_chunk]))
+        panels.append(
+            Panel(
+                title=f"Shuffled reads from a {place.name}",
+                x_label="clients",
+                y_label="files a second",
+                series=series,
+                x_log=True,
+                y_log=True,
+            )
+        )
+    columns = (
+        "store",
+        "file bytes",
+        "clients",
+        "files/s one by one",
+        "files/s by chunk",
+        "times",
+        "published, more than",
+    )
+    return Table(name="diesel-reads", columns=columns, rows=rows), panels
+
+
+def _times(reads: Table) -> Panel:
+    """Draw by how much reading by chunk is faster for one client, beside the paper's lower bounds."""
+    names = [f"{known['file_bytes'] >> 10} KiB files" for known in _PAPER["reads"]]
+    ours = {
+        place: [float(row[5] or 0) for row in reads.rows if row[0] == place and row[2] == 1]
+        for place in (_FILE_SYSTEM.name, _BUCKET.name)
+    }
+    series = [
+        Series(name="file system", x=names, y=ours[_FILE_SYSTEM.name], kind="bars"),
+        Series(
+            name="published, more than",
+            x=names,
+            y=[known["more_than_times"] for known in _PAPER["reads"]],
+            is_published=True,
+            kind="bars",
+        ),
+        Series(name="bucket", x=names, y=ours[_BUCKET.name], kind="bars"),
+    ]
+    title = "Files a second by chunk / one by one, one client"
+    return Panel(title=title, x_label="", y_label="times", series=series, y_log=True)
+
+
+def _units(size: _Size) -> tuple[Table, Panel]:
+    """Read units of many sizes at random: what the size alone is worth."""
+    rows: list[tuple[Cell, ...]] = []
+    series = []
+    for place in (_FILE_SYSTEM, _BUCKET):
+        speeds = []
+        for unit_bytes in _UNITS:
+            units = max(64, min(size.files, (1 << 30) // unit_bytes))
+            seconds = _seconds(place, objects=units, files=1, object_bytes=unit_bytes, clients=1)
+            speeds.append(units * unit_bytes / seconds)
+        rows += [
+            (place.name, unit_bytes, speed, speed / speeds[0]) for unit_bytes, speed in zip(_UNITS, speeds, strict=True)
+        ]
+        series.append(Series(name=place.name, x=_UNITS, y=[speed / speeds[0] for speed in speeds]))
+    times = float(_PAPER["unit_size_times"])
+    series.insert(1, Series(name="published, of a size that is not named", x=[131_072], y=[times], is_published=True))
+    panel = Panel(
+        title="Speed by what is read at a time, one client",
+        x_label="bytes of a read",
+        y_label="speed / speed at 4 KiB",
+        series=series,
+        x_log=True,
+        y_log=True,
+    )
+    return Table(name="diesel-reads-units", columns=("store", "unit bytes", "bytes/s", "times 4 KiB"), rows=rows), panel
+
+
+def _reads(quick: bool) -> Outcome:
+    size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
+    reads, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
+    units, unit_panel = _units(size)
+    return Outcome(tables=[reads, units], panels=[_times(reads), unit_panel, *panels], remarks=_REMARKS)
+
+
+_REMARKS = (
+    "By chunk: super-samples of 4 MiB, shuffle block in groups of 8. One by one: an object a file, the same fetcher.",
+    "Fitted: a read takes 1 ms and a stream has 500 MB/s, to just over 4 times at 128 KiB; over 50 at 4 KiB follow.",
+    "So do the 25 times of the unit size, if the talk, which does not name its units, means 4 and 128 KiB.",
+    "What a shuffle of chunks does to accuracy is not simulated; benchmarks/shuffle_quality measures how it mixes.",
+)
+
+
+_FILE_BYTES = _PAPER["imagenet_bytes"] // _PAPER["imagenet_files"]
+_SUPER_SAMPLE_BYTES = 8 << 20
+_PAGE_FILES = 1000
+_PAGE_SECONDS = WORKLOADS["cifar10"].costs.list_page_seconds
+"""Of a page of a listing: DELI's measurements say so."""
+_FIRST_BYTE_SECONDS = 0.05
+_REQUESTS_PER_SECOND = 5_500.0
+_LOOK_UPS_PER_SECOND = 70_000.0
+"""Of one server in memory: what one Redis answers to pipelined requests."""
+_SERVERS = (1, 4)
+_WORKERS = (1, 4, 16, 64)
+_FILES = (10_000, 100_000, 1_280_000, 9_000_000)
+_FIXED_WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """What starting took.
+
+    Attributes:
+        seconds: until the last worker knows the data set.
+        requests: of all workers.
+        read_bytes: of all workers.
+        dollars: for the requests.
+    """
+
+    seconds: float
+    requests: int
+    read_bytes: int
+    dollars: float
+
+
+def _dataset(files: int) -> Manifest:
+    in_each = min(files, max(1, _SUPER_SAMPLE_BYTES // _FILE_BYTES))
+    return described(
+        super_samples=-(-files // in_each), samples=in_each, super_sample_bytes=in_each * _FILE_BYTES, head_bytes=4096
+    )
+
+
+def _elapsed(each: Callable[[int], Awaitable[object]], workers: int) -> float:
+    """Return when the last of the workers, which start together, is done."""
+
+    async def main() -> float:
+        await asyncio.gather(*(each(rank) for rank in range(workers)))
+        return asyncio.get_running_loop().time()
+
+    return run_virtual(main())
+
+
+def _view(bucket: SimulatedBucket, rank: int) -> BucketView:
+    return BucketView(bucket, random.Random(rank), bytes_per_second=1.25e9)  # noqa: S311 - a model's
+
+
+def _from_snapshot(files: int, workers: int) -> _Start:
+    data = _dataset(files).to_bytes()
+    bucket = SimulatedBucket(
+        BucketModel(
+            first_byte=Constant(_FIRST_BYTE_SECONDS),
+            total_bytes_per_second=12.5e9,
+            requests_per_second=_REQUESTS_PER_SECOND,
+        ),
+        {POINTER_KEY: len(data)}.__getitem__,
+    )
+    seconds = _elapsed(lambda rank: read_manifest(HeldView(_view(bucket, rank), {POINTER_KEY: data})), workers)
+    dollars = workers * Prices.load().request_dollars("s3", Operation.GET)
+    return _Start(seconds=seconds, requests=workers, read_bytes=workers * len(data), dollars=dollars)
+
+
+def _from_lists(files: int, workers: int) -> _Start:
+    pages = math.ceil(files / _PAGE_FILES)
+    model = BucketModel(first_byte=Constant(_PAGE_SECONDS), requests_per_second=_REQUESTS_PER_SECOND)
+    bucket = SimulatedBucket(model, lambda _: 0)
+
+    async def listed(rank: int) -> None:
+        view = _view(bucket, rank)
+        for page in range(pages):  # a page says where the next one begins
+            await view.head(str(page))
+
+    dollars = workers * pages * Prices.load().request_dollars("s3", Operation.LIST)
+    return _Start(seconds=_elapsed(listed, workers), requests=workers * pages, read_bytes=0, dollars=dollars)
+
+
+def _from_servers(files: int, workers: int, servers: int) -> _Start:
+    shared = Shared(lambda asking: servers * _LOOK_UPS_PER_SECOND / asking)
+    seconds = _elapsed(lambda _: shared.serve(files), workers)
+    return _Start(seconds=seconds, requests=workers * files, read_bytes=0, dollars=0.0)
+
+
+_Way = Callable[[int, int], _Start]
+_WAYS: dict[str, _Way] = {
+    "snapshot": _from_snapshot,
+    **{f"{servers} server" + "s" * (servers > 1): partial(_from_servers, servers=servers) for servers in _SERVERS},
+    "lists": _from_lists,
+}
+
+
+def _start_up(quick: bool) -> Outcome:
+    most_files = 128_000 if quick else _PAPER["imagenet_files"]
+    sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
+    by_workers = {way: [start(most_files, workers) for workers in _WORKERS] for way, start in _WAYS.items()}
+    by_files = {way: [start(files, _FIXED_WORKERS) for files in sizes] for way, start in _WAYS.items()}
+    rows: list[tuple[Cell, ...]] = []
+    for way in _WAYS:
+        rows += [_row(way, most_files, *each) for each in zip(_WORKERS, by_workers[way], strict=True)]
+        rows += [
+            _row(way, files, _FIXED_WORKERS, start)
+            for files, start in zip(sizes, by_files[way], strict=True)
+            if files != most_files  # which stands above
+        ]
+    columns = ("way", "files", "workers", "seconds", "files known/s", "requests", "bytes", "request $")
+    panels = [
+        _panel(f"Until all workers know {most_files:,} files", "workers", _WORKERS, by_workers),
+        _panel(f"Until {_FIXED_WORKERS} workers know all files", "files of the data set", sizes, by_files),
+        _throughput(most_files, by_workers),
+        _dollars({way: by_workers[way] for way in ("snapshot", "lists")}),
+    ]
+    return Outcome(
+        tables=[Table(name="diesel-start-up", columns=columns, rows=rows)],
+        panels=panels,
+        remarks=_remarks(most_files),
+    )
+
+
+def _row(way: str, files: int, workers: int, start: _Start) -> tuple[Cell, ...]:
+    rate = files * workers / start.seconds
+    return way, files, workers, start.seconds, rate, start.requests, start.read_bytes, start.dollars
+
+
+def _panel(title: str, x_label: str, x: Sequence[int], ways: dict[str, list[_Start]]) -> Panel:
+    series = [Series(name=way, x=x, y=[start.seconds for start in starts]) for way, starts in ways.items()]
+    return Panel(title=title, x_label=x_label, y_label="seconds", series=series, x_log=True, y_log=True)
+
+
+def _throughput(files: int, ways: dict[str, list[_Start]]) -> Panel:
+    series = []
+    for way, starts in ways.items():
+        rates = [files * workers / start.seconds for workers, start in zip(_WORKERS, starts, strict=True)]
+        series.append(Series(name=way, x=_WORKERS, y=rates))
+        if way == "snapshot":
+            trend = [rates[0] * workers for workers in _WORKERS]
+            series.append(Series(name="published trend, from our first point", x=_WORKERS, y=trend, is_published=True))
+    return Panel(
+        title="Metadata that all workers come to know",
+        x_label="workers",
+        y_label="files a second",
+        series=series,
+        x_log=True,
+        y_log=True,
+        note=f"published: {_PAPER['snapshot_trend']}",
+    )
+
+
+def _dollars(ways: dict[str, list[_Start]]) -> Panel:
+    series = [Series(name=way, x=_WORKERS, y=[start.dollars for start in starts]) for way, starts in ways.items()]
+    return Panel(
+        title="What the bucket asks for it", x_label="workers", y_label="dollars", series=series, x_log=True, y_log=True
+    )
+
+
+def _remarks(files: int) -> tuple[str, ...]:
+    size_bytes = _dataset(files).file_bytes
+    return (
+        f"The snapshot of {files:,} files is our manifest: {size_bytes:,} bytes, a row for each super-sample of 8 MiB.",
+        "What a super-sample holds, its head says, which comes with it. DIESEL's snapshot has a row for each file.",
+        f"A page of a listing takes {_PAGE_SECONDS:.2f} s, as DELI measured.",
+        f"A server answers {_LOOK_UPS_PER_SECOND:,.0f} look-ups a second, as one Redis does.",
+        "Published are trends only: with a snapshot throughput grows with workers, without one with servers.",
+    )
+
+
+EXPERIMENTS = {
+    "diesel-reads": Experiment(
+        name="diesel-reads",
+        title="Shuffled reads of small files, by chunk and one by one",
+        source=_PAPER["source"],
+        run=_reads,
+    ),
+    "diesel-start-up": Experiment(
+        name="diesel-start-up",
+        title="Until workers know the data set: snapshot, lists, servers",
+        source=_PAPER["source"],
+        run=_start_up,
+    ),
+}
+"""By name."""

@@ -1,0 +1,194 @@
+"""Caches of a node in virtual time: real policies and real accounts of bytes, on devices that move none."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._cache.eviction import Lru, Residents, policy_factory
+from stoker._cache.future import Future
+from stoker._diagnostics.latency import Constant, Latency
+from stoker.abc import ObjectRef
+from stoker.errors import ConfigError
+from stoker_sim._models.bucket import SharedLink
+
+__all__ = [
+    "ReplicaAware",
+    "SimulatedTier",
+    "TierModel",
+    "hit_rates",
+]
+
+Key = TypeVar("Key", bound=Hashable)
+_NVME = Constant(0.0001)
+
+
+class SimulatedTier(Generic[Key]):
+    """A :class:`~stoker.abc.Tier` on one virtual-clock loop. Nodes that are given the same one share it.
+
+    What is offered is resident at once and costs the device nothing: a tier writes behind its readers' backs.
+
+    Args:
+        residents: what is here, in bytes, by the policy under test.
+        key_of: what the residents call an object: its row for policies that know the order, else its key.
+        bytes_per_second: of the device; all who read share it.
+        latency: before a read's first byte.
+        rng: for what is drawn.
+        name: in the statistics.
+    """
+
+    def __init__(
+        self,
+        residents: Residents[Key],
+        key_of: Callable[[ObjectRef], Key],
+        *,
+        bytes_per_second: float = 2e9,
+        latency: Latency = _NVME,
+        rng: random.Random | None = None,
+        name: str = "cache",
+    ) -> None:
+        self.residents, self.name = residents, name
+        self._key_of = key_of
+        self._latency, self._rng = latency, rng or random.Random(0)  # noqa: S311 - a model's
+        self._device = SharedLink(connection_bytes_per_second=bytes_per_second, total_bytes_per_second=bytes_per_second)
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Take the time that a read would if the object is here, none if it is not; ``into`` is left as it is."""
+        if not self.residents.look_up(self._key_of(ref)):
+            return False
+        await asyncio.sleep(self._latency.draw(self._rng))
+        await self._device.serve(ref.size_bytes)
+        return True
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Keep the object if the policy wants it."""
+        self.residents.offer(self._key_of(ref), ref.size_bytes)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierModel:
+    """A cache of one node.
+
+    Attributes:
+        name: in the results.
+        limit_bytes: what it holds.
+        policy: who goes, one of :data:`~stoker._cache.eviction.POLICIES`.
+        bytes_per_second: of its device; all who read share it.
+        latency: before a read's first byte.
+    """
+
+    name: str = "disk"
+    limit_bytes: int
+    policy: str = "next-use"
+    bytes_per_second: float = 2e9
+    latency: Latency = field(default_factory=lambda: Constant(0.0001))
+
+    def __post_init__(self) -> None:
+        policy_factory(self.policy)
+        if not self.limit_bytes >= 0:
+            raise ConfigError(f"limit_bytes must be at least 0, not {self.limit_bytes}")
+        if not self.bytes_per_second > 0:
+            raise ConfigError(f"bytes_per_second must be more than 0, not {self.bytes_per_second}")
+
+    def tier(self, future: Future, rng: random.Random) -> SimulatedTier[int]:
+        """Return the cache of a rank that needs super-samples when the future says so, empty."""
+        return SimulatedTier(
+            Residents(policy_factory(self.policy)(future), self.limit_bytes),
+            attrgetter("row"),
+            bytes_per_second=self.bytes_per_second,
+            latency=self.latency,
+            rng=rng,
+            name=self.name,
+        )
+
+
+class _Epochs:
+    """The objects that one node reads, epoch after epoch; and, of each reading, when the same object is read next."""
+
+    def __init__(self, epochs: Sequence[NDArray[np.int64]]) -> None:
+        self.sequence = np.concatenate(epochs)
+        self.present = -1
+        self._next = np.full(len(self.sequence), np.iinfo(np.int64).max)
+        order = np.argsort(self.sequence, kind="stable")
+        for before, after in pairwise(order.tolist()):
+            if self.sequence[before] == self.sequence[after]:
+                self._next[before] = after
+        self._latest: dict[int, int] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        for present, key in enumerate(self.sequence.tolist()):
+            self.present = self._latest[key] = present
+            yield key
+
+    def next_use(self, key: int) -> int:
+        """Return when a key that was read before is read next."""
+        return int(self._next[self._latest[key]])
+
+
+def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -> list[float]:
+    """Return the hit rate of each epoch of a node whose cache takes what it reads.
+
+    Args:
+        epochs: ``int64 [readings]``, the objects that are read in each.
+        capacity: of the cache, in objects.
+        policy: one of :data:`~stoker._cache.eviction.POLICIES`.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    known = _Epochs(epochs)
+    residents: Residents[int] = Residents(policy_factory(policy)(known), capacity)
+    hits = []
+    for key in known:
+        hits.append(residents.look_up(key))
+        residents.offer(key)
+    ends = np.cumsum([len(epoch) for epoch in epochs])
+    return [float(np.mean(each)) for each in np.split(np.array(hits), ends[:-1])]
+
+
+class ReplicaAware(Lru[Key]):
+    """Whose recency and rarity together are worth least goes first.
+
+    The value of a resident is ``recency · recency_weight - replicas · replica_weight``, recency being 1 for who was
+    used last and 0 for who was not used for longest. With a ``replica_weight`` of 0 it is
+    :class:`~stoker._cache.eviction.Lru`.
+    After Alluxio's global eviction, in which workers report their replicas to the master and hear all counts with its
+    heartbeats; so counts may be a little old.
+
+    Args:
+        replicas: how many others have a key.
+        recency_weight: and
+        replica_weight: not both 0.
+    """
+
+    def __init__(
+        self, replicas: Callable[[Key], int], *, recency_weight: float = 1.0, replica_weight: float = 1.0
+    ) -> None:
+        if not (recency_weight >= 0 and replica_weight >= 0 and recency_weight + replica_weight > 0):
+            raise ConfigError(f"weights must be at least 0 and not both 0, not {recency_weight} and {replica_weight}")
+        super().__init__()
+        self._replicas = replicas
+        self._recency_weight, self._replica_weight = recency_weight, replica_weight
+
+    def victims(self, newcomer: Key) -> Iterator[Key]:
+        """Yield all, that worth least first; of equals, that used last last. Takes time in proportion to residents."""
+        last = max(1, len(self._order) - 1)
+        worth = [
+            (place / last * self._recency_weight - self._replicas(key) * self._replica_weight, place, key)
+            for place, key in enumerate(self._order)
+        ]
+        heapq.heapify(worth)
+        while worth:
+            yield heapq.heappop(worth)[2]

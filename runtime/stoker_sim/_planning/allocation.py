@@ -1,0 +1,415 @@
+"""Who gets how much cache and how much of the way to the bucket, where jobs share both.
+
+The model is SiloD's (H. Zhao and others, "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters",
+EuroSys 2023): a job that computes ``f*`` bytes a second, reads a data set of ``d`` bytes once an epoch in random order,
+has ``c`` of them cached and ``b`` bytes a second from the bucket, trains ``f = min(f*, b / (1 - c/d))`` bytes a second.
+Jobs and their cluster may stand in a TOML file, whose fields are in ``docs/allocation.md``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from stoker._base.sizes import MOST_BYTES, parse_rate
+from stoker._order.order import MAX_LANES
+from stoker.errors import ConfigError
+from stoker_sim._scenarios.section import Section, read_section
+
+__all__ = [
+    "POLICIES",
+    "Allocation",
+    "Caches",
+    "Cluster",
+    "Job",
+    "Policy",
+    "Share",
+    "allocate",
+    "read_jobs",
+]
+
+Caches = Mapping[Hashable, int]
+"""What is cached of each data set, in bytes on all its nodes together, by :attr:`Job.data`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One that trains.
+
+    Attributes:
+        name: of it.
+        dataset: what it reads; jobs that name the same one share what is cached of it. None: nobody else reads it.
+        dataset_bytes: of all of it.
+        compute_bytes_per_second: what it trains while it never waits for data, on all its nodes together.
+        nodes: machines with a cache each. A node keeps for itself, and reads another part in each epoch, so only its
+            own cache serves it.
+    """
+
+    name: str
+    dataset: str | None = None
+    dataset_bytes: int
+    compute_bytes_per_second: float
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dataset_bytes", "compute_bytes_per_second", "nodes"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(
+                    f"{name} of the job {self.name!r} must be more than 0 and finite, not {getattr(self, name)}"
+                )
+
+    @property
+    def data(self) -> Hashable:
+        """What it reads, equal for jobs that share it."""
+        return (self.dataset,) if self.dataset is not None else (None, self.name)
+
+    @property
+    def cacheable_bytes(self) -> int:
+        """What caches on all its nodes need so that it reads nothing from the bucket."""
+        return self.dataset_bytes * self.nodes
+
+    def missed(self, cache_bytes: float) -> float:
+        """Return the part of its reads, 0 to 1, that so much cache on all its nodes together does not serve."""
+        return max(0.0, 1.0 - cache_bytes / self.cacheable_bytes)
+
+    def rate(self, missed: float, bytes_per_second: float) -> float:
+        """Return the bytes that it trains a second: SiloD's estimate.
+
+        Args:
+            missed: the part of its reads that goes to the bucket.
+            bytes_per_second: from the bucket.
+        """
+        if bytes_per_second >= self.compute_bytes_per_second * missed:
+            return self.compute_bytes_per_second
+        return bytes_per_second / missed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What jobs share.
+
+    Attributes:
+        cache_bytes: on all nodes together.
+        bytes_per_second: from the bucket.
+    """
+
+    cache_bytes: int
+    bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        for name in ("cache_bytes", "bytes_per_second"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} of the cluster must be at least 0 and finite, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a job gets.
+
+    Attributes:
+        job: who.
+        cache_bytes: of its data set, on all its nodes together; jobs that share the data set share these.
+        bytes_per_second: from the bucket.
+    """
+
+    job: Job
+    cache_bytes: int
+    bytes_per_second: float
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of its reads that the cache serves, from the second epoch on."""
+        return 1.0 - self.job.missed(self.cache_bytes)
+
+    @property
+    def rate(self) -> float:
+        """The bytes that it trains a second, from the second epoch on."""
+        return self.job.rate(self.job.missed(self.cache_bytes), self.bytes_per_second)
+
+    @property
+    def is_compute_bound(self) -> bool:
+        """Whether it never waits for data, to a millionth."""
+        return self.rate >= self.job.compute_bytes_per_second * (1 - 1e-6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What every job gets, in the order of the jobs."""
+
+    shares: tuple[Share, ...]
+
+    @property
+    def rate(self) -> float:
+        """The bytes that all jobs train a second."""
+        return sum(share.rate for share in self.shares)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What is cached of all data sets."""
+        return sum({share.job.data: share.cache_bytes for share in self.shares}.values())
+
+    @property
+    def bytes_per_second(self) -> float:
+        """What all jobs get from the bucket."""
+        return sum(share.bytes_per_second for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A way to divide.
+
+    Attributes:
+        name: of it.
+        cache: gives each data set its cache.
+        bandwidth: gives each job its bytes a second, for jobs that miss such parts of their reads. What is cached may
+            count only later, so this is asked by itself.
+    """
+
+    name: str
+    cache: Callable[[Sequence[Job], Cluster], Caches]
+    bandwidth: Callable[[Sequence[Job], Sequence[float], float], list[float]]
+
+
+def allocate(jobs: Sequence[Job], cluster: Cluster, policy: Policy) -> Allocation:
+    """Divide what a cluster has.
+
+    Raises:
+        ConfigError: two jobs have one name, or disagree on the size or the nodes of a data set that they share.
+    """
+    _check(jobs)
+    caches = policy.cache(jobs, cluster)
+    cached = [caches.get(job.data, 0) for job in jobs]
+    missed = [job.missed(cache_bytes) for job, cache_bytes in zip(jobs, cached, strict=True)]
+    rates = policy.bandwidth(jobs, missed, cluster.bytes_per_second)
+    given = zip(jobs, cached, rates, strict=True)
+    return Allocation(shares=tuple(Share(job=job, cache_bytes=c, bytes_per_second=b) for job, c, b in given))
+
+
+def _check(jobs: Sequence[Job]) -> None:
+    names, known = set[str](), dict[Hashable, Job]()
+    for job in jobs:
+        if job.name in names:
+            raise ConfigError(f"two jobs are called {job.name!r}; give each a name of its own")
+        names.add(job.name)
+        first = known.setdefault(job.data, job)
+        for field in ("dataset_bytes", "nodes"):
+            if getattr(job, field) != getattr(first, field):
+                raise ConfigError(
+                    f"the jobs {first.name!r} and {job.name!r} share the data set {job.dataset!r}, and "
+                    f"{field} is {getattr(first, field)} in one and {getattr(job, field)} in the other: they share its "
+                    "cache only on the same nodes; else name the data set differently"
+                )
+
+
+_NO_GAIN = 1 + 1e-9
+"""Times the rate before: a placement that is not better than this is the last."""
+_TRIED = 64
+"""Data sets that are placed first, one after the other, where bandwidth does not suffice."""
+
+
+def _by_efficiency(jobs: Sequence[Job], rates: Sequence[float], cache_bytes: int) -> Caches:
+    """Give most cache where a byte of it saves most: rate over size, the rates of all who share a data set together.
+
+    This is the least that jobs of such rates can need from the bucket. Of equals the smallest is first, since what is
+    cached whole needs nothing from the bucket.
+    """
+    sizes = {job.data: job.cacheable_bytes for job in jobs}
+    saved, possible = (dict.fromkeys(sizes, 0.0) for _ in range(2))
+    for job, rate in zip(jobs, rates, strict=True):
+        saved[job.data] += rate / job.cacheable_bytes
+        possible[job.data] += job.compute_bytes_per_second / job.cacheable_bytes
+    caches = {}
+    for data in sorted(sizes, key=lambda data: (-saved[data], -possible[data], sizes[data])):
+        caches[data] = min(cache_bytes, sizes[data])
+        cache_bytes -= caches[data]
+    return caches
+
+
+def _efficient_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
+    return _by_efficiency(jobs, [job.compute_bytes_per_second for job in jobs], cluster.cache_bytes)
+
+
+def _even_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
+    """Give every job as much; those that share a data set put theirs together."""
+    readers = Counter(job.data for job in jobs)
+    parts = _filled(cluster.cache_bytes, [job.cacheable_bytes / readers[job.data] for job in jobs])
+    caches = dict.fromkeys(readers, 0.0)
+    for job, part in zip(jobs, parts, strict=True):
+        caches[job.data] += part
+    return {data: int(part) for data, part in caches.items()}
+
+
+def _no_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
+    return {}
+
+
+def _best_cache(jobs: Sequence[Job], cluster: Cluster) -> Caches:
+    """Return a placement with which all jobs together train as fast as is found.
+
+    The most efficient placement is best while there is bandwidth for what it leaves: all train at their full rates.
+    Where there is not, some jobs stand, and what is cached of their data is wasted. Which should stand is a knapsack
+    problem, so several placements are tried, and each is placed again with the rates that came out, as long as that
+    gains. Neither half of a round can lose, and equal parts are among those tried.
+    """
+    full = sum(job.compute_bytes_per_second for job in jobs)
+    best: Caches = {}
+    best_rate = -1.0
+    for caches in _tried(jobs, cluster):
+        rate, better = _improved(jobs, cluster, caches)
+        if rate > best_rate:
+            best_rate, best = rate, better
+        if best_rate * _NO_GAIN >= full:
+            break
+    return best
+
+
+def _tried(jobs: Sequence[Job], cluster: Cluster) -> Iterator[Caches]:
+    """Yield the most efficient placement, equal parts, and those that keep what fits whole, each in turn first."""
+    efficient = _efficient_cache(jobs, cluster)
+    yield efficient
+    yield _even_cache(jobs, cluster)
+    sizes = {job.data: job.cacheable_bytes for job in jobs}
+    for first in list(efficient)[:_TRIED]:
+        order = dict.fromkeys((first, *efficient))
+        free, caches = cluster.cache_bytes, dict[Hashable, int]()
+        for data in order:
+            if sizes[data] <= free:
+                caches[data] = sizes[data]
+                free -= caches[data]
+        for data in [data for data in order if data not in caches]:
+            caches[data] = min(free, sizes[data])
+            free -= caches[data]
+        yield caches
+
+
+def _improved(jobs: Sequence[Job], cluster: Cluster, caches: Caches) -> tuple[float, Caches]:
+    rates = _fastest(jobs, cluster, caches)
+    while True:
+        other = _by_efficiency(jobs, rates, cluster.cache_bytes)
+        others = _fastest(jobs, cluster, other)
+        if sum(others) <= sum(rates) * _NO_GAIN:
+            return sum(rates), caches
+        rates, caches = others, other
+
+
+def _fastest(jobs: Sequence[Job], cluster: Cluster, caches: Caches) -> list[float]:
+    missed = [job.missed(caches[job.data]) for job in jobs]
+    given = _most_hits_first(jobs, missed, cluster.bytes_per_second)
+    return [job.rate(*each) for job, each in zip(jobs, zip(missed, given, strict=True), strict=True)]
+
+
+def _in_proportion(jobs: Sequence[Job], missed: Sequence[float], bytes_per_second: float) -> list[float]:
+    """Give all the same part of what they need: all who need any train at the same part of their full rates."""
+    needed = [job.compute_bytes_per_second * part for job, part in zip(jobs, missed, strict=True)]
+    part = min(1.0, bytes_per_second / total) if (total := sum(needed)) else 0.0
+    return [each * part for each in needed]
+
+
+def _most_hits_first(jobs: Sequence[Job], missed: Sequence[float], bytes_per_second: float) -> list[float]:
+    """Give all that they need to those that train most with a byte; the last who get some share it in proportion."""
+    given = [0.0] * len(jobs)
+    for _, alike in groupby(sorted(range(len(jobs)), key=missed.__getitem__), key=missed.__getitem__):
+        places = list(alike)
+        parts = _in_proportion([jobs[place] for place in places], [missed[place] for place in places], bytes_per_second)
+        for place, part in zip(places, parts, strict=True):
+            given[place] = part
+        bytes_per_second = max(0.0, bytes_per_second - sum(parts))
+    return given
+
+
+def _evenly(jobs: Sequence[Job], missed: Sequence[float], bytes_per_second: float) -> list[float]:
+    """Give all as much, as a network does that their connections share."""
+    needed = [job.compute_bytes_per_second * part for job, part in zip(jobs, missed, strict=True)]
+    return _filled(bytes_per_second, needed)
+
+
+def _filled(total: float, caps: Sequence[float]) -> list[float]:
+    """Divide a total evenly, but give none more than its cap: what one cannot use goes to the others."""
+    parts = [0.0] * len(caps)
+    for place, index in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):
+        parts[index] = min(caps[index], total / (len(caps) - place))
+        total -= parts[index]
+    return parts
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy(name="greedy", cache=_best_cache, bandwidth=_most_hits_first),
+        Policy(name="max-min", cache=_efficient_cache, bandwidth=_in_proportion),
+        Policy(name="equal", cache=_even_cache, bandwidth=_evenly),
+        Policy(name="no-cache", cache=_no_cache, bandwidth=_evenly),
+    )
+}
+"""By name: the most in all; the same part of its full rate for everybody, as large as can be; the same for everybody;
+and the bucket alone."""
+
+
+_MOST_SAMPLES_PER_SECOND = 1e12
+
+
+def read_jobs(path: Path, *, cache_bytes: int | None, bytes_per_second: float | None) -> tuple[list[Job], Cluster]:
+    """Read a file of jobs.
+
+    Args:
+        path: of it.
+        cache_bytes: of the cluster, in place of the file's,
+        bytes_per_second: and so here.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field is missing, unknown or out of bounds; names the job and it.
+    """
+    top = read_section(path)
+    cluster = top.within("cluster")
+    if cache_bytes is None or "cache_bytes" in cluster:
+        given_bytes = cluster.size("cache_bytes")
+        cache_bytes = given_bytes if cache_bytes is None else cache_bytes
+    if bytes_per_second is None or "bandwidth" in cluster:
+        given_rate = _rate(cluster, "bandwidth")
+        bytes_per_second = given_rate if bytes_per_second is None else bytes_per_second
+    cluster.end()
+    jobs = [_job(section) for section in top.each("jobs")]
+    top.end()
+    if not jobs:
+        raise ConfigError(f"{path} has no jobs; describe each in a table [[jobs]]")
+    return jobs, Cluster(cache_bytes=cache_bytes, bytes_per_second=bytes_per_second)
+
+
+def _job(section: Section) -> Job:
+    name = section.text("name")
+    try:
+        dataset_bytes = section.size("dataset_bytes")
+        dataset = section.text("dataset") if "dataset" in section else None
+        nodes, rate = section.integer("nodes", 1, most=MAX_LANES), _compute_rate(section)
+        return section.checked(
+            Job,
+            name=name,
+            dataset=dataset,
+            dataset_bytes=dataset_bytes,
+            compute_bytes_per_second=rate,
+            nodes=nodes,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{error} (the job {name!r})") from None
+
+
+def _compute_rate(section: Section) -> float:
+    """Return what a job trains a second, which a person may know in bytes or in samples."""
+    if "samples_per_second" in section:
+        if "compute" in section:
+            raise section.wrong("compute", section.text("compute"), "left out, as it must be beside samples_per_second")
+        return section.number("samples_per_second", most=_MOST_SAMPLES_PER_SECOND) * section.size("sample_bytes")
+    return _rate(section, "compute")
+
+
+def _rate(section: Section, name: str) -> float:
+    text = section.text(name)
+    try:
+        if (rate := parse_rate(text)) <= MOST_BYTES:
+            return rate
+    except ConfigError:
+        raise section.wrong(name, text, 'a rate such as "10Gbit" or "400MB/s"') from None
+    raise section.wrong(name, text, f"a rate of at most {MOST_BYTES} bytes a second")
