@@ -8,12 +8,11 @@ try:
     from stoker_torch._disk_cache import DiskCache
     from stoker_torch._informed_loader import InformedDataLoader
     from stoker_torch._loader import Loader
-    from stoker_torch._look_ups import CacheStatistics
-    from stoker_torch._memory_cache import MemoryCache
     from stoker_torch._options import Budget, WorkerOptions
     from stoker_torch._plan import LoaderPlan
     from stoker_torch._preempt import Preemption, save_on_sigterm
     from stoker_torch._prefetch_sampler import PrefetchSampler
+    from stoker_torch._sample_cache import CacheStatistics, MemoryCache
     from stoker_torch._statistics import LoaderStatistics
     from stoker_torch._stream_dataset import StreamDataset
     from stoker_torch._stream_state import merge_states

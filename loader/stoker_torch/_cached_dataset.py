@@ -18,8 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 from stoker._base.arguments import explain_arguments
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._crew import Crew, Executor
-from stoker_torch._look_ups import CacheStatistics
-from stoker_torch._sample_cache import DamagedEntryError, SampleCache
+from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache
 
 __all__ = ["CachedDataset"]
 

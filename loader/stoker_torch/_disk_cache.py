@@ -3,28 +3,136 @@
 Only the process that made the cache writes. It keeps the order in memory, so nothing is ever listed, and readers need
 no more than a path. A file appears whole, by being renamed, and is checked when it is read; a reader that finds none,
 or one that is damaged, has a miss.
+
+The folder belongs to one process, and goes when it does: it is locked itself (``flock``), so there are no lock files,
+and a killed process leaves none locked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import secrets
+import shutil
 import struct
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from stoker._base.checksum import crc32c
 from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError, FormatError, SampleError, StokerError
-from stoker_torch._cache_session import CacheSession
-from stoker_torch._look_ups import SharedCounts
-from stoker_torch._sample_cache import DamagedEntryError
+from stoker_torch._sample_cache import NO_LOOK_UPS, Amounts, DamagedEntryError, add_look_up
 from stoker_torch._sample_codec import decode_sample, encode_sample
 
-__all__ = ["DiskCache"]
+__all__ = ["CacheSession", "DiskCache", "SharedCounts", "locked"]
+
+_ROW = struct.Struct("<4Q")  # look-ups, misses, damaged entries, nanoseconds
+_NAME = re.compile(r"stoker-cache-[0-9a-f]{16}", re.ASCII)
+"""Folders of sessions; nothing else beside them is ever touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSession:
+    """A folder that is locked, and so in use, for as long as its owner lives.
+
+    Attributes:
+        folder: its path.
+        lock: the file descriptor that holds the lock.
+    """
+
+    folder: Path
+    lock: int
+
+    @property
+    def number(self) -> int:
+        """A number of 64 bits that no other session has."""
+        return int(self.folder.name[-16:], 16)
+
+    @classmethod
+    def begin(cls, path: Path) -> CacheSession:
+        """Make a folder beneath ``path``, and remove those that nobody uses any more.
+
+        Raises:
+            OSError: ``path`` is not a folder that can be made, written to and locked.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        with locked(path):  # or another process that begins could take a folder that is not locked yet for a dead one
+            for left in path.iterdir():
+                if _NAME.fullmatch(left.name) and left.is_dir() and not left.is_symlink():
+                    _remove_unless_in_use(left)
+            folder = path / f"stoker-cache-{secrets.token_hex(8)}"
+            folder.mkdir(mode=0o700)
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return cls(folder, lock)
+
+    def end(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self.lock)
+
+
+@contextlib.contextmanager
+def locked(path: Path, flags: int = os.O_RDONLY, *, wait: bool = True) -> Iterator[int]:
+    """Open a file or folder, and hold its lock against every other opening, in this process and in others.
+
+    Raises:
+        BlockingIOError: somebody else has the lock, and ``wait`` is off.
+        OSError: it cannot be opened or locked.
+    """
+    opening = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        fcntl.flock(opening, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield opening
+        finally:
+            fcntl.flock(opening, fcntl.LOCK_UN)  # a child forked meanwhile has the opening too, and would keep the lock
+    finally:
+        os.close(opening)
+
+
+def _remove_unless_in_use(folder: Path) -> None:
+    with contextlib.suppress(OSError), locked(folder, wait=False):  # if it is in use, or somebody else's, it stays
+        shutil.rmtree(folder)
+
+
+class SharedCounts:
+    """Counts of all processes that know the path of the file they are in.
+
+    The file is opened and locked for each addition (some 20 µs). So there is nothing that a forked child could inherit
+    in a bad state, a process that is killed leaves no lock, and any copy of this object, in any process, is as good as
+    another.
+
+    Args:
+        path: of the file, which :meth:`create` makes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = NO_LOOK_UPS
+
+    def create(self) -> None:
+        """Make the file, with zeros."""
+        self._path.write_bytes(_ROW.pack(*NO_LOOK_UPS))
+
+    def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
+        """Count one look-up; when the file was removed, nobody counts any more."""
+        with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
+            before: Amounts = _ROW.unpack(os.pread(file, _ROW.size, 0))
+            os.pwrite(file, _ROW.pack(*add_look_up(before, missed, damaged, wait_seconds)), 0)
+
+    def read(self) -> Amounts:
+        """Return what was counted so far; when the file was removed, what was read last."""
+        with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
+            self._last = _ROW.unpack(os.pread(file, _ROW.size, 0))
+        return self._last
+
 
 _KEY = struct.Struct("<Qq")  # session, index
 _FRAME_BYTES = _KEY.size + 8  # and the checksum, in 8 bytes to keep values aligned

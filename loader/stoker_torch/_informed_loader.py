@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import ConfigError, StokerError
 from stoker_torch._crew import wait_for_threads
-from stoker_torch._look_ups import LocalCounts, LookUpStatistics
+from stoker_torch._sample_cache import LocalCounts, LookUpStatistics
 
 __all__ = ["InformedDataLoader"]
 

@@ -17,8 +17,7 @@ from torch.utils.data import IterableDataset
 
 from stoker.errors import ConfigError, SampleError, StokerError
 from stoker_torch._cached_dataset import CachedDataset
-from stoker_torch._look_ups import CacheStatistics
-from stoker_torch._memory_cache import MemoryCache
+from stoker_torch._sample_cache import CacheStatistics, MemoryCache
 from support.executors import Delayed, Immediate
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stoker.errors import ConfigError, SampleError, StokerError
-from stoker_torch._memory_cache import MemoryCache, held_bytes
+from stoker_torch._sample_cache import MemoryCache, held_bytes
 
 
 def held(cache: MemoryCache, indices: range) -> list[int]:

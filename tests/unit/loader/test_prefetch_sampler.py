@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from stoker.errors import ConfigError, SampleError
 from stoker_torch._cached_dataset import CachedDataset
-from stoker_torch._memory_cache import MemoryCache
 from stoker_torch._prefetch_sampler import PrefetchSampler
+from stoker_torch._sample_cache import MemoryCache
 from support.executors import Delayed, Immediate
 
 PAPER: dict[str, Any] = {"visible": "together", "renew": False, "drop_late": False}
