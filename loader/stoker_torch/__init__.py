@@ -13,9 +13,9 @@ try:
     from stoker_torch._preempt import Preemption, save_on_sigterm
     from stoker_torch._prefetch_sampler import PrefetchSampler
     from stoker_torch._sample_cache import CacheStatistics, MemoryCache
+    from stoker_torch._state import merge_states
     from stoker_torch._statistics import LoaderStatistics
     from stoker_torch._stream_dataset import StreamDataset
-    from stoker_torch._stream_state import merge_states
     from stoker_torch._tensors import RaggedColumn
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "torch":

@@ -23,9 +23,8 @@ from stoker_torch._iteration import Iteration
 from stoker_torch._options import Budget
 from stoker_torch._plan import LoaderPlan
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
-from stoker_torch._state import SourceState
+from stoker_torch._state import SourceState, StreamState
 from stoker_torch._stream_reader import Part, Progress, StreamReader, Worker, samples_of
-from stoker_torch._stream_state import StreamState
 from stoker_torch._supply import Supply
 
 __all__ = ["StreamDataset"]

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import StateError
 from stoker_torch import merge_states
-from stoker_torch._stream_state import StreamState
+from stoker_torch._state import StreamState
 
 
 def state(delivered: dict[int, int], **more: Any) -> dict[str, Any]:
