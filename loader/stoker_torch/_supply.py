@@ -22,8 +22,8 @@ from stoker._format.versions import read_manifest
 from stoker._stores import ReadableStore, open_reader
 from stoker._stores.object_store import ObjectStore, metered
 from stoker.errors import ConfigError
-from stoker_torch._ahead import OneAhead
 from stoker_torch._config import StreamConfig
+from stoker_torch._iteration import OneAhead
 from stoker_torch._options import Budget
 from stoker_torch._plan import LoaderPlan
 
