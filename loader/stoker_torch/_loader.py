@@ -29,13 +29,12 @@ from stoker._trace.chrome import ChromeTrace
 from stoker.errors import BudgetExceededError, ConfigError, StateError
 from stoker_torch._buffers import BufferPool, can_pin_memory
 from stoker_torch._config import LoaderArguments
+from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopTimes, statistics
 from stoker_torch._iteration import Iteration, IterationParts
 from stoker_torch._options import Budget, WorkerOptions
-from stoker_torch._plan import LoaderPlan
 from stoker_torch._pool import SamplePool, SampleWork
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import RunState, SourceState
-from stoker_torch._statistics import LoaderStatistics, LoopTimes, statistics
 from stoker_torch._supply import Supply
 
 __all__ = ["Loader"]

@@ -23,9 +23,9 @@ from stoker._stores import ReadableStore, open_reader
 from stoker._stores.object_store import ObjectStore, metered
 from stoker.errors import ConfigError
 from stoker_torch._config import StreamConfig
+from stoker_torch._figures import LoaderPlan
 from stoker_torch._iteration import OneAhead
 from stoker_torch._options import Budget
-from stoker_torch._plan import LoaderPlan
 
 __all__ = ["Supply"]
 
