@@ -27,7 +27,6 @@ from stoker._format.schema import Column
 from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import BudgetExceededError, ConfigError, StateError
-from stoker_torch._buffers import BufferPool, can_pin_memory
 from stoker_torch._config import LoaderArguments
 from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopTimes, statistics
 from stoker_torch._iteration import Iteration, IterationParts
@@ -36,6 +35,7 @@ from stoker_torch._pool import SamplePool, SampleWork
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
 from stoker_torch._state import RunState, SourceState
 from stoker_torch._supply import Supply
+from stoker_torch._tensors import BufferPool, can_pin_memory
 
 __all__ = ["Loader"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stoker._fetch.gather import gather_rows
-from stoker_torch._buffers import BufferPool, can_pin_memory
+from stoker_torch._tensors import BufferPool, can_pin_memory
 
 MEMORY = memoryview(bytearray(range(256)) * 64)
 
@@ -102,7 +102,7 @@ class FakeCuda:
 
 def test_a_buffer_waits_for_an_event_that_was_recorded_after_it_was_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda()
-    monkeypatch.setattr("stoker_torch._buffers.torch.cuda", cuda)
+    monkeypatch.setattr("stoker_torch._tensors.torch.cuda", cuda)
     pool = BufferPool()
     held = rows(pool)
     assert cuda.recorded == 0
