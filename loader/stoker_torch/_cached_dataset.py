@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stoker._base.arguments import explain_arguments
 from stoker.errors import ConfigError, SampleError, StokerError
-from stoker_torch._crew import Crew, Executor
 from stoker_torch._sample_cache import CacheStatistics, DamagedEntryError, SampleCache
+from stoker_torch._user_functions import Crew, Executor
 
 __all__ = ["CachedDataset"]
 

@@ -22,8 +22,8 @@ from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
 from stoker.abc import Readable, Tier, TraceSink
 from stoker.errors import ConfigError
-from stoker_torch._context import asks_for_context
 from stoker_torch._options import MOVED_SETTINGS, Budget, WorkerOptions, checked_integer
+from stoker_torch._user_functions import asks_for_context
 
 __all__ = ["LoaderArguments", "LoaderConfig", "LoaderShuffle", "StreamArguments", "StreamConfig"]
 

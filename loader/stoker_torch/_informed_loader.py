@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.errors import ConfigError, StokerError
-from stoker_torch._crew import wait_for_threads
 from stoker_torch._sample_cache import LocalCounts, LookUpStatistics
+from stoker_torch._user_functions import wait_for_threads
 
 __all__ = ["InformedDataLoader"]
 

@@ -22,10 +22,10 @@ from stoker._base.threads import LoopThread
 from stoker._fetch.feed import Batch, BatchSource
 from stoker._order.random_words import SampleContext
 from stoker.errors import StokerError
-from stoker_torch._context import ContextOf
 from stoker_torch._pool import PendingBatch, SamplePool
 from stoker_torch._supply import Supply
 from stoker_torch._tensors import pinned, to_tensors
+from stoker_torch._user_functions import ContextOf
 
 __all__ = ["Iteration", "IterationParts", "OneAhead"]
 

@@ -19,9 +19,8 @@ import torch
 from torch.utils.data import default_collate
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
-from stoker_torch._context import ContextOf, asks_for_context, with_context
-from stoker_torch._crew import Crew
 from stoker_torch._tensors import pinned, stacked
+from stoker_torch._user_functions import ContextOf, Crew, asks_for_context, with_context
 
 __all__ = ["PendingBatch", "SamplePool", "SampleWork"]
 

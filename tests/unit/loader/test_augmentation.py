@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from stoker._order.random_words import SampleContext
 from stoker.errors import ConfigError
 from stoker_torch import Loader, LoaderConfig, StreamDataset
-from stoker_torch._context import with_context
+from stoker_torch._user_functions import with_context
 from support.datasets import pack_numbers
 
 SAMPLES = 150

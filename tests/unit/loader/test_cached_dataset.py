@@ -250,7 +250,7 @@ def fetch_threads() -> list[str]:
 def test_close_leaves_a_data_set_that_does_not_return_behind_and_names_the_samples(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stoker_torch._crew._CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("stoker_torch._user_functions._CLOSE_SECONDS", 0.05)
     entered, leave = threading.Barrier(3), threading.Event()
 
     class Stuck(Squares):

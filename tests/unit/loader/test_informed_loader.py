@@ -261,7 +261,7 @@ def test_leaving_early_ends_the_thread_after_the_batch_it_is_loading() -> None:
 def test_a_data_set_that_does_not_return_is_left_behind_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stoker_torch._crew._CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("stoker_torch._user_functions._CLOSE_SECONDS", 0.05)
     entered, leave = threading.Event(), threading.Event()
 
     def collate(samples: list[Any]) -> list[Any]:

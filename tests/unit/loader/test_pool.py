@@ -17,8 +17,8 @@ import torch
 
 from stoker._order.random_words import SampleContext
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
-from stoker_torch._crew import Crew, Work
 from stoker_torch._pool import SamplePool, SampleWork
+from stoker_torch._user_functions import Crew, Work
 
 Pools = Callable[..., SamplePool]
 
@@ -257,7 +257,7 @@ def test_no_thread_starts_while_the_interpreter_is_ending(pools: Pools, monkeypa
 def test_close_leaves_a_function_that_does_not_return_behind_and_names_it(
     pools: Pools, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_torch._crew._CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("stoker_torch._user_functions._CLOSE_SECONDS", 0.1)
     stuck, entered, leave = blocking()
     pool = pools(SampleWork(transform=stuck), workers=2)
     pool.submit(columns(2, 5), name_of, context_of)
