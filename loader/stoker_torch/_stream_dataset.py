@@ -19,10 +19,9 @@ from stoker.errors import ConfigError, StateError
 from stoker_torch._config import StreamArguments
 from stoker_torch._epoch_board import MAX_EPOCH, EpochBoard, Turn
 from stoker_torch._figures import LoaderPlan
-from stoker_torch._frameworks import refuse_resharding, trusts_length, warn_of_length
 from stoker_torch._iteration import Iteration
 from stoker_torch._options import Budget
-from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
+from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank, refuse_resharding, trusts_length, warn_of_length
 from stoker_torch._state import SourceState, StreamState
 from stoker_torch._stream_reader import Part, Progress, StreamReader, Worker, samples_of
 from stoker_torch._supply import Supply
