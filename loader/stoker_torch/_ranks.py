@@ -1,10 +1,10 @@
-"""Which rank this is, whether all ranks mean the same run, and what training frameworks do to an iterable data set that
-would lose samples without a word.
+"""Which rank this is, whether all ranks mean the same run, and whether a framework deals samples to them once more.
 
-A DataLoader that Hugging Face Accelerate has prepared, and Trainer prepares its own, treats an ``IterableDataset`` as
-one that is the same on every rank. With ``dispatch_batches`` (the default for such) rank 0 alone reads it and sends the
-others their parts; without it every rank reads all and keeps the batches whose turn it is. Of a data set that gives
-each rank its share, only a share of the share would be seen.
+Training frameworks do things to an iterable data set that would lose samples without a word. A DataLoader that Hugging
+Face Accelerate has prepared, and Trainer prepares its own, treats an ``IterableDataset`` as one that is the same on
+every rank. With ``dispatch_batches`` (the default for such) rank 0 alone reads it and sends the others their parts;
+without it every rank reads all and keeps the batches whose turn it is. Of a data set that gives each rank its share,
+only a share of the share would be seen.
 
 Lightning and Trainer leave an epoch after ``len(DataLoader)`` batches. torch takes that from the length of the data set
 and does not count that each worker process ends with a batch of its own.

@@ -1,9 +1,9 @@
-"""Batches as tensors: fixed columns become tensors without a copy, ragged ones a sequence over one buffer; and buffers
-that are used again, only when nobody holds them and the GPU has read what was copied from them.
+"""Batches as tensors: fixed columns become tensors without a copy, ragged ones a sequence over one buffer.
 
-A buffer is lent as an array whose tensors and views all keep it alive, so its reference count says whether a batch made
-of it still exists. When it does not, copies to a GPU that were started from it may still run: an event recorded then,
-behind them on their stream, must pass before the buffer is lent again.
+Buffers are used again only when nobody holds them, and the GPU has read what was copied from them. A buffer is lent as
+an array whose tensors and views all keep it alive, so its reference count says whether a batch made of it still exists.
+When it does not, copies to a GPU that were started from it may still run: an event recorded then, behind them on their
+stream, must pass before the buffer is lent again.
 """
 
 from __future__ import annotations
