@@ -86,7 +86,7 @@ def test_a_loop_that_waits_for_the_bucket_is_ended_by_another_thread_at_once(
             errors.append(error)
 
     with Loader(url, batch_size=20, memory="4MB", **settings) as loader, monkeypatch.context() as patch:
-        patch.setattr("stoker._fetch.fetcher.Fetcher.fetch", silent)
+        patch.setattr("stoker._fetch.fetcher.Fetcher.fetch_whole", silent)
         waiting = threading.Thread(target=loop, args=(loader,))
         waiting.start()
         assert is_waiting.wait(30)
