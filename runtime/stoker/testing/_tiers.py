@@ -1,0 +1,148 @@
+"""What every tier must do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from stoker._base.checksum import crc32c
+from stoker.abc import ObjectRef, Tier
+from stoker.errors import StoreError
+
+__all__ = ["TierTests"]
+
+_SIZE_BYTES = 4 << 10
+_UNTOUCHED = 0xA5
+
+
+def _object(number: int) -> tuple[ObjectRef, bytes]:
+    data = bytes((number * 31 + place * 7) % 251 for place in range(_SIZE_BYTES))
+    return ObjectRef(key=f"data/{number:08}", size_bytes=len(data), crc32c=crc32c(data), row=number), data
+
+
+async def _read(tier: Tier, ref: ObjectRef) -> bytes | None:
+    """Return an object, None if the tier lacks it or fails."""
+    into = memoryview(bytearray([_UNTOUCHED]) * ref.size_bytes)
+    try:
+        return bytes(into) if await tier.read(ref, into) else None
+    except StoreError:
+        return None
+
+
+class TierTests:
+    """The tests of a :class:`~stoker.abc.Tier`, with a few objects of 4 KiB.
+
+    Override :meth:`create_tier`; and :meth:`settle` if the tier takes a while to have what it was offered. Each test
+    has an event loop of its own.
+
+    Attributes:
+        keeps: whether the tier keeps at least one object that it was offered, as long as it has room. A tier that keeps
+            nothing, or what others decide, sets it to False.
+    """
+
+    keeps = True
+
+    async def create_tier(self) -> Tier:
+        """Return a tier that is ready to be read, and holds none of the suite's objects."""
+        raise NotImplementedError("override create_tier in your test class")
+
+    async def settle(self, tier: Tier) -> None:
+        """Wait until what the tier was offered can be read."""
+
+    def _run(self, check: Callable[[Tier], Awaitable[None]]) -> None:
+        async def checked() -> None:
+            tier = await self.create_tier()
+            try:
+                await check(tier)
+            finally:
+                await tier.close()
+
+        asyncio.run(checked())
+
+    def test_it_has_a_name(self) -> None:
+        async def check(tier: Tier) -> None:
+            assert isinstance(tier.name, str)
+            assert tier.name
+
+        self._run(check)
+
+    def test_what_was_never_offered_is_not_here(self) -> None:
+        async def check(tier: Tier) -> None:
+            ref, _ = _object(1)
+            assert await _read(tier, ref) is None
+
+        self._run(check)
+
+    def test_what_was_offered_is_read_again_bit_by_bit(self) -> None:
+        async def check(tier: Tier) -> None:
+            found = []
+            for number in range(4):
+                ref, data = _object(number)
+                tier.offer(ref, memoryview(data))
+                await self.settle(tier)
+                found.append(await _read(tier, ref))
+                assert found[-1] in (None, data), f"{ref.key} is not what was offered"
+            assert any(found) or not self.keeps, "it keeps nothing; set keeps = False if that is right"
+
+        self._run(check)
+
+    def test_it_copies_what_it_is_offered(self) -> None:
+        async def check(tier: Tier) -> None:
+            ref, data = _object(1)
+            reused = bytearray(data)
+            tier.offer(ref, memoryview(reused))
+            reused[:] = bytes(len(reused))
+            await self.settle(tier)
+            assert await _read(tier, ref) in (None, data), "it refers to memory that the caller reuses"
+
+        self._run(check)
+
+    def test_an_object_of_another_checksum_or_key_is_another_object(self) -> None:
+        async def check(tier: Tier) -> None:
+            ref, data = _object(1)
+            tier.offer(ref, memoryview(data))
+            await self.settle(tier)
+            for other in (replace(ref, crc32c=ref.crc32c ^ 1), replace(ref, size_bytes=ref.size_bytes - 1)):
+                assert await _read(tier, other) is None, f"{other} was never offered"
+
+        self._run(check)
+
+    def test_many_reads_at_once_have_their_own_bytes(self) -> None:
+        async def check(tier: Tier) -> None:
+            objects = [_object(number) for number in range(4)]
+            for ref, data in objects:
+                tier.offer(ref, memoryview(data))
+                await self.settle(tier)
+            found = await asyncio.gather(*(_read(tier, ref) for ref, _ in objects * 4))
+            assert all(each in (None, data) for each, (_, data) in zip(found, objects * 4, strict=True))
+
+        self._run(check)
+
+    def test_a_read_that_is_cancelled_ends_soon_and_writes_nothing_afterwards(self) -> None:
+        async def check(tier: Tier) -> None:
+            ref, data = _object(1)
+            tier.offer(ref, memoryview(data))
+            await self.settle(tier)
+            for turns in range(4):
+                into = memoryview(bytearray(ref.size_bytes))
+                reading = asyncio.create_task(tier.read(ref, into))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                reading.cancel()
+                async with asyncio.timeout(5.0):
+                    await asyncio.wait([reading])
+                into[:] = bytes([_UNTOUCHED]) * len(into)
+                await asyncio.sleep(0.02)
+                assert bytes(into) == bytes([_UNTOUCHED]) * len(into), "it wrote to memory that it had given back"
+
+        self._run(check)
+
+    def test_closing_twice_is_closing_once(self) -> None:
+        async def check(tier: Tier) -> None:
+            ref, data = _object(1)
+            tier.offer(ref, memoryview(data))
+            await tier.close()
+            await tier.close()
+
+        self._run(check)
