@@ -117,3 +117,14 @@ def test_the_sink_keeps_the_longest_wait(my_package: Path, url: str) -> None:
         assert len(list(loader)) == 4
         assert str(sink.wait) == str(loader.stats().worst_waits[0])
     assert sink.fetches >= 1
+
+
+def test_the_suites_pass_for_the_plug_ins_of_the_page(my_package: Path) -> None:
+    (code,) = re.findall(r"```python\n# tests/test_my_package.py\n(.*?)```", PAGE, re.DOTALL)
+    (my_package / "my_package" / "suites.py").write_text(code, "utf-8")
+    module = import_module("my_package.suites")
+    for suite in (module.TestMostRecentlyUsed(), module.TestCopies()):
+        tests = [name for name in dir(suite) if name.startswith("test_")]
+        assert len(tests) >= 5
+        for name in tests:
+            getattr(suite, name)()
