@@ -23,7 +23,7 @@ import numpy as np
 
 import stoker
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._fetch.schedule import Continuous, NextBatch, Schedule
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest

@@ -30,8 +30,8 @@ from benchmarks.virtual_clock import BODY, REF, SleepingStore
 from stoker._base.clock import VirtualClockLoop, run_virtual
 from stoker._base.fetch_record import Phase, Request, strand
 from stoker._base.recorder import Recorder
-from stoker._fetch.feed import BatchSource
 from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.materialized_feed import BatchSource
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.schedule import Continuous
 from stoker._format.manifest import Manifest

@@ -14,7 +14,7 @@ from stoker._base.arguments import explain_arguments
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, open_tier
 from stoker._fetch.config import FetchConfig, check_fetch
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores import ReadableStore

@@ -11,7 +11,8 @@ from stoker._base.recorder import Recorder, Wait
 from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cache.keeper import CacheStatistics
 from stoker._cost.prices import Prices
-from stoker._fetch.feed import BatchSource, FeedStatistics
+from stoker._fetch.materialized_feed import BatchSource
+from stoker._fetch.pipeline import FeedStatistics
 from stoker._format.display import Rows, html_table, plain, text_table
 from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError

@@ -15,7 +15,8 @@ import torch
 
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
-from stoker._fetch.feed import Batch, BatchSource
+from stoker._fetch.batch_stream import Batch
+from stoker._fetch.materialized_feed import BatchSource
 from stoker._order.random_words import SampleContext
 from stoker.errors import StokerError
 from stoker_torch._pool import PendingBatch, SamplePool
@@ -170,7 +171,7 @@ class Iteration:
                 return
             batch, columns = gathered
             contexts = _contexts_of(feed, batch)
-            pending.append((batch, pool.submit(columns, partial(feed.sample_name, batch), contexts)))
+            pending.append((batch, pool.submit(columns, batch.sample_name, contexts)))
 
 
 def _gathered(feed: BatchSource, with_ids: bool) -> tuple[Batch, dict[str, Any]] | None:
@@ -179,10 +180,10 @@ def _gathered(feed: BatchSource, with_ids: bool) -> tuple[Batch, dict[str, Any]]
         return None
     columns: dict[str, Any] = dict(to_tensors(batch.columns, feed.columns))
     if with_ids:
-        columns["__id__"] = torch.from_numpy(feed.sample_ids(batch))
+        columns["__id__"] = torch.from_numpy(batch.sample_ids())
     return batch, columns
 
 
 def _contexts_of(feed: BatchSource, batch: Batch) -> ContextOf:
-    ids, seed = feed.sample_ids(batch), feed.config.order.seed
+    ids, seed = batch.sample_ids(), feed.config.order.seed
     return lambda place: SampleContext(seed=seed, epoch=batch.epoch, sample=int(ids[place]))

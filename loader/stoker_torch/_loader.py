@@ -19,8 +19,9 @@ from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
 from stoker._cost.spending import Allowance, parse_dollars
-from stoker._fetch.feed import Batch, BatchSource
+from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import gather_rows
+from stoker._fetch.materialized_feed import BatchSource
 from stoker._format.display import describe_manifest, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column

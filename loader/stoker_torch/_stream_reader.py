@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from stoker._fetch.feed import Batch
+from stoker._fetch.batch_stream import Batch
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker_torch._config import StreamConfig

@@ -21,9 +21,9 @@ from stoker._base.threads import LoopThread
 from stoker._cache.keeper import Nearer
 from stoker._cache.tiers import made_tiers
 from stoker._cost.prices import Prices
-from stoker._fetch.feed import BatchSource, Feed, FeedConfig
 from stoker._fetch.gather import GatherRows, gather_rows
-from stoker._fetch.materialized_feed import MaterializedFeed
+from stoker._fetch.materialized_feed import BatchSource, MaterializedFeed
+from stoker._fetch.pipeline import Feed, FeedConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._stores import ReadableStore, open_reader

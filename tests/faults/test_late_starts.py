@@ -12,12 +12,10 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import task_group
-from stoker._fetch.batch_source import ReadingParts
 from stoker._fetch.fetcher import FetchConfig, Fetcher
-from stoker._fetch.prefetcher import Prefetcher
+from stoker._fetch.prefetcher import Prefetcher, StepQueue
 from stoker._fetch.schedule import Continuous
 from stoker._fetch.statistics import FetchStatistics
-from stoker._fetch.step_queue import StepQueue
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.schema import Array, Schema
@@ -73,7 +71,7 @@ def start(seed: int, late_fraction: float = 0.1, *, slots: int = 24, objects: in
         manifest = await read_manifest(reader)
         ring = Ring(slots, manifest.largest_bytes)
         fetcher = Fetcher(store, ring=ring, rng=random.Random(seed), config=CONFIG, is_start=True)
-        reading = SuperSampleReading(ReadingParts(manifest=manifest, columns=dict(SCHEMA), fetcher=fetcher, ring=ring))
+        reading = SuperSampleReading(manifest, SCHEMA, fetcher, ring)
         partition = Partition(samples=manifest.samples, batch_size=40)
         order = OrderConfig(seed=seed, window=objects)
         steps = StepQueue(reading.steps(Stretch(order=order, partition=partition)), None)

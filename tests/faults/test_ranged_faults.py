@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from stoker._base.clock import run_virtual
-from stoker._fetch.batch_source import ReadingParts
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
@@ -55,9 +54,7 @@ class Run:
         )
         self.columns = dict(SCHEMA)
         limits = ReadLimits(slot_bytes=SLOT_BYTES, gap_bytes=2000, range_bytes=SLOT_BYTES // 32)
-        self.reading = GroupReading(
-            ReadingParts(manifest=MANIFEST, columns=self.columns, fetcher=self.fetcher, ring=self.ring), limits
-        )
+        self.reading = GroupReading(MANIFEST, self.columns, self.fetcher, self.ring, limits)
         self.items: list[Item[Group]] = []
         self.delivered: list[int] = []
 

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 import stoker
 from stoker._base.threads import LoopThread
 from stoker._cost.prices import Prices
-from stoker._fetch.feed import Batch, Feed, FeedConfig
+from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import RaggedValues
 from stoker._fetch.groups import GroupSteps
+from stoker._fetch.pipeline import Feed, FeedConfig
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, plan_reads
 from stoker._format.schema import Schema
 from stoker._memory.budget import most_sample_bytes, plan_group_slots

@@ -19,7 +19,7 @@ from stoker._cache.eviction import POLICIES
 from stoker._cache.future import Future
 from stoker._cache.keeper import KeepingTier
 from stoker._cache.naming import name_of
-from stoker._fetch.step_queue import StepQueue
+from stoker._fetch.prefetcher import StepQueue
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch

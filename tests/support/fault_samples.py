@@ -1,7 +1,7 @@
 """A random fault schedule of samples: all that lies between a bucket and a batch, for every rank, in virtual time.
 
-It plays the part of :class:`stoker._fetch.walk.Walk` on one loop; memory, ring, fetcher and reading are those of a
-feed.
+It plays the part of :class:`stoker._fetch.batch_stream.BatchStream` on one loop; memory, ring, fetcher and reading are
+those of a feed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from stoker._base.threads import LoopThread
-from stoker._fetch.feed import Feed, FeedConfig
 from stoker._fetch.fetcher import FetchConfig
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
+from stoker._fetch.pipeline import Feed, FeedConfig
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.schedule import Continuous, NextBatch, Schedule
 from stoker._format.schema import Array, Bytes, Schema

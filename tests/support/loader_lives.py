@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import stoker
-from stoker._fetch.feed import Feed
+from stoker._fetch.pipeline import Feed
 from stoker.errors import StokerError
 from stoker_torch import Loader
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker._diagnostics.latency import BucketModel, Constant
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker.errors import ConfigError
 from stoker_sim._experiments.silod import queue

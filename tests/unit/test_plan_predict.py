@@ -22,7 +22,7 @@ from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._fetch.schedule import NextBatch
 from stoker._order.order import OrderConfig
 from stoker.errors import BudgetError, ConfigError

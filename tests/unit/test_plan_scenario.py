@@ -8,7 +8,7 @@ import pytest
 
 from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._fetch.schedule import NextBatch
 from stoker._order.order import OrderConfig
 from stoker.errors import BudgetError, ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker._diagnostics.latency import BucketModel, Constant, Late
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker._trace.chrome import MOST_RANKS, RanksTrace
 from stoker._trace.recording import Recording, Told, read_trace

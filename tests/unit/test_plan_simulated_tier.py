@@ -11,7 +11,7 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker._cache.eviction import Lru, Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef, Tier
 from stoker_sim._models.caches import SimulatedTier

@@ -17,12 +17,15 @@ from itertools import islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._fetch.batch_source import ReadingParts
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.forecast import Forecast, forecast_groups
+from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.heads import HeadMemory
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
+from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import is_small
+from stoker._memory.ring import Ring
 from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Dealing, Step
 from stoker._order.steps import PlannedStep, Rows, Segment, Stretch, walk_epochs
@@ -150,18 +153,30 @@ def _span(start: int, end: int) -> Rows:
 
 
 class GroupReading:
-    """A :class:`~stoker._fetch.batch_source.Reading` whose items are groups; all heads stay in memory.
+    """Reads groups, which are its items; all heads stay in memory. Fetches on the event loop, picks rows anywhere.
 
     Args:
-        parts: what to read with.
+        manifest: of the data set.
+        columns: the wanted ones.
+        fetcher: gets bytes.
+        ring: they are put into; nobody else's.
         limits: what a group may take.
+        copy_rows: how rows are copied out of the ring.
     """
 
-    def __init__(self, parts: ReadingParts, limits: ReadLimits) -> None:
-        self._parts = parts
-        self._limits = limits
-        self._heads = HeadMemory(parts.manifest, parts.columns)
-        self._large = [name for name, column in parts.columns.items() if not is_small(column)]
+    def __init__(
+        self,
+        manifest: Manifest,
+        columns: Mapping[str, Column],
+        fetcher: Fetcher,
+        ring: Ring,
+        limits: ReadLimits,
+        copy_rows: GatherRows = gather_rows,
+    ) -> None:
+        self.columns, self.copy_rows = columns, copy_rows
+        self._manifest, self._fetcher, self._ring, self._limits = manifest, fetcher, ring, limits
+        self._heads = HeadMemory(manifest, columns)
+        self._large = [name for name, column in columns.items() if not is_small(column)]
         self._placed: dict[int, tuple[Group, NDArray[np.int64]]] = {}
 
     async def prepare(self) -> None:
@@ -171,15 +186,15 @@ class GroupReading:
             StoreError: one could not be had.
             FormatError: one is not what the manifest says.
         """
-        await self._heads.load(self._parts.fetcher)
+        await self._heads.load(self._fetcher)
 
     def forecast(self, order: OrderConfig, partition: Dealing) -> Forecast:
         """Return what an epoch of the rank will take, with the heads, which only the first one reads."""
-        return forecast_groups(self._parts.manifest, self._parts.columns, self._limits, partition)
+        return forecast_groups(self._manifest, self.columns, self._limits, partition)
 
     def steps(self, stretch: Stretch) -> GroupSteps:
         """Return the steps of a stretch."""
-        samples = self._parts.manifest.rows.samples
+        samples = self._manifest.rows.samples
         return GroupSteps(samples, stretch, self._sizes_of, self._limits.payload_bytes)
 
     def _extents(self, group: Group) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -201,7 +216,7 @@ class GroupReading:
             StoreError: one could not be had.
             RingStateError: no slot was free.
         """
-        ring = self._parts.ring
+        ring = self._ring
         with ring.filling(f"{len(ref)} samples", 0) as slot:
             starts, ends = self._extents(ref)
             wanted = [self._heads.checksums(name, ref.super_samples, ref.rows) for name in self._large]
@@ -213,14 +228,14 @@ class GroupReading:
                 checksums=np.array(wanted, np.uint32).reshape(starts.shape),
             )
             reads = values.plan(self._limits)
-            manifest, fetcher, into = self._parts.manifest, self._parts.fetcher, ring.view(slot, ring.slot_bytes)
+            manifest, fetcher, into = self._manifest, self._fetcher, ring.view(slot, ring.slot_bytes)
             addresses = await read_values(values, reads, into, manifest=manifest, fetcher=fetcher, urgent=urgent)
             self._placed[slot] = ref, addresses
         return slot
 
     def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> GroupRows:
         """Return where samples of groups lie; ``rows`` are their places in the group."""
-        ring = self._parts.ring
+        ring = self._ring
         placed = [self._placed[slot] for slot in slots]
         firsts = np.cumsum([0, *(len(group) for group, _ in placed)])
         places = firsts[which] + rows

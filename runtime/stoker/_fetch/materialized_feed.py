@@ -11,22 +11,20 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted
 from stoker._base.store_wrapper import FolderStore
 from stoker._base.threads import LoopThread
 from stoker._cache.keeper import Nearer
-from stoker._fetch.feed import Batch, Feed, FeedConfig, FeedStatistics
+from stoker._fetch.batch_stream import Batch, Origin
 from stoker._fetch.fetcher import FetchStatistics
 from stoker._fetch.forecast import Forecast
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.materialized_epochs import read_epoch
+from stoker._fetch.pipeline import Feed, FeedConfig, FeedStatistics
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan
@@ -44,33 +42,15 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["MaterializedFeed"]
+__all__ = ["BatchSource", "MaterializedFeed"]
 
 _log = logging.getLogger("stoker")
 _AHEAD_SECONDS = 2.0
 """In which the next epoch's manifest must be read while a gathered batch waits for it."""
 
 
-class _Epoch:
-    """An epoch with objects of its own."""
-
-    def __init__(self, layout: EpochLayout, manifest: Manifest) -> None:
-        self.layout, self.manifest = layout, manifest
-        self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
-
-    def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
-        return self.layout.samples_of(self._starts[batch.super_samples] + batch.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _EpochBatch(Batch):
-    """A batch whose super-samples are those of an epoch.
-
-    Attributes:
-        source: the epoch.
-    """
-
-    source: _Epoch
+_Epoch = tuple[EpochLayout, Manifest]
+"""An epoch with objects of its own, and the manifest that lists them."""
 
 
 class _LentMemory:
@@ -86,7 +66,7 @@ class _LentMemory:
 
 
 class MaterializedFeed:
-    """Batches of one rank; a :class:`~stoker._fetch.feed.BatchSource`.
+    """Batches of one rank, like those of a :class:`~stoker._fetch.pipeline.Feed`.
 
     Args:
         store: where the data set is.
@@ -120,7 +100,6 @@ class MaterializedFeed:
         self._thread, self._rows, self._check, self._recorder = thread, rows, check, recorder
         self._nearer = nearer
         self._memory = _LentMemory()
-        self._packed_starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._source: _Epoch | None = None  # what the feed reads, if not the data set itself
         self._feed = self._epoch_feed(store, manifest)  # until the first start, what an epoch will be like
         self._ended: FeedStatistics | None = None
@@ -130,18 +109,26 @@ class MaterializedFeed:
         self._dealing: Dealing | None = None
         self._end_epoch = config.end_epoch
 
-    def _epoch_feed(self, store: Store, manifest: Manifest) -> Feed:
+    def _epoch_feed(self, store: Store, manifest: Manifest, origin: Origin | None = None) -> Feed:
         """Return a feed of an epoch's own objects, which lie in its order."""
         config = replace(
             self.config, order=replace(self.config.order, shuffle="none"), held_bytes=self.manifest.file_bytes
         )
         try:
-            return self._made(store, manifest, config)
+            return self._made(store, manifest, config, origin=origin)
         except BudgetError as error:
             raise BudgetError(f"an epoch's own objects are read in their order: {error}") from None
 
-    def _made(self, store: Store, manifest: Manifest, config: FeedConfig, nearer: Nearer | None = None) -> Feed:
-        return Feed(store, manifest, config, self._thread, self._rows, self._memory.take, self._recorder, nearer)
+    def _made(
+        self,
+        store: Store,
+        manifest: Manifest,
+        config: FeedConfig,
+        nearer: Nearer | None = None,
+        origin: Origin | None = None,
+    ) -> Feed:
+        allocate, recorder = self._memory.take, self._recorder
+        return Feed(store, manifest, config, self._thread, self._rows, allocate, recorder, nearer, origin)
 
     # What is being read, and how.
 
@@ -228,7 +215,7 @@ class MaterializedFeed:
                 return await read_epoch(self.store, layout)
 
         manifest = self._thread.run(read())
-        return None if manifest is None else _Epoch(layout, manifest)
+        return None if manifest is None else (layout, manifest)
 
     def _read(self, source: _Epoch | None) -> None:
         """Read from the place on: an epoch's own objects, or else ``full``."""
@@ -237,7 +224,9 @@ class MaterializedFeed:
         if source is None:
             feed = self._full_feed()
         else:
-            feed = self._epoch_feed(FolderStore(self.store, source.layout.folder), source.manifest)
+            layout, manifest = source
+            folder = FolderStore(self.store, layout.folder)
+            feed = self._epoch_feed(folder, manifest, Origin(folder.url, manifest, layout))
         self._feed.stop()
         self._ended = self.statistics()
         self._feed, self._source = feed, source
@@ -279,10 +268,7 @@ class MaterializedFeed:
             batch = self._feed.next()
         if batch is None:
             return None
-        self._place = (batch.epoch + 1, 0) if batch.is_last else (batch.epoch, batch.end)
-        if self._source is not None:
-            values = {each.name: getattr(batch, each.name) for each in fields(Batch)}
-            batch = _EpochBatch(**values, source=self._source)
+        self._place = batch.next_place
         if batch.is_last:
             self._dealing = None
             self._go_ahead()
@@ -315,28 +301,14 @@ class MaterializedFeed:
         self._is_stopped = True
         self._feed.stop()
 
-    # What was delivered.
-
-    def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
-        """Return the number of each sample of a batch in the packed order, ``int64 [samples]``."""
-        if isinstance(batch, _EpochBatch):
-            return batch.source.sample_ids(batch)
-        ids: NDArray[np.int64] = self._packed_starts[batch.super_samples] + batch.rows
-        return ids
-
-    def sample_name(self, batch: Batch, place: int) -> str:
-        """Name a sample of a batch, for errors."""
-        row, super_sample = int(batch.rows[place]), int(batch.super_samples[place])
-        if isinstance(batch, _EpochBatch):
-            key = batch.source.layout.folder + batch.source.manifest.key(super_sample)
-        else:
-            key = self.manifest.key(super_sample)
-        return f"sample {self.sample_ids(batch)[place]} (row {row} of {self.store.url}/{key})"
-
     def statistics(self) -> FeedStatistics:
         """Return a snapshot, over all epochs."""
         now = self._feed.statistics()
         return now if self._ended is None else _added(self._ended, now)
+
+
+BatchSource = Feed | MaterializedFeed
+"""What gives the batches of one rank."""
 
 
 def _is_lost(error: StokerError) -> bool:

@@ -17,6 +17,7 @@ waited for most of it.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.schedule import Progress, Schedule
 from stoker._memory.ring import Ring, RingStateError
+from stoker._order.steps import PlannedStep, StepSource
 from stoker.errors import (
     ChecksumError,
     ConfigError,
@@ -43,7 +45,7 @@ _SPLIT_ITEMS = 16
 _WAITED_SHARE = 0.5
 """Of a fetch's time that a consumer has waited for it, from which on its error is the consumer's."""
 
-__all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader"]
+__all__ = ["Item", "PrefetchStatistics", "Prefetcher", "SlotReader", "StepQueue"]
 
 Ref = TypeVar("Ref")
 Wanted = TypeVar("Wanted", contravariant=True)
@@ -62,6 +64,56 @@ class Item(Generic[Ref]):
     index: int
     ref: Ref
     step: int
+
+
+class StepQueue(Generic[Ref]):
+    """Plans steps as far as either side has come: the prefetcher takes items, the consumer takes steps.
+
+    Thread-safe, since the two are on different threads.
+
+    Args:
+        steps: the order; nobody else advances it.
+        taken: is told of every item, with its step's epoch and end, when the next one is asked for: then it is being
+            fetched, and what it is was looked for in nearer places.
+    """
+
+    def __init__(self, steps: StepSource[Ref], taken: Callable[[Ref, int, int], object] | None = None) -> None:
+        self._steps, self._taken = steps, taken
+        self._planned: deque[PlannedStep[Ref]] = deque()
+        self._items: deque[tuple[Item[Ref], PlannedStep[Ref]]] = deque()
+        self._given: tuple[Item[Ref], PlannedStep[Ref]] | None = None
+        self._lock = threading.Lock()
+
+    def next_item(self) -> Item[Ref] | None:
+        """Return the next item in order of first use, None behind the last."""
+        with self._lock:
+            given, self._given = self._given, None
+            if self._taken is not None and given is not None:
+                item, step = given
+                self._taken(item.ref, step.epoch, step.end)
+            while not self._items:
+                if not self._plan():
+                    return None
+            self._given = self._items.popleft()
+            return self._given[0]
+
+    def next_step(self) -> PlannedStep[Ref] | None:
+        """Return the next step, None behind the last."""
+        with self._lock:
+            return self._planned.popleft() if self._planned or self._plan() else None
+
+    def peek(self) -> PlannedStep[Ref] | None:
+        """Return what :meth:`next_step` would."""
+        with self._lock:
+            return self._planned[0] if self._planned or self._plan() else None
+
+    def _plan(self) -> bool:
+        step = self._steps.next()
+        if step is None:
+            return False
+        self._planned.append(step)
+        self._items.extend((Item(index, ref, step.number), step) for index, ref in step.first_uses)
+        return True
 
 
 class SlotReader(Protocol[Wanted]):
@@ -130,10 +182,10 @@ class Prefetcher(Generic[Ref]):
             )
         self._reader = reader
         self._ring = ring
-        self._schedule = schedule
+        self.schedule = schedule
         self._items = items
         self._hedge_slots = hedge_slots
-        self._recorder = recorder
+        self.recorder = recorder
         self._outcomes: dict[int, int | Exception] = {}
         self._arrivals: dict[int, asyncio.Event] = {}
         self._wait_begun_seconds: dict[int, float] = {}
@@ -230,8 +282,8 @@ class Prefetcher(Generic[Ref]):
             raise RingStateError(f"item {index} holds no slot: it was released already, or was never ready")
         if isinstance(outcome, int):
             self._ring.release(outcome)
-        if self._recorder is not None:
-            self._recorder.released(index)
+        if self.recorder is not None:
+            self.recorder.released(index)
         self._released += 1
         self._changed.set()
 
@@ -309,7 +361,7 @@ class Prefetcher(Generic[Ref]):
             return False
         if self._granted == 0:
             progress = Progress(self._issued, self._consumed, item.step, self._step)
-            self._granted = self._schedule.admit(progress)
+            self._granted = self.schedule.admit(progress)
         if self._granted > 0:
             self._granted -= 1
             return True
@@ -364,9 +416,9 @@ class Prefetcher(Generic[Ref]):
 
     def _followed(self, item: Item[Ref], idle_seconds: float) -> AbstractContextManager[Fetch | None]:
         """Keep a record of what happens in the block, if there is a recorder."""
-        if self._recorder is None:
+        if self.recorder is None:
             return nullcontext()
-        return self._recorder.following(item.index, item.step, idle_seconds)
+        return self.recorder.following(item.index, item.step, idle_seconds)
 
     def _end(self, reason: Exception) -> None:
         self._ended = reason

@@ -7,21 +7,22 @@ between them differ, and nobody looks at these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._fetch.batch_source import ReadingParts
 from stoker._fetch.config import GAP_BYTES
-from stoker._fetch.fetcher import RangePart
+from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.forecast import Forecast, mean_row_bytes, super_samples_read
-from stoker._fetch.gather import gather_rows
+from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.heads import fetch_head, open_head
+from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head
+from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Dealing
 from stoker._order.steps import Steps, Stretch
@@ -46,11 +47,27 @@ def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
 
 
 class SuperSampleReading:
-    """A :class:`~stoker._fetch.batch_source.Reading` whose items are super-samples, by manifest row."""
+    """Reads super-samples, which are its items, by manifest row; fetches on the event loop, picks rows anywhere.
 
-    def __init__(self, parts: ReadingParts) -> None:
-        self._parts = parts
-        self._leaves_out = parts.columns.keys() != parts.manifest.schema.keys()
+    Args:
+        manifest: of the data set.
+        columns: the wanted ones.
+        fetcher: gets bytes.
+        ring: they are put into; nobody else's.
+        copy_rows: how rows are copied out of the ring.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        columns: Mapping[str, Column],
+        fetcher: Fetcher,
+        ring: Ring,
+        copy_rows: GatherRows = gather_rows,
+    ) -> None:
+        self.columns, self.copy_rows = columns, copy_rows
+        self._manifest, self._fetcher, self._ring = manifest, fetcher, ring
+        self._leaves_out = columns.keys() != manifest.schema.keys()
         self._opened: dict[int, tuple[int, Head]] = {}
         self._wanted_bytes = self._seen_bytes = 0
 
@@ -62,9 +79,9 @@ class SuperSampleReading:
 
         Where only columns are read, each that is outside the head counts as a request of its own.
         """
-        manifest = self._parts.manifest
+        manifest = self._manifest
         count = super_samples_read(manifest, order, partition)
-        rows = mean_row_bytes(manifest, self._parts.columns)
+        rows = mean_row_bytes(manifest, self.columns)
         head_bytes = int(manifest.rows.head_bytes.sum(dtype=np.int64))
         wanted_bytes = head_bytes + sum(rows.values()) * manifest.samples
         if self._leaves_out and wanted_bytes <= (1.0 - LEAST_SAVING) * manifest.size_bytes:
@@ -73,7 +90,7 @@ class SuperSampleReading:
 
     def steps(self, stretch: Stretch) -> Steps:
         """Return the steps of a stretch."""
-        return Steps(self._parts.manifest.rows.samples, stretch)
+        return Steps(self._manifest.rows.samples, stretch)
 
     @property
     def saving(self) -> float:
@@ -89,7 +106,7 @@ class SuperSampleReading:
             BudgetError: it is larger than a slot.
             RingStateError: no slot was free.
         """
-        manifest, ring, fetcher = self._parts.manifest, self._parts.ring, self._parts.fetcher
+        manifest, ring, fetcher = self._manifest, self._ring, self._fetcher
         wanted = manifest.ref(ref)
         with ring.filling(wanted.key, wanted.size_bytes) as slot:
             data = ring.view(slot, wanted.size_bytes)
@@ -100,7 +117,7 @@ class SuperSampleReading:
                 head = open_head(manifest, ref, data)
             else:
                 head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)
-                parts = column_parts(head, self._parts.columns)
+                parts = column_parts(head, self.columns)
                 parts = [piece for part in parts for piece in fetcher.split(part, urgent=urgent)]
                 if parts:
                     verify = partial(self._verify, head)
@@ -109,7 +126,7 @@ class SuperSampleReading:
         return slot
 
     def _verify(self, head: Head, data: memoryview) -> None:
-        for name in self._parts.columns:
+        for name in self.columns:
             if not head.is_in_head(name):
                 start, end = head.row_range(name, 0, head.samples)
                 head.verify_rows(name, 0, data[start:end])
@@ -117,13 +134,13 @@ class SuperSampleReading:
     def _note(self, row: int, slot: int, head: Head) -> None:
         self._opened[slot] = row, head
         if self._leaves_out:
-            wanted = sum(part.size_bytes for part in column_parts(head, self._parts.columns))
+            wanted = sum(part.size_bytes for part in column_parts(head, self.columns))
             self._wanted_bytes += head.head_bytes + wanted
             self._seen_bytes += head.size_bytes
 
     def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> SuperSampleRows:
         """Return where rows of super-samples lie."""
-        ring = self._parts.ring
+        ring = self._ring
         opened = [self._opened[slot] for slot in slots]
         return SuperSampleRows(
             memory=ring.memory,

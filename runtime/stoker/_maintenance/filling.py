@@ -11,7 +11,7 @@ from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._fetch.fetcher import FetchConfig, Fetcher
-from stoker._fetch.step_queue import StepQueue
+from stoker._fetch.prefetcher import StepQueue
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig

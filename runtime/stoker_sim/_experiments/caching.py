@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._models.caches import TierModel, hit_rates

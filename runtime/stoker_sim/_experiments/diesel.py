@@ -22,7 +22,7 @@ from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig

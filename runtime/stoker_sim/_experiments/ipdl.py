@@ -18,7 +18,7 @@ import numpy as np
 from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._fetch.schedule import NextBatch
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order, OrderConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measurements, simulated
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table

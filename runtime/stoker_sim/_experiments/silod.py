@@ -16,7 +16,7 @@ from statistics import mean, median, quantiles
 from stoker._base.sizes import counted
 from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table

@@ -28,7 +28,7 @@ from stoker._diagnostics.latency import (
     LogNormal,
 )
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.feed import FeedConfig
+from stoker._fetch.pipeline import FeedConfig
 from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest

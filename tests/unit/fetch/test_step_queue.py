@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker._fetch.step_queue import StepQueue
+from stoker._fetch.prefetcher import StepQueue
 from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import stoker
-from stoker._fetch.feed import Feed
+from stoker._fetch.pipeline import Feed
 from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
 from stoker_torch import Loader, LoaderConfig, RaggedColumn, WorkerOptions

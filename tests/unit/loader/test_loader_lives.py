@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker._fetch.feed import Feed
+from stoker._fetch.pipeline import Feed
 from stoker.errors import StokerError
 from stoker_torch import Loader
 from support.loader_lives import live, pack_wide

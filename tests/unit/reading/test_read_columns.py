@@ -12,7 +12,6 @@ import pytest
 
 import stoker
 from stoker._base.clock import run_virtual
-from stoker._fetch.batch_source import ReadingParts
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.gather import gather
@@ -72,9 +71,7 @@ class Bench:
         self.ring = Ring(4, MANIFEST.largest_bytes)
         self.fetcher = Fetcher(self.store, ring=self.ring, rng=random.Random(0), config=config, tiers=tiers)
         self.columns = {name: SCHEMA[name] for name in columns}
-        self.reading = SuperSampleReading(
-            ReadingParts(manifest=manifest, columns=self.columns, fetcher=self.fetcher, ring=self.ring)
-        )
+        self.reading = SuperSampleReading(manifest, self.columns, self.fetcher, self.ring)
 
     async def check(self, row: int) -> None:
         """Read a super-sample, and compare every value of it."""

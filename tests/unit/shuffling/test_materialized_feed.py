@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import stoker
 from stoker._base.threads import LoopThread
-from stoker._fetch.feed import Batch, FeedConfig
+from stoker._fetch.batch_stream import Batch
 from stoker._fetch.materialized_feed import MaterializedFeed
+from stoker._fetch.pipeline import FeedConfig
 from stoker._format.versions import read_manifest
 from stoker._order.materialized_layout import EpochLayout
 from stoker._order.order import Order, OrderConfig
@@ -108,7 +109,7 @@ def test_every_rank_gets_the_positions_that_are_dealt_to_it(
                 batch = feed.next()
                 assert batch is not None
                 positions = np.concatenate([part.positions(lanes) for part in step.slices])
-                assert feed.sample_ids(batch).tolist() == full[positions].tolist()
+                assert batch.sample_ids().tolist() == full[positions].tolist()
                 assert batch.columns["x"].tolist() == full[positions].tolist()  # type: ignore[union-attr]
                 assert (batch.end, batch.is_last, batch.repeated) == (step.end, is_last, step.repeated)
             assert feed.next() is None
@@ -147,9 +148,9 @@ def test_batches_taken_before_objects_vanish_still_know_their_samples(url: str, 
         assert not feed.is_materialized
         assert len(batches) == 2 * SAMPLES // 9
         for batch in batches:
-            assert feed.sample_ids(batch).tolist() == batch.columns["x"].tolist()  # type: ignore[union-attr]
-        assert "/epochs/" in feed.sample_name(batches[0], 0)
-        assert "/epochs/" not in feed.sample_name(batches[-1], 0)
+            assert batch.sample_ids().tolist() == batch.columns["x"].tolist()  # type: ignore[union-attr]
+        assert "/epochs/" in batches[0].sample_name(0)
+        assert "/epochs/" not in batches[-1].sample_name(0)
     finally:
         thread.close()
 
@@ -185,7 +186,7 @@ def test_a_bucket_that_hides_what_is_not_there_is_read_as_full(caplog: pytest.Lo
         feed = feed_of(HidingAll(open_store(pack_numbers(20))), thread, order=full_order(1), batch_size=20, end_epoch=1)
         batch = feed.next()
         assert batch is not None
-        assert sorted(feed.sample_ids(batch).tolist()) == list(range(20))
+        assert sorted(batch.sample_ids().tolist()) == list(range(20))
         assert "403" in caplog.text
     finally:
         thread.close()
@@ -240,8 +241,8 @@ def taken(feed: MaterializedFeed, epoch: int) -> list[int]:
     found: list[int] = []
     while (batch := feed.next()) is not None:
         assert batch.epoch == epoch
-        assert feed.sample_ids(batch).tolist() == batch.columns["x"].tolist()  # type: ignore[union-attr]
-        found += feed.sample_ids(batch).tolist()
+        assert batch.sample_ids().tolist() == batch.columns["x"].tolist()  # type: ignore[union-attr]
+        found += batch.sample_ids().tolist()
         if batch.is_last:
             break
     return found
@@ -277,7 +278,7 @@ def test_the_next_epoch_is_fetched_while_the_last_batch_of_the_one_before_is_use
         assert batch is not None
         after = feed.statistics()
         assert (after.misses, after.wait_seconds) == (before.misses, before.wait_seconds), "nothing is waited for"
-        assert feed.sample_ids(batch).tolist() + taken(feed, 1) == full_of(1)
+        assert batch.sample_ids().tolist() + taken(feed, 1) == full_of(1)
         assert feed.next() is None
         asked = asked_for(store, feed, 1)
         assert (asked[0], asked.count("manifests"), asked.count("data")) == ("manifests", 1, len(asked) - 1)

@@ -174,7 +174,7 @@ def test_a_missing_library_is_told_with_its_extra(
 
 
 def test_nothing_of_it_is_imported_before_it_is_asked_for() -> None:
-    modules = "stoker._fetch.feed, stoker._trace.telemetry, stoker._trace.telemetry, stoker._trace.picture, stoker.cli"
+    modules = "stoker._fetch.pipeline, stoker._trace.telemetry, stoker._trace.picture, stoker.cli"
     program = f"import sys, {modules}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert not {"opentelemetry", "prometheus_client", "matplotlib", "plotly"} & set(done.stdout.split())

@@ -1,9 +1,9 @@
-"""The feed: batches of one rank, in order, from a bucket, through the ring.
+"""The batch pipeline of one rank: batches in order, from a bucket, through the ring.
 
 The front that training talks to is synchronous; fetching runs on a background event-loop thread. Between the two there
 is little: the consumer looks up ready items, gathers rows from their slots and says which items it is done with. A
-:class:`Feed` holds what lasts (store, manifest, memory, statistics), a walk what belongs to one uninterrupted stretch
-of the order.
+:class:`Feed` holds what lasts (store, manifest, memory, statistics), a stream what belongs to one uninterrupted
+stretch of the order.
 """
 
 from __future__ import annotations
@@ -13,28 +13,24 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from stoker._base.fetch_record import Phase
 from stoker._base.recorder import Recorder
 from stoker._base.threads import LoopThread
 from stoker._cache.keeper import CacheStatistics, Nearer
 from stoker._cache.tiers import follow
-from stoker._fetch.batch_source import Reading, ReadingParts
+from stoker._fetch.batch_stream import Batch, BatchStream, Origin, Reading, StreamCounters
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker._fetch.forecast import Forecast
-from stoker._fetch.gather import Columns, GatherRows, gather_rows
+from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.groups import GroupReading
 from stoker._fetch.heads import HeadMemory
+from stoker._fetch.prefetcher import Prefetcher, StepQueue
 from stoker._fetch.range_plan import ReadLimits
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._fetch.super_samples import SuperSampleReading
-from stoker._fetch.walk import Walk, WalkParts, WalkStatistics
 from stoker._format.manifest import Manifest
-from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots
 from stoker._memory.ring import FirstTouch, Ring, anonymous_memory
 from stoker._order.order import OrderConfig
@@ -43,7 +39,7 @@ from stoker._order.steps import Stretch
 from stoker.abc import Readable
 from stoker.errors import BudgetError, ConfigError, StokerError
 
-__all__ = ["Batch", "BatchSource", "Feed", "FeedConfig", "FeedStatistics"]
+__all__ = ["Feed", "FeedConfig", "FeedStatistics"]
 
 _TOUCHED_BYTES = 128 << 20
 """Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
@@ -136,32 +132,6 @@ class FeedConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
-    """One batch of this rank; it owns its memory.
-
-    Attributes:
-        columns: the values.
-        epoch: it belongs to.
-        end: the position behind it, as the dealing counts: of the epoch over all ranks, or of a worker's share.
-        is_last: whether this rank's epoch ends with it.
-        super_samples: ``int64 [samples]``, the manifest row that each sample comes from.
-        rows: ``int64 [samples]``, its row in that super-sample.
-        repeated: how many samples all ranks together delivered a second time in this step.
-    """
-
-    columns: Columns
-    epoch: int
-    end: int
-    is_last: bool
-    super_samples: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    repeated: int
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedStatistics:
     """Counts since the feed was made.
@@ -173,7 +143,7 @@ class FeedStatistics:
         look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
         misses: of these, those that were not in the ring yet.
         wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
-        first_batch_seconds: from the start of the first walk to its first batch, None before it.
+        first_batch_seconds: from the start of the first stream to its first batch, None before it.
         fetch: requests, bytes, retries and hedges.
         caches: what tiers that keep have done, by name.
     """
@@ -189,81 +159,8 @@ class FeedStatistics:
     caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
 
-class BatchSource(Protocol):
-    """What gives the batches of one rank: a :class:`Feed`, or one that reads each epoch from elsewhere."""
-
-    @property
-    def store(self) -> Readable:
-        """Where the data set is."""
-        ...
-
-    @property
-    def manifest(self) -> Manifest:
-        """The pinned version of its index."""
-        ...
-
-    @property
-    def config(self) -> FeedConfig:
-        """What is delivered, and how."""
-        ...
-
-    @property
-    def partition(self) -> Dealing:
-        """How a whole epoch is dealt."""
-        ...
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """The columns that are delivered."""
-        ...
-
-    @property
-    def slots(self) -> SlotPlan:
-        """How the memory is spent."""
-        ...
-
-    @property
-    def place(self) -> tuple[int, int] | None:
-        """The epoch and position that would be delivered next, None if nothing is under way."""
-        ...
-
-    def forecast(self) -> Forecast:
-        """Return what an epoch of this rank will take."""
-        ...
-
-    def start(
-        self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
-    ) -> None:
-        """Go to a position of an epoch; see :meth:`Feed.start`."""
-        ...
-
-    def next(self) -> Batch | None:
-        """Return the next batch, or None where the run ends; see :meth:`Feed.next`."""
-        ...
-
-    def is_ready(self) -> bool:
-        """Return whether :meth:`next` would neither wait for the bucket nor fail."""
-        ...
-
-    def stop(self) -> None:
-        """End what is under way, if anything; nothing starts again but by :meth:`start`. See :meth:`Feed.stop`."""
-        ...
-
-    def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
-        """Return the number of each sample of a batch in the packed order, ``int64 [samples]``."""
-        ...
-
-    def sample_name(self, batch: Batch, place: int) -> str:
-        """Name a sample of a batch, for errors."""
-        ...
-
-    def statistics(self) -> FeedStatistics:
-        """Return a snapshot."""
-        ...
-
-
 class Feed:
-    """Batches of one rank, as numpy arrays: a :class:`BatchSource`.
+    """Batches of one rank, as numpy arrays.
 
     One thread at a time consumes; any may call :meth:`stop`. After a fork the child has its own memory, connections and
     thread, and goes on where the parent was.
@@ -277,6 +174,7 @@ class Feed:
         allocate: returns the ring's memory.
         recorder: follows fetches, and is told of waits.
         nearer: where super-samples are looked for first; not where samples are read in groups.
+        origin: says which samples the rows are, where the manifest is an epoch's own.
 
     Raises:
         BudgetError: the memory is too small; names the figure that fits.
@@ -293,6 +191,7 @@ class Feed:
         allocate: Callable[[int], memoryview] = anonymous_memory,
         recorder: Recorder | None = None,
         nearer: Nearer | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.store, self.manifest, self.config = store, manifest, config
         self.partition = config.dealing(manifest.samples)
@@ -300,10 +199,10 @@ class Feed:
         self.slots: SlotPlan = self._planned_slots()
         self._nearer = Nearer() if nearer is None or self.slots.holds_groups else nearer
         self._thread, self._rows, self._allocate, self._recorder = thread, rows, allocate, recorder
-        self._waits = WalkStatistics()
+        self._waits = StreamCounters()
+        self._origin = origin or Origin(store.url, manifest)
         self._batches = self._samples = self._repeated = 0
         self._first_batch_seconds: float | None = None
-        self._packed_starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
         self._place = (0, 0)
         self._is_stopped = False
         self._begin()
@@ -329,7 +228,7 @@ class Feed:
     def _begin(self) -> None:
         """Make what belongs to this process; nothing is allocated or connected before the first fetch."""
         self._pid = os.getpid()
-        self._walk: Walk[Any] | None = None
+        self._stream: BatchStream | None = None
         self._ring = Ring(self.slots.slots, self.slots.slot_bytes, allocate=self._allocate)
         self._first_touch: FirstTouch | None = None
         self._fetcher = Fetcher(
@@ -342,9 +241,11 @@ class Feed:
             warm=self._nearer.warm,
             is_start=True,
         )
-        parts = ReadingParts(manifest=self.manifest, columns=self.columns, fetcher=self._fetcher, ring=self._ring)
-        self._reading: Reading[Any] = (
-            GroupReading(parts, ReadLimits.of(self.slots)) if self.slots.holds_groups else SuperSampleReading(parts)
+        parts = self.manifest, self.columns, self._fetcher, self._ring
+        self._reading: Reading = (
+            GroupReading(*parts, ReadLimits.of(self.slots), self._rows)
+            if self.slots.holds_groups
+            else SuperSampleReading(*parts, self._rows)
         )
 
     def forecast(self) -> Forecast:
@@ -353,14 +254,14 @@ class Feed:
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """The epoch and position that the walk under way would deliver next, None if there is none."""
-        walk = self._walk
-        return self._place if walk is not None and not walk.is_closed and self._pid == os.getpid() else None
+        """The epoch and position that the stream under way would deliver next, None if there is none."""
+        stream = self._stream
+        return self._place if stream is not None and not stream.is_closed and self._pid == os.getpid() else None
 
     def start(
         self, epoch: int, position: int = 0, *, partition: Dealing | None = None, end_epoch: int | None = None
     ) -> None:
-        """Go to a position of an epoch; fetching begins. A walk that is under way is ended.
+        """Go to a position of an epoch; fetching begins. A stream that is under way is ended.
 
         Args:
             epoch: the first.
@@ -371,13 +272,13 @@ class Feed:
         Raises:
             StokerError: what must be read before anything else could not be had.
         """
-        self._end_walk()
+        self._end_stream()
         if self._pid != os.getpid():
             self._begin()
         self._place, self._is_stopped = (epoch, position), False
-        self._begin_walk(partition, end_epoch)
+        self._begin_stream(partition, end_epoch)
 
-    def _begin_walk(self, partition: Dealing | None = None, end_epoch: int | None = None) -> Walk[Any]:
+    def _begin_stream(self, partition: Dealing | None = None, end_epoch: int | None = None) -> BatchStream:
         """Fetch from the place on."""
         epoch, position = self._place
         started = time.perf_counter()
@@ -399,27 +300,23 @@ class Feed:
             taken = self._thread.run(follow(self._nearer.tiers, self.manifest, stretch, others))
         if self._first_touch is None:
             self._first_touch = FirstTouch(self._ring.memory[:_TOUCHED_BYTES])
-        walk = self._walk = Walk(
-            WalkParts(
-                columns=self.columns,
-                rows=self._rows,
-                steps=self._reading.steps(stretch),
-                ring=self._ring,
-                reading=self._reading,
-                schedule=self.config.schedule,
-                hedge_slots=self.slots.hedge_slots,
-                first_touch=self._first_touch,
-                thread=self._thread,
-                statistics=self._waits,
-                recorder=self._recorder,
-                taken=taken,
-            )
+        queue: StepQueue[Any] = StepQueue(self._reading.steps(stretch), taken)
+        prefetcher = Prefetcher(
+            self._reading,
+            self._ring,
+            self.config.schedule,
+            queue.next_item,
+            hedge_slots=self.slots.hedge_slots,
+            recorder=self._recorder,
         )
-        if self._is_stopped:  # looked at behind the assignment: who stops the feed has seen the walk, or is seen here
-            self._walk = None
+        stream = self._stream = BatchStream(
+            queue, prefetcher, self._reading, self._first_touch, self._thread, self._waits
+        )
+        if self._is_stopped:  # looked at behind the assignment: a stop has seen the stream, or is seen here
+            self._stream = None
         self._check_started()
-        walk.start()
-        return walk
+        stream.start()
+        return stream
 
     def _check_started(self) -> None:
         """Check that nobody has stopped the feed.
@@ -443,64 +340,45 @@ class Feed:
         if self._pid != os.getpid():
             self.start(*self._place)
         self._check_started()
-        walk = self._walk
-        if walk is None or walk.is_closed:
-            walk = self._begin_walk()
+        stream = self._stream
+        if stream is None or stream.is_closed:
+            stream = self._begin_stream()
         try:
-            gathered = walk.next()
+            batch = stream.next(self._origin)
         except BaseException:
-            self._end_walk()
+            self._end_stream()
             self._check_started()
             raise
-        if gathered is None:
-            self._end_walk()
+        if batch is None:
+            self._end_stream()
             return None
         self._fetcher.end_start()
-        step = gathered.step
-        self._place = (step.epoch + 1, 0) if step.is_last else (step.epoch, step.end)
+        self._place = batch.next_place
         self._batches += 1
-        self._samples += len(gathered.rows)
-        self._repeated += step.repeated
+        self._samples += len(batch)
+        self._repeated += batch.repeated
         if self._first_batch_seconds is None:
             self._first_batch_seconds = time.perf_counter() - started
-        return Batch(
-            columns=gathered.columns,
-            epoch=step.epoch,
-            end=step.end,
-            is_last=step.is_last,
-            super_samples=gathered.super_samples,
-            rows=gathered.rows,
-            repeated=step.repeated,
-        )
+        return batch
 
     def is_ready(self) -> bool:
         """Return whether :meth:`next` would neither wait for the bucket nor fail."""
-        walk = self._walk
-        return self.place is not None and walk is not None and walk.is_ready()
+        stream = self._stream
+        return self.place is not None and stream is not None and stream.is_ready()
 
     def stop(self) -> None:
-        """End the walk that is under way, if any: nothing is fetched any more until :meth:`start`. Idempotent.
+        """End the stream that is under way, if any: nothing is fetched any more until :meth:`start`. Idempotent.
 
         From any thread: one that is in :meth:`next` gets a StokerError, as does one that calls it afterwards.
         """
         self._is_stopped = True
-        self._end_walk()
+        self._end_stream()
 
-    def _end_walk(self) -> None:
-        walk = self._walk
-        if walk is not None and self._pid == os.getpid():
-            walk.close()
-        self._walk = None  # only now: a close that was interrupted is repeated by the next start or stop
-
-    def sample_ids(self, batch: Batch) -> NDArray[np.int64]:
-        """Return the number of each sample of a batch in the packed order, ``int64 [samples]``."""
-        ids: NDArray[np.int64] = self._packed_starts[batch.super_samples] + batch.rows
-        return ids
-
-    def sample_name(self, batch: Batch, place: int) -> str:
-        """Name a sample of a batch, for errors."""
-        sample, row = int(self.sample_ids(batch)[place]), int(batch.rows[place])
-        return f"sample {sample} (row {row} of {self.store.url}/{self.manifest.key(int(batch.super_samples[place]))})"
+    def _end_stream(self) -> None:
+        stream = self._stream
+        if stream is not None and self._pid == os.getpid():
+            stream.close()
+        self._stream = None  # only now: a close that was interrupted is repeated by the next start or stop
 
     def statistics(self) -> FeedStatistics:
         """Return a snapshot."""

@@ -1,0 +1,304 @@
+"""A stream of batches: one uninterrupted stretch of a rank's order, fetched ahead on one thread, gathered on another.
+
+The event-loop thread pulls items, and with them plans steps; the consuming thread takes the steps, waits for what they
+need, gathers, and gives back what is done with. Ready items are looked up without a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker._base.threads import LoopThread
+from stoker._fetch.gather import Columns, concatenate, gather
+from stoker._fetch.groups import GroupReading
+from stoker._fetch.prefetcher import Prefetcher, StepQueue
+from stoker._fetch.super_samples import SuperSampleReading
+from stoker._format.manifest import Manifest
+from stoker._memory.ring import FirstTouch, RingStateError
+from stoker._order.materialized_layout import EpochLayout
+from stoker._order.steps import Segment
+from stoker.errors import StokerError
+
+__all__ = ["Batch", "BatchStream", "Origin", "Reading", "StreamCounters"]
+
+Reading = SuperSampleReading | GroupReading
+"""How samples come into memory: whole super-samples or columns of them; or groups of samples from anywhere.
+
+What is delivered does not depend on it.
+"""
+
+
+class Origin:
+    """Says which samples of a data set the rows of super-samples are.
+
+    Args:
+        url: of the folder that the super-samples are in.
+        manifest: lists them.
+        layout: where they are an epoch's own, that of the epoch.
+    """
+
+    def __init__(self, url: str, manifest: Manifest, layout: EpochLayout | None = None) -> None:
+        self._url, self._manifest, self._layout = url, manifest, layout
+        self._starts = np.concatenate([[0], np.cumsum(manifest.rows.samples, dtype=np.int64)])
+
+    def sample_ids(self, super_samples: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of each sample in the packed order, ``int64 [samples]``."""
+        places: NDArray[np.int64] = self._starts[super_samples] + rows
+        return places if self._layout is None else self._layout.samples_of(places)
+
+    def address(self, super_sample: int) -> str:
+        """Return the URL of a super-sample."""
+        return f"{self._url}/{self._manifest.key(super_sample)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """One batch of this rank; it owns its memory.
+
+    Attributes:
+        columns: the values.
+        epoch: it belongs to.
+        end: the position behind it, as the dealing counts: of the epoch over all ranks, or of a worker's share.
+        is_last: whether this rank's epoch ends with it.
+        super_samples: ``int64 [samples]``, the manifest row that each sample comes from.
+        rows: ``int64 [samples]``, its row in that super-sample.
+        repeated: how many samples all ranks together delivered a second time in this step.
+        origin: says which samples these are.
+    """
+
+    columns: Columns
+    epoch: int
+    end: int
+    is_last: bool
+    super_samples: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    repeated: int
+    origin: Origin
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def next_place(self) -> tuple[int, int]:
+        """The epoch and position of the batch behind it."""
+        return (self.epoch + 1, 0) if self.is_last else (self.epoch, self.end)
+
+    def sample_ids(self) -> NDArray[np.int64]:
+        """Return the number of each sample in the packed order, ``int64 [samples]``."""
+        return self.origin.sample_ids(self.super_samples, self.rows)
+
+    def sample_name(self, place: int) -> str:
+        """Name a sample of the batch, for errors."""
+        sample, row = int(self.sample_ids()[place]), int(self.rows[place])
+        return f"sample {sample} (row {row} of {self.origin.address(int(self.super_samples[place]))})"
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamCounters:
+    """Counts of what a consumer asked for and waited for, over any number of streams.
+
+    Attributes:
+        look_ups: items that a batch asked for when it first needed them: super-samples, or groups of samples.
+        misses: of these, those that were not in the ring yet.
+        wait_seconds: time that the consumer waited for items, and for what must be read before the first one.
+    """
+
+    look_ups: int = 0
+    misses: int = 0
+    wait_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A batch in the making: segments whose slots are known, and what was gathered before them."""
+
+    columns: list[Columns] = field(default_factory=list)
+    super_samples: list[NDArray[np.int64]] = field(default_factory=list)
+    rows: list[NDArray[np.int64]] = field(default_factory=list)
+    segments: list[tuple[Segment, list[int]]] = field(default_factory=list)
+
+
+class BatchStream:
+    """Fetches from :meth:`start` until :meth:`close`.
+
+    Made, started and closed apart, so that an interrupt (Ctrl-C) between any two instructions leaves nothing that its
+    owner does not know of.
+
+    Args:
+        queue: the order; only this stream advances it.
+        prefetcher: takes its items; all slots of its ring are this stream's.
+        reading: fills the slots, and knows where in them rows lie.
+        first_touch: takes the pages that the ring fills first.
+        thread: the event loop's.
+        counters: counted into.
+    """
+
+    def __init__(
+        self,
+        queue: StepQueue[Any],
+        prefetcher: Prefetcher[Any],
+        reading: Reading,
+        first_touch: FirstTouch,
+        thread: LoopThread,
+        counters: StreamCounters,
+    ) -> None:
+        self._queue, self._prefetcher, self._reading = queue, prefetcher, reading
+        self._first_touch, self._thread, self._counters = first_touch, thread, counters
+        self._used = 0
+        self._broken: RingStateError | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._life: object | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is fetched: it was not started, or it was closed, or the thread was."""
+        return self._is_closed or self._life is None or self._life is not self._thread.life
+
+    def start(self) -> None:
+        """Begin to fetch; does not wait."""
+        self._life = self._thread.start()
+        self._thread.call(self._run(), self._life)
+
+    def next(self, origin: Origin) -> Batch | None:
+        """Return the samples of the next step, or None where the run ends.
+
+        Args:
+            origin: says which samples they are.
+
+        Raises:
+            StokerError: a super-sample could not be had.
+            RingStateError: an item was given back twice; a bug.
+        """
+        if self._broken is not None:
+            raise self._broken
+        step = self._queue.next_step()
+        if step is None:
+            return None
+        self._used += len(step.first_uses)
+        self._counters.look_ups += len(step.first_uses)
+        if (
+            step.first_uses or self._prefetcher.schedule.follows_steps
+        ):  # waking the other thread costs more than a gather
+            self._thread.call_soon(self._prefetcher.reached, step.number, self._used)
+        batch = _Gathering()
+        for segment in step.segments:
+            self._give_back(segment.passed)
+            batch.segments.append((segment, [self._slot(item, batch) for item in segment.items]))
+        self._flush(batch)
+        return Batch(
+            columns=concatenate(batch.columns),
+            epoch=step.epoch,
+            end=step.end,
+            is_last=step.is_last,
+            super_samples=np.concatenate(batch.super_samples),
+            rows=np.concatenate(batch.rows),
+            repeated=step.repeated,
+            origin=origin,
+        )
+
+    def is_ready(self) -> bool:
+        """Return whether :meth:`next` would neither wait nor fail."""
+        step = self._queue.peek()
+        if step is None:
+            return True
+        try:
+            return all(self._prefetcher.ready(item) is not None for part in step.segments for item in part.items)
+        except StokerError:
+            return False  # whoever comes to it may have it fetched again, and waits for that
+
+    def close(self) -> None:
+        """End the fetching, wait until nothing writes to the ring, and free its slots. If interrupted, call again.
+
+        From any thread: one that is in :meth:`next` gets a StokerError.
+        """
+        self._is_closed = True
+        if self._life is not None:
+            with suppress(StokerError):  # a thread that is closed ends what runs on it
+                self._thread.run(self._end(), self._life)
+
+    async def _run(self) -> None:
+        """Fetch until this is cancelled, by :meth:`close` or the end of the thread; then free all slots."""
+        if self._is_closed:
+            self._prefetcher.release_all()
+            return
+        self._running = asyncio.current_task()
+        if self._prefetcher.recorder is not None:
+            self._prefetcher.recorder.align(time.perf_counter() - asyncio.get_running_loop().time())
+        tasks = [
+            asyncio.create_task(self._prefetcher.run(), name="stoker prefetcher"),
+            asyncio.create_task(self._first_touch.run(), name="stoker first touch"),
+        ]
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for task in tasks:
+                task.cancel()
+            while not all(task.done() for task in tasks):
+                with suppress(asyncio.CancelledError):  # the thread may end meanwhile, which cancels this again
+                    await asyncio.gather(*tasks, return_exceptions=True)  # their errors have reached the consumer
+            self._prefetcher.release_all()
+
+    async def _end(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    def _slot(self, item: int, batch: _Gathering) -> int:
+        """Return the slot of an item, waiting for it if need be.
+
+        Before a wait, what could be gathered is, and what it no longer needs is given back: a ring that has no room for
+        all that one batch needs must not be full of what the batch has seen already.
+        """
+        slot = self._prefetcher.ready(item)
+        if slot is not None:
+            return slot
+        self._flush(batch)
+        started = time.perf_counter()
+        try:
+            return self._thread.run(self._prefetcher.wait(item), self._life)
+        finally:
+            ended = time.perf_counter()
+            self._counters.misses += 1
+            self._counters.wait_seconds += ended - started
+            if self._prefetcher.recorder is not None:
+                self._prefetcher.recorder.waited_for(item, started, ended)
+
+    def _flush(self, batch: _Gathering) -> None:
+        """Gather the segments that wait in a batch, in one go, and release the items that are done with."""
+        if not batch.segments:
+            return
+        slots: list[int] = []
+        which: list[NDArray[np.int64]] = []
+        rows: list[NDArray[np.int64]] = []
+        for segment, found in batch.segments:
+            segment_which, segment_rows = segment.picks()
+            which.append(segment_which + len(slots))
+            rows.append(segment_rows)
+            slots.extend(found)
+        picked = self._reading.picked(slots, np.concatenate(which), np.concatenate(rows))
+        batch.super_samples.append(picked.super_samples)
+        batch.rows.append(picked.rows)
+        batch.columns.append(gather(picked, self._reading.columns, self._reading.copy_rows))
+        done = [item for segment, _ in batch.segments for item in segment.done]
+        batch.segments.clear()
+        self._give_back(done)
+
+    def _give_back(self, items: Sequence[int]) -> None:
+        if items:
+            self._thread.call_soon(self._release, items)
+
+    def _release(self, items: Sequence[int]) -> None:
+        try:
+            for item in items:
+                self._prefetcher.release(item)
+        except RingStateError as error:  # a bug; nobody would hear of it on this thread
+            self._broken = error
