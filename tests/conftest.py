@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from stoker._stores import GcsOptions, HttpOptions, S3Options
 from stoker_local import BucketConfig, LocalBucket, LocalGcs, running_bucket, running_gcs
-from support.local_bucket import s3_client
+from support.local_bucket import s3_client, s3_options
 from support.stores import Deviation, Place
 
 # Timed assertions fail on a busy machine and say nothing; the same examples every run keep a failure repeatable.
@@ -57,6 +58,17 @@ def local_bucket() -> Iterator[LocalBucket]:
         yield bucket
 
 
+@pytest.fixture
+def client(request: pytest.FixtureRequest, server: str) -> Iterator[Any]:
+    """A boto3 client of the S3 server that a test is parametrized with: ``local-bucket`` or ``moto``."""
+    is_moto = server == "moto"
+    endpoint = (
+        SimpleNamespace(url=request.getfixturevalue("moto_url")) if is_moto else request.getfixturevalue("local_bucket")
+    )
+    with s3_client(endpoint) as created:
+        yield created
+
+
 @pytest.fixture(scope="session")
 def local_gcs() -> Iterator[LocalGcs]:
     """A local GCS in its default configuration."""
@@ -77,15 +89,6 @@ def gcs_emulator_url() -> Iterator[str]:
     server.stop()
 
 
-def _s3_options(endpoint_url: str) -> S3Options:
-    return S3Options(
-        endpoint_url=endpoint_url,
-        region="us-east-1",
-        access_key_id="stoker",
-        secret_access_key="stoker-secret",
-    )
-
-
 def _memory_place(_: pytest.FixtureRequest) -> Place:
     return Place(name="memory", url="memory://contract", missing_url="memory://no-such-bucket")
 
@@ -100,7 +103,7 @@ def _moto_place(request: pytest.FixtureRequest) -> Place:
         name="moto",
         url="s3://stoker",
         missing_url="s3://no-such-bucket",
-        options=_s3_options(request.getfixturevalue("moto_url")),
+        options=s3_options(SimpleNamespace(url=request.getfixturevalue("moto_url"))),
         deviations=frozenset({Deviation.WRITES_WITHOUT_LOCK, Deviation.SLOW}),
     )
 
@@ -110,7 +113,7 @@ def _bucket_place(request: pytest.FixtureRequest) -> Place:
         name="local-bucket",
         url="s3://stoker",
         missing_url="s3://no-such-bucket",
-        options=_s3_options(request.getfixturevalue("local_bucket").url),
+        options=s3_options(request.getfixturevalue("local_bucket")),
     )
 
 

@@ -15,10 +15,11 @@ from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._maintenance import gc, plan_removal, rebuild_manifest, remove, verify
 from stoker._maintenance.compaction import compact
 from stoker._pack.catalog import BucketCatalog
-from stoker._stores import S3Options, open_store
+from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
 from stoker_local import BucketConfig, BucketSpec, running_bucket
+from support.local_bucket import s3_options
 from support.packing import labels, numbered, pack, stored
 from support.stores import Deviation, Place
 
@@ -127,12 +128,7 @@ def test_a_server_of_s3_that_ignores_conditions_is_told_and_named() -> None:
     async def main() -> None:
         spec = BucketSpec(name="stoker", ignores_conditions=True)
         with running_bucket(BucketConfig(buckets=(spec,))) as bucket:
-            options = S3Options(
-                endpoint_url=bucket.url,
-                region="us-east-1",
-                access_key_id="stoker",
-                secret_access_key="stoker-secret",
-            )
+            options = s3_options(bucket)
             store = open_store("s3://stoker/set", options=options)
             with pytest.raises(StoreError, match="s3://stoker/set ignores If-None-Match"):
                 await pack(store, numbered(4))

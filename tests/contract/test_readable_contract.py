@@ -20,6 +20,7 @@ from stoker.errors import BucketNotFoundError, ConfigError, NotFoundError, Objec
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import KeyPair
 from support.datasets import SCHEMA, sample_of
+from support.local_bucket import s3_options
 from support.platform_doors import OPEN, REGION, IamDoor, enter
 from support.serving_host import running_service
 from support.stores import keys_of, read_range, run_with
@@ -89,12 +90,7 @@ def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
     url, missing_url = f"memory://readable-{number}/ds", "memory://no-such-bucket"
     if name.startswith(("bucket", "redirecting")):
         url, missing_url = f"s3://stoker/readable-{number}", "s3://no-such-bucket"
-        options = S3Options(
-            endpoint_url=request.getfixturevalue("local_bucket").url,
-            region="us-east-1",
-            access_key_id="stoker",
-            secret_access_key="stoker-secret",
-        )
+        options = s3_options(request.getfixturevalue("local_bucket"))
     objects = filled(url, options)
     with ExitStack() as stack:
         if name in ("memory", "bucket"):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
 import pytest
 
-from support.s3_servers import client_of, on_both, on_each, refusal, unlike_moto
+from support.s3_servers import on_both, on_each, refusal, unlike_moto
 
 SECOND = timedelta(seconds=1)
 OTHER = '"00000000000000000000000000000000"'
 _NUMBERS = count()
-
-
-@pytest.fixture
-def client(request: pytest.FixtureRequest, server: str) -> Iterator[Any]:
-    with client_of(request, server) as made:
-        yield made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -14,16 +13,10 @@ from botocore.config import Config
 
 from stoker_local import Fault, FaultKind, FaultPlan, LocalBucket
 from support.local_bucket import s3_client
-from support.s3_servers import client_of, on_both, on_each, refusal, unlike_moto
+from support.s3_servers import on_both, on_each, refusal, unlike_moto
 
 PART_BYTES = 5 << 20
 _NUMBERS = count()
-
-
-@pytest.fixture
-def client(request: pytest.FixtureRequest, server: str) -> Iterator[Any]:
-    with client_of(request, server) as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,67 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
 import stoker
 from stoker._stores import S3Options, open_store
-from stoker_local import BucketConfig, BucketSpec, LocalBucket, running_server
+from stoker_local import running_server
 from stoker_local.functions import (
-    FunctionCloud,
-    FunctionCloudConfig,
     FunctionFault,
     FunctionFaultPlan,
     FunctionSpec,
-    function_cloud,
 )
 from stoker_local.functions import FunctionFaultKind as Kind
 from support.deployments import content
+from support.function_cloud import Clouds, bucket_and_cloud, function, run_stoker
+from support.local_bucket import s3_options
 
 RAW, DATASET = "s3://raw/in", "s3://stoker/train"
 OBJECTS = 600
 SMALL = ("--super-sample-bytes", "32KiB", "--part-bytes", "96KiB")
 SETTINGS = {"STOKER_DATASETS": f"train={DATASET}", "STOKER_SOURCES": RAW}
-_TIMEOUT_SECONDS = 300  # of a hang
-Clouds = tuple[LocalBucket, FunctionCloud]
 
 
 def spec(name: str) -> FunctionSpec:
-    return FunctionSpec(
-        name=f"stoker-{name}",
-        handler=f"stoker_functions.aws.{name}",
-        memory_mb=1024,
-        timeout_seconds=30.0,
-        concurrency=3,
-        environment=SETTINGS,
+    return function(
+        f"stoker_functions.aws.{name}", name=f"stoker-{name}", memory_mb=1024, concurrency=3, environment=SETTINGS
     )
 
 
-@asynccontextmanager
-async def both() -> AsyncIterator[Clouds]:
-    buckets = BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name="stoker")))
-    config = FunctionCloudConfig(functions=(spec("pack"), spec("commit")), init_seconds=60.0)
-    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket) as cloud:
-        yield bucket, cloud
+def packing() -> AbstractAsyncContextManager[Clouds]:
+    return bucket_and_cloud(spec("pack"), spec("commit"), buckets=("raw", "stoker"))
 
 
 @pytest.fixture(scope="module")
 def clouds() -> Iterator[Clouds]:
-    with running_server(both) as clouds:
-        asyncio.run(put(options(clouds[0])))
+    with running_server(packing) as clouds:
+        asyncio.run(put(s3_options(clouds[0])))
         yield clouds
-
-
-def options(bucket: LocalBucket) -> S3Options:
-    return S3Options(
-        endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-    )
 
 
 async def put(options: S3Options) -> None:
@@ -78,22 +57,8 @@ async def put(options: S3Options) -> None:
 def packed(clouds: Clouds, url: str, *more: str, code: int = 0) -> str:
     """Run the command, and return what it said."""
     bucket, cloud = clouds
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
-        "AWS_ENDPOINT_URL_S3": bucket.url,
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "stoker",
-        "AWS_SECRET_ACCESS_KEY": "stoker-secret",
-    }
-    command = [sys.executable, "-m", "stoker.cli", "pack", RAW, url, "--on", "lambda", "--function-url", cloud.url]
-    done = subprocess.run(
-        [*command, *SMALL, *more],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_SECONDS,
-    )
+    command = ["pack", RAW, url, "--on", "lambda", "--function-url", cloud.url]
+    done = run_stoker(bucket, *command, *SMALL, *more)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -106,7 +71,7 @@ def test_functions_that_die_and_are_throttled_pack_every_object_once_and_the_bil
     cloud.inject(FunctionFaultPlan(script=tuple(at_once), probabilities=later, within_seconds=0.2, seed=4))
     said = packed(clouds, DATASET)
 
-    dataset = stoker.Dataset(DATASET, options=options(bucket))
+    dataset = stoker.Dataset(DATASET, options=s3_options(bucket))
     assert [(sample["path"], sample["data"]) for sample in dataset] == [
         (f"{number:04}.bin", content(number, 2000)) for number in range(OBJECTS)
     ]

@@ -15,39 +15,29 @@ import boto3  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
 from support.function_cloud import GOOGLE_CODE, HANDLERS, is_running
-from support.local_bucket import s3_client
+from support.local_bucket import Served, s3_client
 
 COMMAND = [sys.executable, "-m", "stoker_local", "functions"]
 FUNCTIONS = ["--task-root", HANDLERS, "--function", "about=lambda_code.about"]
 
 
-class Served:
-    """A program started by hand: it prints the command that leads a shell to it."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        command, *words = process.stdout.readline().split()
-        assert command == "export"
-        self.variables = dict(word.split("=", 1) for word in words)
-        self.url = self.variables["AWS_ENDPOINT_URL"]
-
-    @contextmanager
-    def client(self) -> Iterator[Any]:
-        client = boto3.client(
-            "lambda",
-            endpoint_url=self.variables["AWS_ENDPOINT_URL_LAMBDA"],
-            region_name=self.variables["AWS_REGION"],
-            aws_access_key_id=self.variables["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=self.variables["AWS_SECRET_ACCESS_KEY"],
-        )
-        try:
-            yield client
-        finally:
-            client.close()
+@contextmanager
+def client_of(served: Served) -> Iterator[Any]:
+    client = boto3.client(
+        "lambda",
+        endpoint_url=served.variables["AWS_ENDPOINT_URL_LAMBDA"],
+        region_name=served.variables["AWS_REGION"],
+        aws_access_key_id=served.variables["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=served.variables["AWS_SECRET_ACCESS_KEY"],
+    )
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def invoked(served: Served, name: str) -> Any:
-    with served.client() as client:
+    with client_of(served) as client:
         return json.loads(client.invoke(FunctionName=name)["Payload"].read())
 
 

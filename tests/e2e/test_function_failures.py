@@ -15,13 +15,11 @@ import pytest
 from stoker._format import versions
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
-from stoker._stores import S3Options, Store, open_store
+from stoker._stores import Store, open_store
 from stoker.abc import ObjectInfo
-from stoker_local import BucketConfig, BucketSpec, LocalBucket
 from stoker_local.functions import (
     EventSource,
     FunctionCloud,
-    FunctionCloudConfig,
     FunctionFault,
     FunctionFaultKind,
     FunctionFaultPlan,
@@ -29,9 +27,10 @@ from stoker_local.functions import (
     Notification,
     Outcome,
     QueueSpec,
-    function_cloud,
 )
 from support.deployments import content
+from support.function_cloud import bucket_and_cloud
+from support.local_bucket import s3_options
 
 RAW, DATASET = "s3://raw/in", "s3://stoker/train"
 SETTINGS = {
@@ -73,12 +72,9 @@ class Running:
 
 @asynccontextmanager
 async def running(*functions: FunctionSpec, **changes: Any) -> AsyncIterator[Running]:
-    config = FunctionCloudConfig(functions=(*functions, spec("commit")), init_seconds=60.0, **changes)
-    buckets = BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name="stoker")))
-    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket) as cloud:
-        options = S3Options(
-            endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-        )
+    buckets = ("raw", "stoker")
+    async with bucket_and_cloud(*functions, spec("commit"), buckets=buckets, **changes) as (bucket, cloud):
+        options = s3_options(bucket)
         raw, data = open_store(RAW, options=options), open_store(DATASET, options=options)
         try:
             yield Running(cloud, raw, data)

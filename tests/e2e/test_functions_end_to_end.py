@@ -27,6 +27,7 @@ from stoker_local.functions import (
 )
 from stoker_torch import Loader
 from support.deployments import content
+from support.local_bucket import s3_options
 
 pytestmark = pytest.mark.timeout(600)  # 25 s on two quiet processors
 OBJECTS = 2000
@@ -81,9 +82,7 @@ def config(**changes: Any) -> FunctionCloudConfig:
 async def clouds(settings: FunctionCloudConfig) -> AsyncIterator[tuple[FunctionCloud, S3Options]]:
     buckets = BucketConfig(buckets=(BucketSpec(name="raw"), BucketSpec(name="stoker")))
     async with LocalBucket(buckets) as bucket, function_cloud(settings, bucket=bucket) as cloud:
-        options = S3Options(
-            endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-        )
+        options = s3_options(bucket)
         yield cloud, options
 
 

@@ -14,20 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from stoker_local import BucketConfig, BucketSpec, KeyPair, Shape, bucket_process
-from support.local_bucket import s3_client, signed_request
+from support.local_bucket import Served, s3_client, signed_request
 
 COMMAND = [sys.executable, "-m", "stoker_local", "bucket"]
-
-
-class Served:
-    """A program started by hand: it prints the command that leads a shell to it."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        command, *words = process.stdout.readline().split()
-        assert command == "export"
-        self.variables = dict(word.split("=", 1) for word in words)
-        self.url = self.variables["AWS_ENDPOINT_URL"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

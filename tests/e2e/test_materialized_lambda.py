@@ -2,93 +2,55 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 
 import numpy as np
 import pytest
 
 import stoker
-from stoker._stores import S3Options
-from stoker_local import BucketConfig, BucketSpec, LocalBucket, running_server
+from stoker_local import LocalBucket, running_server
 from stoker_local.functions import (
-    FunctionCloud,
-    FunctionCloudConfig,
     FunctionFault,
     FunctionFaultPlan,
-    FunctionSpec,
-    function_cloud,
 )
 from stoker_local.functions import FunctionFaultKind as Kind
 from stoker_torch import Loader
 from stoker_torch._config import LoaderShuffle
+from support.function_cloud import Clouds, bucket_and_cloud, function, run_stoker
+from support.local_bucket import s3_options
 
 DATASET = "s3://stoker/train"
 SAMPLES = 2000
-_TIMEOUT_SECONDS = 300  # of a hang
-Clouds = tuple[LocalBucket, FunctionCloud]
 
 
-@asynccontextmanager
-async def both() -> AsyncIterator[Clouds]:
-    shuffle = FunctionSpec(
-        name="stoker-shuffle",
-        handler="stoker_functions.aws.shuffle",
-        memory_mb=512,
-        timeout_seconds=30.0,
-        concurrency=2,
-        environment={"STOKER_DATASETS": f"train={DATASET}"},
+def shuffling() -> AbstractAsyncContextManager[Clouds]:
+    settings = {"STOKER_DATASETS": f"train={DATASET}"}
+    return bucket_and_cloud(
+        function("stoker_functions.aws.shuffle", name="stoker-shuffle", concurrency=2, environment=settings)
     )
-    config = FunctionCloudConfig(functions=(shuffle,), init_seconds=60.0)
-    buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),))
-    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket) as cloud:
-        yield bucket, cloud
 
 
 @pytest.fixture(scope="module")
 def clouds() -> Iterator[Clouds]:
-    with running_server(both) as clouds:
+    with running_server(shuffling) as clouds:
         schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (20, 20))}
-        store = options(clouds[0])
+        store = s3_options(clouds[0])
         with stoker.Packer(DATASET, schema=schema, super_sample_bytes=32 << 10, options=store) as packer:
             packer.extend({"x": number, "image": np.full((20, 20), number % 251, "u1")} for number in range(SAMPLES))
         yield clouds
 
 
-def options(bucket: LocalBucket) -> S3Options:
-    return S3Options(
-        endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-    )
-
-
 def loader(bucket: LocalBucket, shuffle: LoaderShuffle) -> Loader:
-    return Loader(DATASET, batch_size=64, shuffle=shuffle, seed=7, lanes=2, options=options(bucket))
+    return Loader(DATASET, batch_size=64, shuffle=shuffle, seed=7, lanes=2, options=s3_options(bucket))
 
 
 def shuffled(clouds: Clouds, *more: str) -> str:
     """Run the command, and return what it said."""
     bucket, cloud = clouds
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
-        "AWS_ENDPOINT_URL_S3": bucket.url,
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "stoker",
-        "AWS_SECRET_ACCESS_KEY": "stoker-secret",
-    }
-    command = [sys.executable, "-m", "stoker.cli", "shuffle", DATASET, "--seed", "7", "--lanes", "2"]
-    functions = ["--on", "lambda", "--function-url", cloud.url, "--memory", "512MiB"]
-    done = subprocess.run(
-        [*command, *functions, *more],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_TIMEOUT_SECONDS,
-    )
+    command = ["shuffle", DATASET, "--seed", "7", "--lanes", "2", "--on", "lambda", "--function-url", cloud.url]
+    done = run_stoker(bucket, *command, "--memory", "512MiB", *more)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

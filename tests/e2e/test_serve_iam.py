@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 
 import numpy as np
 import pytest
 
 import stoker
 from stoker import cli
-from stoker._stores import S3Options, ServedOptions, Store, open_store
+from stoker._stores import ServedOptions, Store, open_store
 from stoker.errors import CredentialsError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
-from stoker_local import BucketConfig, BucketSpec, KeyPair, LocalBucket, running_server
+from stoker_local import KeyPair, running_server
 from stoker_local._config import WELL_KNOWN
-from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_torch import Loader
+from support.function_cloud import Clouds, bucket_and_cloud, function
+from support.local_bucket import s3_options
 from support.platform_doors import enter
 from support.stores import run_with
 
@@ -27,37 +28,21 @@ TRAINER = KeyPair(access_key="trainer", secret_key="trainer-secret", session_tok
 GONE = KeyPair(access_key="gone", secret_key="gone-secret", session_token="gone-token", expires_at=1.0)
 WRONG = KeyPair(access_key="trainer", secret_key="MARKER", session_token="trainer-token")
 AWS = ServedOptions(auth="aws", region="us-east-1")
-Clouds = tuple[LocalBucket, FunctionCloud]
 
 
-@asynccontextmanager
-async def both() -> AsyncIterator[Clouds]:
-    serve = FunctionSpec(
-        name="stoker-serve",
-        handler="stoker_functions.aws.serve",
-        memory_mb=512,
-        timeout_seconds=30.0,
-        concurrency=2,
-        url_auth="AWS_IAM",
-        environment={"STOKER_DATASETS": f"train={DATASET}"},
+def serving() -> AbstractAsyncContextManager[Clouds]:
+    settings = {"STOKER_DATASETS": f"train={DATASET}"}
+    serve = function(
+        "stoker_functions.aws.serve", name="stoker-serve", concurrency=2, url_auth="AWS_IAM", environment=settings
     )
-    config = FunctionCloudConfig(functions=(serve,), init_seconds=60.0, keys=(WELL_KNOWN, TRAINER, GONE))
-    buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),))
-    async with LocalBucket(buckets) as bucket, function_cloud(config, bucket=bucket) as cloud:
-        yield bucket, cloud
+    return bucket_and_cloud(serve, keys=(WELL_KNOWN, TRAINER, GONE))
 
 
 @pytest.fixture(scope="module")
 def clouds() -> Iterator[Clouds]:
-    with running_server(both) as (bucket, cloud):
-        keys = S3Options(
-            endpoint_url=bucket.url,
-            region="us-east-1",
-            access_key_id=WELL_KNOWN.access_key,
-            secret_access_key=WELL_KNOWN.secret_key,
-        )
+    with running_server(serving) as (bucket, cloud):
         schema = {"x": stoker.Array("int64"), "image": stoker.Array("uint8", (LARGE,))}
-        with stoker.Packer(DATASET, schema=schema, super_sample_bytes=8 << 20, options=keys) as packer:
+        with stoker.Packer(DATASET, schema=schema, super_sample_bytes=8 << 20, options=s3_options(bucket)) as packer:
             packer.extend({"x": number, "image": np.full(LARGE, number, "u1")} for number in range(SAMPLES))
         yield bucket, cloud
 

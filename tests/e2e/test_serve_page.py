@@ -17,12 +17,12 @@ from safetensors.numpy import load_file
 
 import stoker
 from stoker._format.manifest import Manifest
-from stoker._stores import S3Options
 from stoker._stores.access_token import TokenKeys
 from stoker._stores.options import Auth
 from stoker_functions.serve._asgi import AsgiApp
 from stoker_local import LocalBucket
 from support.datasets import SCHEMA, pack_numbers, sample_of
+from support.local_bucket import s3_options
 from support.serving_host import hosting, running_service
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +48,7 @@ def test_the_commands_of_the_page_work_with_what_is_served_and_with_redirects(
     keys, token = run(
         "bash", "-ec", f'{making}\necho "$STOKER_TOKEN_KEYS"; echo "$STOKER_TOKEN"', folder=tmp_path
     ).split()
-    options = S3Options(
-        endpoint_url=local_bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-    )
+    options = s3_options(local_bucket)
     url = "s3://stoker/serve-page"
     with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=20_000, options=options) as packer:
         packer.extend(map(sample_of, range(400)))

@@ -14,13 +14,14 @@ import stoker
 from stoker import cli
 from stoker._fetch.config import FetchConfig
 from stoker._order.order import Order, OrderConfig
-from stoker._stores import S3Options, ServedOptions
+from stoker._stores import ServedOptions
 from stoker._stores.access_token import Grant, TokenKeys
 from stoker.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError
 from stoker_functions.serve import Refusal, Request, Response
 from stoker_local import LocalBucket
 from stoker_torch import Loader
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of
+from support.local_bucket import s3_options
 from support.serving_host import running_service
 
 SAMPLES = 400
@@ -40,9 +41,7 @@ def test_an_epoch_over_http_is_the_orders(shuffle: Any) -> None:
 
 
 def test_an_epoch_over_redirects_to_the_bucket_is_the_orders(local_bucket: LocalBucket) -> None:
-    options = S3Options(
-        endpoint_url=local_bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-    )
+    options = s3_options(local_bucket)
     url = "s3://stoker/served-training"
     with stoker.Packer(url, schema=SCHEMA, super_sample_bytes=2000, options=options) as packer:
         packer.extend(map(sample_of, range(SAMPLES)))

@@ -19,6 +19,7 @@ from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._wake import Task, Wake
+from support.local_bucket import s3_options
 from support.warm_cloud import PREFIX, instances_of, node_cloud
 
 NODES = 3
@@ -108,9 +109,7 @@ def test_no_batch_waits_for_nodes_that_are_frozen_or_killed(number: signal.Signa
     async def check() -> None:
         buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),), shape=Shape(first_byte_seconds=BUCKET_SECONDS))
         async with LocalBucket(buckets) as bucket, node_cloud(NODES) as cloud:
-            options = S3Options(
-                endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-            )
+            options = s3_options(bucket)
             await asyncio.to_thread(pack, options)
             await asyncio.gather(*(warmed(cloud, node) for node in range(NODES)))
             nodes = f"nodes={NODES}&code=2+1&writes=16&wake=60s&ping=1s&endpoint={cloud.url}"

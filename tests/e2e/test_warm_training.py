@@ -19,6 +19,7 @@ from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._wake import Task, Wake
+from support.local_bucket import s3_options
 from support.warm_cloud import PREFIX, instances_of, node_cloud
 
 NODES = 12
@@ -99,9 +100,7 @@ def test_every_sample_comes_once_an_epoch_and_the_second_mostly_from_nodes_whate
     async def check() -> None:
         buckets = BucketConfig(buckets=(BucketSpec(name="stoker"),), shape=Shape(first_byte_seconds=0.05))
         async with LocalBucket(buckets) as bucket, node_cloud(NODES) as cloud:
-            options = S3Options(
-                endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-            )
+            options = s3_options(bucket)
             await asyncio.to_thread(pack, options)
             await asyncio.gather(*(warmed(cloud, number) for number in range(NODES)))
             nodes = f"nodes={NODES}&code=4+2&writes=16&wake=60s&ping=1s&endpoint={cloud.url}"

@@ -7,6 +7,7 @@ from typing import Any
 import stoker
 from golden.v1.make_fixtures import FOLDER
 from stoker_local import LocalBucket
+from support.local_bucket import s3_options
 from support.stores import run_with
 
 __all__ = ["files_of", "options_of", "stored", "upload"]
@@ -24,9 +25,7 @@ def files_of(*folders: str) -> dict[str, bytes]:
 
 def options_of(bucket: LocalBucket) -> stoker.S3Options:
     """Return how to reach the bucket ``stoker`` of a local bucket server."""
-    return stoker.S3Options(
-        endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-    )
+    return s3_options(bucket)
 
 
 def upload(url: str, options: stoker.S3Options, *folders: str) -> None:

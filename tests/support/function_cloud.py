@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,13 +15,26 @@ import aioboto3
 import psutil
 from botocore.config import Config
 
+from stoker_local import BucketConfig, BucketSpec, LocalBucket
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 
-__all__ = ["GOOGLE_CODE", "HANDLERS", "cloud_of", "function", "is_running", "lambda_client", "until"]
+__all__ = [
+    "GOOGLE_CODE",
+    "HANDLERS",
+    "Clouds",
+    "bucket_and_cloud",
+    "cloud_of",
+    "function",
+    "is_running",
+    "lambda_client",
+    "run_stoker",
+    "until",
+]
 
 HANDLERS = str(Path(__file__).parent / "cloud_handlers")
 GOOGLE_CODE = str(Path(HANDLERS) / "google_code.py")
 _WAIT_SECONDS = 300.0  # of a hang
+Clouds = tuple[LocalBucket, FunctionCloud]
 
 
 def function(handler: str, **changes: Any) -> FunctionSpec:
@@ -42,6 +58,16 @@ async def cloud_of(
 
 
 @asynccontextmanager
+async def bucket_and_cloud(
+    *functions: FunctionSpec, buckets: tuple[str, ...] = ("stoker",), **settings: Any
+) -> AsyncIterator[Clouds]:
+    """A local bucket, and a function cloud of these functions that are led to it."""
+    config = BucketConfig(buckets=tuple(BucketSpec(name=name) for name in buckets))
+    async with LocalBucket(config) as bucket, cloud_of(*functions, bucket=bucket, **settings) as cloud:
+        yield bucket, cloud
+
+
+@asynccontextmanager
 async def lambda_client(cloud: FunctionCloud, **changes: Any) -> AsyncIterator[Any]:
     """An aioboto3 client with the default keys that does not retry."""
     settings: dict[str, Any] = {
@@ -53,6 +79,19 @@ async def lambda_client(cloud: FunctionCloud, **changes: Any) -> AsyncIterator[A
     }
     async with aioboto3.Session().client("lambda", **{**settings, **changes}) as client:
         yield client
+
+
+def run_stoker(bucket: LocalBucket, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line, led to a bucket, to its end."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *arguments],
+        env={**mine, **bucket.environment()},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_WAIT_SECONDS,
+    )
 
 
 def is_running(pid: int) -> bool:

@@ -1,8 +1,9 @@
-"""Clients of the local bucket: boto3's, and requests signed by botocore for raw sockets."""
+"""Clients of the local bucket: boto3's, stoker's own, and requests signed by botocore for raw sockets."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -14,7 +15,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 
-__all__ = ["Endpoint", "exchange", "s3_client", "signed_headers", "signed_request"]
+from stoker._stores import S3Options
+
+__all__ = ["Endpoint", "Served", "exchange", "s3_client", "s3_options", "signed_headers", "signed_request"]
 
 
 class Endpoint(Protocol):
@@ -22,6 +25,17 @@ class Endpoint(Protocol):
 
     @property
     def url(self) -> str: ...
+
+
+class Served:
+    """A program of a local cloud, which prints the command that leads a shell to it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        command, *words = process.stdout.readline().split()
+        assert command == "export"
+        self.variables = dict(word.split("=", 1) for word in words)
+        self.url = self.variables["AWS_ENDPOINT_URL"]
 
 
 @contextmanager
@@ -39,6 +53,13 @@ def s3_client(endpoint: Endpoint, **changes: Any) -> Iterator[Any]:
         yield client
     finally:
         client.close()
+
+
+def s3_options(endpoint: Endpoint) -> S3Options:
+    """Options of stoker's own stores with the default keys."""
+    return S3Options(
+        endpoint_url=endpoint.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
+    )
 
 
 def signed_headers(

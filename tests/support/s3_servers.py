@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from botocore.exceptions import ClientError
 
-from support.local_bucket import s3_client
-
-__all__ = ["client_of", "on_both", "on_each", "refusal", "unlike_moto"]
+__all__ = ["on_both", "on_each", "refusal", "unlike_moto"]
 
 _T = TypeVar("_T")
 
@@ -34,13 +31,6 @@ def on_each(cases: Mapping[str, _T], *, moto: Mapping[str, str]) -> list[Any]:
 
 def _fails(deviation: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(reason=f"moto {deviation}")
-
-
-def client_of(request: pytest.FixtureRequest, server: str) -> Any:
-    """A boto3 client of a server, as a context manager."""
-    if server == "moto":
-        return s3_client(SimpleNamespace(url=request.getfixturevalue("moto_url")))
-    return s3_client(request.getfixturevalue("local_bucket"))
 
 
 def refusal(function: Any, **arguments: Any) -> tuple[int, str]:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from stoker._sources import open_source
-from stoker._stores import GcsOptions, S3Options, open_store
+from stoker._stores import GcsOptions, open_store
 from stoker._stores.options import StoreOptions
 from stoker.errors import ConfigError, NotFoundError
 from stoker_local import BucketConfig, Fault, FaultKind, FaultPlan, LocalBucket, LocalGcs, running_bucket
+from support.local_bucket import s3_options
 from support.places import tar_of
 
 Place = tuple[str, StoreOptions | None]
@@ -52,12 +53,6 @@ async def read(place: Place, name: str, start: int = 0) -> list[tuple[str, list[
         found = [(where, source.schema.encode(sample, where)) async for where, sample in samples]
     await source.close()
     return [(where.rpartition("/")[2], values) for where, values in found]
-
-
-def s3_options(bucket: LocalBucket) -> S3Options:
-    return S3Options(
-        endpoint_url=bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-    )
 
 
 @pytest.fixture(params=["s3", "gs"])

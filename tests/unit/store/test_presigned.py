@@ -22,6 +22,7 @@ from yarl import URL
 from stoker._stores import GcsOptions, Presigner, S3Options, Store, open_store
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
 from stoker_local import LocalBucket
+from support.local_bucket import s3_options
 from support.stores import run_with
 
 ODD_KEY = "a b/ü+%2F?&=~'*"
@@ -29,9 +30,7 @@ ODD_KEY = "a b/ü+%2F?&=~'*"
 
 @pytest.fixture
 def s3(local_bucket: LocalBucket) -> S3Options:
-    return S3Options(
-        endpoint_url=local_bucket.url, region="us-east-1", access_key_id="stoker", secret_access_key="stoker-secret"
-    )
+    return s3_options(local_bucket)
 
 
 async def presigned(store: Store, key: str, seconds: int = 60, tag: str = "") -> str:
