@@ -25,8 +25,9 @@ from stoker.errors import (
     WrongRegionError,
 )
 from stoker_local import BucketConfig, BucketSpec, Fault, FaultKind, FaultPlan, KeyPair, LocalBucket, running_bucket
-from support.stores import eventually, keys_of, read_range, run_with
+from support.stores import keys_of, read_range, run_with
 from support.uses import USES, Use, error_of, every_use
+from support.waiting import until
 
 FIRST = KeyPair(access_key="first", secret_key="first-secret", session_token="first-token")
 SECOND = KeyPair(access_key="second", secret_key="second-secret", session_token="second-token")
@@ -264,11 +265,11 @@ def test_a_cancelled_read_closes_its_connection_and_no_other(bucket: LocalBucket
         bucket.inject(FaultPlan(script=(Fault(kind=FaultKind.STALL),)))
         into = bytearray(1 << 20)
         read = asyncio.ensure_future(store.get_range("large", 0, 1 << 20, into=memoryview(into)))
-        await eventually(lambda: into[0] == 1)
+        await until(lambda: into[0] == 1)
         read.cancel()
         await asyncio.wait([read])
         assert read.cancelled()
-        await eventually(lambda: bucket.counts.connections == kept - 1)
+        await until(lambda: bucket.counts.connections == kept - 1)
 
     run_with(open_store("s3://ours", options=options(bucket)), check)
 

@@ -24,7 +24,8 @@ from stoker_local.functions import (
     QueueSpec,
 )
 from stoker_local.functions._google_instance import _reserved_port
-from support.function_cloud import GOOGLE_CODE, cloud_of, is_running, until
+from support.function_cloud import GOOGLE_CODE, cloud_of, is_running
+from support.waiting import until
 
 
 def google(target: str, **changes: Any) -> GoogleSpec:

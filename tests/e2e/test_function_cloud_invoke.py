@@ -12,7 +12,8 @@ from botocore.exceptions import ClientError
 
 from stoker_local import KeyPair, running_server
 from stoker_local.functions import QueueSpec
-from support.function_cloud import cloud_of, function, lambda_client, until
+from support.function_cloud import cloud_of, function, lambda_client
+from support.waiting import until
 
 
 async def call(client: Any, name: str, event: Any = None, **changes: Any) -> dict[str, Any]:

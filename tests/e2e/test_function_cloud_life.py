@@ -26,7 +26,8 @@ from stoker_local.functions import (
     Schedule,
     ServiceError,
 )
-from support.function_cloud import cloud_of, function, is_running, until
+from support.function_cloud import cloud_of, function, is_running
+from support.waiting import until
 
 KILL, FREEZE = FunctionFaultKind.KILL, FunctionFaultKind.FREEZE
 DUPLICATE, RECLAIM, THROTTLE = FunctionFaultKind.DUPLICATE, FunctionFaultKind.RECLAIM, FunctionFaultKind.THROTTLE

@@ -20,8 +20,9 @@ from stoker_local.functions import (
     Schedule,
     function_cloud,
 )
-from support.function_cloud import cloud_of, function, until
+from support.function_cloud import cloud_of, function
 from support.local_bucket import s3_client
+from support.waiting import until
 
 
 def counter(file: Path, **changes: Any) -> Any:

@@ -23,8 +23,9 @@ from stoker_torch import Loader
 from stoker_warm._client import ClientConfig, WarmClient
 from stoker_warm._handshake import Secret
 from stoker_warm._location import WarmLocation
-from support.function_cloud import cloud_of, until
+from support.function_cloud import cloud_of
 from support.tls import make_authority
+from support.waiting import until
 from support.warm_clients import loaded
 from support.warm_cloud import PREFIX, SECRET, instances_of, node_function, objects
 

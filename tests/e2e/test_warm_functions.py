@@ -17,8 +17,8 @@ from stoker_warm._handshake import Secret
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Certificate
 from stoker_warm._wake import Report, Task, Wake
-from support.function_cloud import until
 from support.tls import make_authority
+from support.waiting import until
 from support.warm_cloud import PREFIX, SECRET, instances_of, objects, warm_cloud
 
 CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)

@@ -6,7 +6,7 @@ import asyncio
 
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
-from support.function_cloud import until
+from support.waiting import until
 from support.warm_cloud import google_warm_cloud, objects
 
 CONFIG = WarmConfig(nodes=3, code=Code(2, 1), linger_seconds=0.1)

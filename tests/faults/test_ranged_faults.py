@@ -24,6 +24,7 @@ from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import PlannedStep, Stretch
 from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError
+from support.fault_weather import stormy
 from support.faulty_store import FAULTS, FaultyStore, Weather
 from support.packed_objects import packed_objects, value_at
 
@@ -98,16 +99,6 @@ class Run:
     def leaves_nothing(self) -> bool:
         now = self.ring.statistics()
         return (now.free, self.store.active, self.fetcher.stats.in_flight) == (self.ring.slots, 0, 0)
-
-
-def stormy(seed: int) -> Weather:
-    rng = random.Random(seed)
-    return Weather(
-        tail_sigma=rng.choice([0.3, 1.0]),
-        probability={fault: rng.choice([0.0, 0.03, 0.1]) for fault in FAULTS},
-        outages=[(0.3, 0.3 + rng.random())] if rng.random() < 0.3 else [],
-        closing_seconds=rng.choice([0.0, 0.05]),
-    )
 
 
 def test_random_faults_spoil_no_value_and_leave_nothing() -> None:

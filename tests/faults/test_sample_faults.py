@@ -23,6 +23,7 @@ from stoker.errors import (
     NotFoundError,
     ObjectChangedError,
 )
+from support.fault_weather import stormy
 from support.faulty_store import FAULTS, Weather
 from support.packed_objects import packed_objects
 from support.same import same
@@ -46,16 +47,6 @@ def bench(**settings: Any) -> SampleBench:
 
 def right(found: list[dict[str, Any]], indices: list[int]) -> bool:
     return same(found, [SAMPLES[number] for number in indices])
-
-
-def stormy(seed: int) -> Weather:
-    rng = random.Random(seed)
-    return Weather(
-        tail_sigma=rng.choice([0.3, 1.0]),
-        probability={fault: rng.choice([0.0, 0.03, 0.1]) for fault in FAULTS},
-        outages=[(0.3, 0.3 + rng.random())] if rng.random() < 0.3 else [],
-        closing_seconds=rng.choice([0.0, 0.05]),
-    )
 
 
 def test_random_faults_spoil_no_value_and_leave_nothing() -> None:

@@ -11,9 +11,20 @@ from stoker._base.clock import VirtualClockLoop
 from stoker._fetch.statistics import FetchStatistics
 from support.faulty_store import FAULTS, FaultyStore, Weather
 
-__all__ = ["DEADLINE_SECONDS", "ClockJumps", "Tables", "random_weather"]
+__all__ = ["DEADLINE_SECONDS", "ClockJumps", "Tables", "random_weather", "stormy"]
 
 DEADLINE_SECONDS = 12.0
+
+
+def stormy(seed: int) -> Weather:
+    """Weather of a few faults, some late answers, and at times an outage."""
+    rng = random.Random(seed)
+    return Weather(
+        tail_sigma=rng.choice([0.3, 1.0]),
+        probability={fault: rng.choice([0.0, 0.03, 0.1]) for fault in FAULTS},
+        outages=[(0.3, 0.3 + rng.random())] if rng.random() < 0.3 else [],
+        closing_seconds=rng.choice([0.0, 0.05]),
+    )
 
 
 def random_weather(rng: random.Random) -> Weather:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ __all__ = [
     "is_running",
     "lambda_client",
     "run_stoker",
-    "until",
 ]
 
 HANDLERS = str(Path(__file__).parent / "cloud_handlers")
@@ -101,16 +99,3 @@ def is_running(pid: int) -> bool:
     except psutil.NoSuchProcess:
         return False
     return status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-
-
-async def until(holds: Callable[[], Any]) -> Any:
-    """Wait until something holds, and return what it says.
-
-    Raises:
-        AssertionError: it never does.
-    """
-    deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
-    while not (value := holds()):
-        assert asyncio.get_running_loop().time() < deadline, "this never came true"
-        await asyncio.sleep(0.005)
-    return value

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from stoker.errors import ConfigError, EventError, SchemaError, TransientError
 from support import tiny_functions
+from support.web import served
 
 __all__ = ["REPORT", "Answering", "Endpoint", "answering", "gcf_endpoint", "lambda_endpoint"]
 
@@ -72,16 +73,8 @@ async def _serving(endpoint: Endpoint, path: str, handler: Any) -> AsyncIterator
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post(path, handler)
     # A function is stopped when its caller goes, so that none is left when a test ends.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        endpoint.url = f"http://127.0.0.1:{port}"
+    async with served(app, handler_cancellation=True) as endpoint.url:
         yield endpoint
-    finally:
-        await runner.cleanup()
 
 
 async def _ran(name: str, body: bytes) -> Any:

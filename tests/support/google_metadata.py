@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from aiohttp import web
 
 from stoker._stores import google_credentials as google_identity
 from stoker_local import running_server
+from support.web import served
 
 __all__ = ["machine_account"]
 
@@ -23,20 +24,10 @@ def machine_account(monkeypatch: pytest.MonkeyPatch, token: Callable[[], str]) -
         asked.append(request.query["audience"])
         return web.Response(text=token())
 
-    @asynccontextmanager
-    async def serving() -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_get("/identity", answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/identity"
-        finally:
-            await runner.cleanup()
-
-    with running_server(serving) as url:
+    app = web.Application()
+    app.router.add_get("/identity", answer)
+    with running_server(lambda: served(app)) as url:
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
         monkeypatch.setenv("CLOUDSDK_CONFIG", "/no/such/folder")
-        monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "?audience={audience}")
+        monkeypatch.setattr(google_identity, "GCE_ENDPOINT_ID_TOKEN", url + "/identity?audience={audience}")
         yield asked

@@ -77,11 +77,3 @@ async def read_range(store: Store, key: str, start: int, end: int, tag: str | No
 
 async def keys_of(store: Store, prefix: str = "", *, start_after: str = "") -> list[str]:
     return [info.key async for info in store.list(prefix, start_after=start_after)]
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Return once ``condition()`` holds, which something outside this event loop brings about."""
-    deadline = asyncio.get_running_loop().time() + 60
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "the condition did not come about within a minute"
-        await asyncio.sleep(0.001)

@@ -26,7 +26,8 @@ from stoker_warm._handshake import Secret
 from stoker_warm._proxy import Proxy
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate
-from support.function_cloud import cloud_of, until
+from support.function_cloud import cloud_of
+from support.waiting import until
 
 __all__ = ["PREFIX", "SECRET", "WarmCloud", "google_warm_cloud", "instances_of", "node_cloud", "objects", "warm_cloud"]
 

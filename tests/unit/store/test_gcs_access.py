@@ -19,6 +19,7 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
+from support.web import served
 
 
 @pytest.fixture(autouse=True)
@@ -44,16 +45,12 @@ def with_token_server(folder: Path, answers: list[web.Response], check: Callable
     async def main() -> None:
         app = web.Application()
         app.router.add_post("/token", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/token"
-        access = GcsAccess("bucket", GcsOptions(credentials_file=user_file(folder, url)))
-        try:
-            await check(access)
-        finally:
-            await access.close()
-            await runner.cleanup()
+        async with served(app) as root:
+            access = GcsAccess("bucket", GcsOptions(credentials_file=user_file(folder, f"{root}/token")))
+            try:
+                await check(access)
+            finally:
+                await access.close()
 
     asyncio.run(main())
 

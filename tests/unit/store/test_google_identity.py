@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from stoker._stores import google_credentials as google_identity
 from stoker._stores.google_credentials import IdentityTokens
 from stoker.errors import ConnectionLostError, CredentialsError, TransientError
+from support.web import served
 
 FUNCTION = "https://europe-west1-mine.cloudfunctions.net/stoker-pack"
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -29,13 +30,8 @@ async def google(handler: Handler) -> AsyncIterator[str]:
     """A server that stands for Google's; whatever it is asked for goes to one handler."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with served(app) as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from stoker._stores.http_direct import DirectReader, _Connection
 from stoker._stores.options import HttpOptions
 from stoker.errors import ConnectionLostError, DeadlineError, StoreError, TruncatedError
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
-from support.stores import eventually
+from support.waiting import until
 
 
 def open_descriptors() -> int:
@@ -105,7 +105,7 @@ def test_a_server_that_speaks_without_being_asked_is_hung_up_on() -> None:
 
     async def use(server: Server, reader: DirectReader) -> None:
         await read(reader, server)
-        await eventually(lambda: server.hung_up > 0)
+        await until(lambda: server.hung_up > 0)
         await read(reader, server)
         assert server.connections == 2
 
@@ -223,7 +223,7 @@ def test_a_silent_server_is_given_up_and_its_connection_closed() -> None:
     async def use(server: Server, reader: DirectReader) -> None:
         with pytest.raises(DeadlineError, match=r"silent for 0\.1 s"):
             await read(reader, server)
-        await eventually(lambda: server.hung_up > 0)
+        await until(lambda: server.hung_up > 0)
 
     with_server(say_half, use, read_timeout_seconds=0.1)
 
@@ -274,7 +274,7 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_descriptor() -> None:
             assert all(memory[:64] == memory[-64:] == guard for memory in memories)
         await asyncio.gather(*(read(reader, server) for _ in range(6)))
         await reader.close()
-        await eventually(lambda: open_descriptors() <= before)
+        await until(lambda: open_descriptors() <= before)
 
     with_server(answer_all, use, max_connections=3)
 
@@ -311,7 +311,7 @@ def test_closing_breaks_what_is_under_way() -> None:
 
     async def use(server: Server, reader: DirectReader) -> None:
         task = asyncio.ensure_future(read(reader, server))
-        await eventually(lambda: server.connections > 0)
+        await until(lambda: server.connections > 0)
         await reader.close()
         with pytest.raises(ConnectionLostError, match="s3://b/k"):
             await task
@@ -330,7 +330,7 @@ def test_closing_breaks_what_waits_for_a_connection_or_makes_one(kept: bool) -> 
         await reader.close()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(result, ConnectionLostError)
-        await eventually(lambda: server.hung_up == server.connections)
+        await until(lambda: server.hung_up == server.connections)
 
     with_server(answer_all, use, max_connections=2)
 

@@ -18,8 +18,8 @@ from stoker._stores.http_direct import Dialer, Dialled, DirectReader
 from stoker._stores.options import HttpOptions
 from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
-from support.stores import eventually
 from support.tls import Authority, make_authority
+from support.waiting import until
 
 GUARD = b"\xa5" * 64
 
@@ -105,7 +105,7 @@ def test_a_connection_that_ended_while_it_was_idle_is_replaced(authority: Author
         for count in (1, 2, 3):
             await read(reader, server)
             assert server.connections == count
-            await eventually(lambda: server.hung_up == server.connections)
+            await until(lambda: server.hung_up == server.connections)
 
     with_server(once, use, authority=authority)
 
@@ -133,7 +133,7 @@ def test_a_storm_of_cancellations_loses_no_permit_and_no_connection(authority: A
                 assert isinstance(result, Reply | asyncio.CancelledError)
         await asyncio.gather(*(read(reader, server) for _ in range(6)))
         await reader.close()
-        await eventually(lambda: server.hung_up == server.connections)
+        await until(lambda: server.hung_up == server.connections)
 
     with_server(answer_all, use, authority=authority, max_connections=3)
 

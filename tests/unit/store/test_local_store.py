@@ -27,7 +27,8 @@ from stoker.errors import (
     ServerError,
     StoreError,
 )
-from support.stores import eventually, keys_of, read_range, run_with
+from support.stores import keys_of, read_range, run_with
+from support.waiting import until
 
 
 def folder_store(tmp_path: Path) -> Store:
@@ -81,7 +82,7 @@ def test_an_unfinished_write_is_not_taken_for_a_killed_one(tmp_path: Path) -> No
     async def check(store: Store) -> None:
         with locked(tmp_path / "root"):
             write = asyncio.ensure_future(store.put("x", b"whole"))
-            await eventually(lambda: any(is_partial(path.name) for path in (tmp_path / "root").iterdir()))
+            await until(lambda: any(is_partial(path.name) for path in (tmp_path / "root").iterdir()))
             sweep(tmp_path / "root")
         await write
         assert (await store.get("x"))[0] == b"whole"
@@ -316,7 +317,7 @@ def test_a_writer_waits_for_another_ones_lock_before_it_replaces(tmp_path: Path)
         await store.put("x", b"old")
         with locked(root):
             write = asyncio.ensure_future(store.put("x", b"new"))
-            await eventually(lambda: any(is_partial(path.name) for path in root.iterdir()))
+            await until(lambda: any(is_partial(path.name) for path in root.iterdir()))
             await asyncio.sleep(0.02)  # time enough for a writer that does not wait to be caught
             assert (await store.get("x"))[0] == b"old"
         await write
@@ -338,7 +339,7 @@ def test_a_cancelled_call_ends_only_when_its_thread_has() -> None:
         await asyncio.sleep(0)
         for _ in range(3):
             call.cancel()
-            await eventually(seen.is_set)
+            await until(seen.is_set)
             assert not call.done()
         release.set()
         await asyncio.wait([call])

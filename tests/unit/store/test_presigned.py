@@ -24,6 +24,7 @@ from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
 from stoker_local import LocalBucket
 from support.local_bucket import s3_options
 from support.stores import run_with
+from support.web import served
 
 ODD_KEY = "a b/ü+%2F?&=~'*"
 
@@ -175,18 +176,14 @@ def on_a_machine_of_google(
         app.router.add_get("/account/token", token)
         app.router.add_get("/account/email", email)
         app.router.add_post("/{path:.*}", sign)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        root = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        monkeypatch.setattr("gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN", f"{root}/account/token?recursive=true")
-        monkeypatch.setattr("gcloud.aio.auth.iam.API_ROOT_IAM_CREDENTIALS", root)
-        store = open_store("gs://bucket", options=GcsOptions())
-        try:
-            await check(store)
-        finally:
-            await store.close()
-            await runner.cleanup()
+        async with served(app) as root:
+            monkeypatch.setattr("gcloud.aio.auth.token.GCE_ENDPOINT_TOKEN", f"{root}/account/token?recursive=true")
+            monkeypatch.setattr("gcloud.aio.auth.iam.API_ROOT_IAM_CREDENTIALS", root)
+            store = open_store("gs://bucket", options=GcsOptions())
+            try:
+                await check(store)
+            finally:
+                await store.close()
 
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"):
         monkeypatch.delenv(name, raising=False)

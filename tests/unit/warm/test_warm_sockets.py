@@ -19,8 +19,8 @@ from stoker_warm._handshake import PeerSide, ProxySide, Secret
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate, dial
 from stoker_warm._wire import Head, Kind
-from support.function_cloud import until
 from support.tls import make_authority
+from support.waiting import until
 from support.warm_platform import MemoryDoor, Tier
 
 SECRET = Secret(bytes(32))

@@ -25,8 +25,8 @@ from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.packing import WatchedStore
 from support.places import with_store
 from support.served_requests import ask, error_of, serving, with_service
-from support.stores import eventually
 from support.supersamples import EVERY_KIND, samples_of
+from support.waiting import until
 
 SAMPLES = 300
 
@@ -180,9 +180,9 @@ def test_batches_of_several_versions_take_turns_since_each_may_take_all_the_memo
 
         first, beside = asked(1, 0), asked(1, 30)
         await reading.wait()
-        await eventually(lambda: len(read()) == 2)
+        await until(lambda: len(read()) == 2)
         other, gone, later = asked(2, 50), asked(2, 54), asked(1, 20)
-        await eventually(lambda: held.calls.count(f"get {version_key(2)}") == 1)
+        await until(lambda: held.calls.count(f"get {version_key(2)}") == 1)
         for _ in range(20):
             await asyncio.sleep(0)
         gone.cancel()

@@ -1,0 +1,24 @@
+"""Waiting for what something outside brings about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["until"]
+
+_WAIT_SECONDS = 300.0  # of a hang
+
+
+async def until(holds: Callable[[], Any]) -> Any:
+    """Wait until something holds, and return what it says.
+
+    Raises:
+        AssertionError: it never does.
+    """
+    deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
+    while not (value := holds()):
+        assert asyncio.get_running_loop().time() < deadline, "this never came true"
+        await asyncio.sleep(0.002)
+    return value

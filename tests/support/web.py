@@ -1,0 +1,19 @@
+"""Web servers that a test makes, on a port of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from stoker_local._serving import serving
+
+__all__ = ["served"]
+
+
+@asynccontextmanager
+async def served(app: web.Application, *, handler_cancellation: bool = False) -> AsyncIterator[str]:
+    """Serve an application, and yield its URL, without a slash at its end."""
+    async with serving(app, "127.0.0.1", handler_cancellation=handler_cancellation) as address:
+        yield f"http://{address}"
