@@ -38,6 +38,7 @@ __all__ = [
     "Schedule",
     "Schema",
     "ServedOptions",
+    "StoreOptions",
     "Text",
     "__version__",
     "open",
@@ -56,7 +57,7 @@ _NAMES_OF = {
     "stoker._order.order": "Order OrderConfig",
     "stoker._order.random_words": "SampleContext",
     "stoker._pack.packer": "Packer",
-    "stoker._stores": "GcsOptions HttpOptions S3Options ServedOptions open_store",
+    "stoker._stores": "GcsOptions HttpOptions S3Options ServedOptions StoreOptions open_store",
 }
 """Module → the public names that it defines."""
 
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from stoker._order.order import Order, OrderConfig
     from stoker._order.random_words import SampleContext
     from stoker._pack.packer import Packer
-    from stoker._stores import GcsOptions, HttpOptions, S3Options, ServedOptions, open_store
+    from stoker._stores import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions, open_store
 
     open = Dataset  # noqa: A001 - nothing in this module opens a file
 else:  # type checkers would take any name for one that __getattr__ has
