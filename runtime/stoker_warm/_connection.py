@@ -1,9 +1,9 @@
 """One connection of the warm tier: requests and answers of both sides at once, over any asyncio transport.
 
-Bodies are received straight into the memory of whoever asked, and sent from memory where they are, in pieces: nothing
-is joined, nothing waits in a buffer of ours. Memory is bounded whatever the peer does. One that does not read gets
-nothing more, and one that asks faster than it is served is not read until answers have gone out; so only one side of a
-connection should ask in bulk, or both could wait for each other until their deadlines.
+Bodies are received straight into the memory of whoever asked, and sent from memory where they are, in pieces:
+nothing is joined, nothing waits in a buffer of ours. Memory is bounded whatever the peer does. One that does not
+read gets nothing more, and one that asks faster than it is served is not read until answers have gone out; so only
+one side of a connection should ask in bulk, or both could wait for each other until their deadlines.
 """
 
 from __future__ import annotations
@@ -13,18 +13,80 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import cast
 
-from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
+from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
 from stoker_warm._asking import Asking, Reply
 from stoker_warm._handshake import Handshake, Peer
-from stoker_warm._limits import ConnectionConfig, ConnectionStatistics
 from stoker_warm._outbox import Buffer, Outbox, Outgoing
 from stoker_warm._serving import Answer, Serve, Serving
 from stoker_warm._wire import ANSWERS, NOTICES, Frame, FrameReader, Head, Kind
 
-__all__ = ["Answer", "Connection", "ConnectionConfig", "ConnectionStatistics", "Notice", "Reply", "Room", "Serve"]
+__all__ = [
+    "Answer",
+    "Connection",
+    "ConnectionConfig",
+    "ConnectionStatistics",
+    "Notice",
+    "Reply",
+    "Room",
+    "Serve",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionConfig:
+    """Limits of a connection.
+
+    Attributes:
+        open_requests: how many requests of ours may be without an answer; more wait for their turn.
+        serving_requests: how many of the peer's are served at once before it is not read any more.
+        serving_bytes: how many bytes their bodies may have; one body comes on top.
+        handshake_seconds: how long the peer has to prove who it is.
+        close_seconds: how long the peer has to take what was sent before a ``close``.
+        piece_bytes: how much is sent at a time.
+        stall_seconds: how long the peer may take nothing of what waits to be sent before the connection is given up.
+
+    Raises:
+        ConfigError: one of them is not positive.
+    """
+
+    open_requests: int = 64
+    serving_requests: int = 64
+    serving_bytes: int = 128 << 20
+    handshake_seconds: float = 5.0
+    close_seconds: float = 1.0
+    piece_bytes: int = 1 << 20
+    stall_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} of a connection is {getattr(self, name)}, and must be more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatistics:
+    """What a connection does and did.
+
+    Attributes:
+        sent_bytes: given to the transport.
+        received_bytes: taken from it.
+        open_requests: of ours, without an answer; cancelled ones too, until the peer has answered them.
+        serving_requests: of the peer's, until their answers were given to the transport.
+        serving_bytes: of the bodies of those.
+        heard_seconds: when something was last received, in the loop's time.
+    """
+
+    sent_bytes: int
+    received_bytes: int
+    open_requests: int
+    serving_requests: int
+    serving_bytes: int
+    heard_seconds: float
+
 
 Notice = Callable[[Kind, Head], None]
 """Is called with what the peer says unasked."""

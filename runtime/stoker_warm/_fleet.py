@@ -1,27 +1,78 @@
-"""Nodes as the proxy uses them: called when they sleep, asked when they are awake, given up when they are silent."""
+"""Nodes as the proxy uses them: called when they sleep, asked when they are awake, given up when they are silent.
+
+What an instance holds, and what it is to let go, are lists of shards, page by page.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
-from stoker.errors import ConnectionLostError, DeadlineError, StokerError
-from stoker_warm._calling import Billed, Caller, Invoke
+from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
+from stoker_warm._calling import Billed, Caller, Invoke, Waking
 from stoker_warm._connection import Connection, Reply
 from stoker_warm._life import Contents, Life, State
-from stoker_warm._listing import deletions, list_all
+from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
 from stoker_warm._standing import Standing
 from stoker_warm._wake import Report, Task
-from stoker_warm._waking import Waking
 from stoker_warm._wire import Head, Kind
 
-__all__ = ["Node", "NodeParts"]
+__all__ = [
+    "Node",
+    "NodeParts",
+    "deletions",
+    "list_all",
+    "listed_page",
+]
+
+
+async def list_all(name: str, ask: Callable[[Head], Awaitable[Reply | None]], most: int) -> list[ShardId] | None:
+    """Return all shards that somebody holds, in their order, asked for page by page.
+
+    Args:
+        name: what to call him in an error.
+        ask: sends an INDEX with the head that it is given; None gives up.
+        most: shards.
+
+    Raises:
+        WireError: a page is not as it should be, or there are too many shards.
+    """
+    listed = list[ShardId]()
+    while (reply := await ask({"after": listed[-1].to_text()} if listed else {})) is not None:
+        listed += listed_page(name, reply.head, listed, most)
+        if not reply.head.get("more"):
+            return listed
+    return None
+
+
+def deletions(shards: Sequence[ShardId]) -> Iterator[Head]:
+    """Yield the heads of as many DELETE as it takes to name all shards."""
+    for start in range(0, len(shards), LISTED_AT_ONCE):
+        yield {"shards": [shard.to_text() for shard in shards[start : start + LISTED_AT_ONCE]]}
+
+
+def listed_page(name: str, head: Head, before: Sequence[ShardId], most: int) -> list[ShardId]:
+    """Return the shards of an answer to INDEX, behind those of the answers before.
+
+    Raises:
+        WireError: it is no such answer, has shards out of their order, or is one too many.
+    """
+    page = head.get("shards")
+    if not isinstance(page, list) or (head.get("more") and not page):
+        raise WireError(f"{name} lists {page!r:.40}, not shards")
+    shards = [ShardId.parse(each) for each in page]
+    if any(one >= other for one, other in pairwise([*before[-1:], *shards])):
+        raise WireError(f"{name} lists shards that are not in their order")
+    if len(before) + len(shards) > most:
+        raise WireError(f"{name} lists more than {most} shards")
+    return shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

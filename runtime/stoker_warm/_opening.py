@@ -1,20 +1,162 @@
-"""A warm tier from what a setting says of it."""
+"""A warm tier from what a setting says of it: a client of a proxy, or a proxy in this process."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Protocol
 
-from stoker.abc import Readable
+from stoker._cost.prices import FunctionPrices, Prices
+from stoker.abc import Executor, Readable
 from stoker.errors import ConfigError
+from stoker.fanout import open_executor
+from stoker_warm._client import WarmClient
 from stoker_warm._code import require_codec
+from stoker_warm._door import TcpDoor
 from stoker_warm._handshake import Secret
-from stoker_warm._keepers import open_keeper
-from stoker_warm._lazy import LazyKeeper
-from stoker_warm._location import WarmLocation
-from stoker_warm._origin import BucketOrigin
-from stoker_warm._tier import WarmTier
+from stoker_warm._location import BILLED, OPTIONS, Fleet, WarmLocation
+from stoker_warm._proxy import Proxy
+from stoker_warm._put_back import BucketOrigin, Origin
+from stoker_warm._server import ProxyServer, Tariff, overview, told
+from stoker_warm._tier import Keeper, LazyKeeper, WarmTier
 
-__all__ = ["secret_of_environment", "warm_tier_at"]
+__all__ = [
+    "OwnProxy",
+    "WarmKeeper",
+    "open_keeper",
+    "secret_of_environment",
+    "warm_tier_at",
+]
+
+
+class OwnProxy:
+    """A proxy in this process, with the executor that calls its nodes; a :class:`WarmKeeper`.
+
+    Attributes:
+        proxy: what keeps the objects.
+        tariff: by whose prices its bill is made.
+    """
+
+    def __init__(self, proxy: Proxy, tariff: Tariff, stack: AsyncExitStack) -> None:
+        self.proxy, self.tariff, self._stack = proxy, tariff, stack
+        self._begun_seconds = asyncio.get_running_loop().time()
+
+    @classmethod
+    async def open(
+        cls,
+        fleet: Fleet,
+        secret: Secret,
+        *,
+        serves: Callable[[Tariff], ProxyServer] | None = None,
+        origins: Sequence[Origin] = (),
+    ) -> OwnProxy:
+        """Listen, and call all nodes.
+
+        Args:
+            fleet: the nodes, and where to listen.
+            secret: of the deployment.
+            serves: makes what answers clients; without, they are turned away.
+            origins: where objects came from.
+
+        Raises:
+            StokerError: it cannot listen, or functions cannot be called.
+        """
+        executor = _executor(fleet)
+        tariff = _tariff(fleet, executor)
+        server = serves(tariff) if serves is not None else None
+        door = TcpDoor(fleet.listen, advertised=fleet.advertised, certificate=fleet.certificate)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(executor)
+            proxy = Proxy(fleet.config, secret, executor.call, door, clients=server, origins=origins)
+            if server is not None:
+                server.attend(proxy)
+            stack.push_async_callback(proxy.close)
+            await proxy.start()
+            return cls(proxy, tariff, stack.pop_all())
+
+    async def read(self, name: str, into: memoryview) -> bool:
+        """Fill ``into`` with an object, if it is there."""
+        return await self.proxy.read(name, into)
+
+    def offer(self, name: str, data: memoryview) -> None:
+        """Have an object kept."""
+        self.proxy.offer(name, data)
+
+    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
+        """Return how the tier does; see ``stoker_warm._server.overview``."""
+        problems = await self.proxy.wake() if wakes else {}
+        seconds = asyncio.get_running_loop().time() - self._begun_seconds
+        return overview(self.proxy, self.tariff, seconds, problems)
+
+    async def down(self, *, forgets: bool = False) -> list[str]:
+        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
+        problems = await self.proxy.forget() if forgets else {}
+        await self.proxy.stop()
+        return told(problems)
+
+    async def close(self) -> None:
+        """Have nodes return, and end. Idempotent."""
+        await self._stack.aclose()
+
+
+def _executor(fleet: Fleet) -> Executor:
+    executor = open_executor(fleet.executor, fleet.options)
+    for setting, (option, _) in OPTIONS.items():
+        if getattr(fleet.options, option) is not None and option not in {*executor.heeds, *BILLED}:
+            raise ConfigError(f"{setting} means nothing to functions on {fleet.executor}; leave it out")
+    return executor
+
+
+def _tariff(fleet: Fleet, executor: Executor) -> Tariff:
+    prices = Prices.load()
+    functions = _FREE if executor.platform is None else prices.function(executor.platform)
+    return Tariff(functions=functions, store=prices.store(fleet.bucket), egress=fleet.egress)
+
+
+_FREE = FunctionPrices(
+    name="this machine",
+    region="local",
+    source="",
+    dollars_per_request=0.0,
+    dollars_per_gb_second=0.0,
+    dollars_per_vcpu_second=0.0,
+)
+
+
+class WarmKeeper(Keeper, Protocol):
+    """A keeper of which people at a terminal can ask more."""
+
+    async def status(self, *, wakes: bool = False) -> Mapping[str, Any]:
+        """Return how the tier does, after calling all nodes if it ``wakes``; see ``stoker_warm._server.overview``."""
+        ...
+
+    async def down(self, *, forgets: bool = False) -> list[str]:
+        """Have nodes return, and drop what they hold if it ``forgets``; return what went wrong."""
+        ...
+
+
+async def open_keeper(location: WarmLocation, secret: Secret, *, origins: Sequence[Origin] = ()) -> WarmKeeper:
+    """Return what reads and keeps objects there; ``close`` it in the end, on the same event loop.
+
+    A proxy in this process listens and calls its nodes from here on. One elsewhere is connected to when it is first
+    asked, so that it need not be there yet.
+
+    Args:
+        location: of the tier.
+        secret: of the deployment.
+        origins: of objects, from which a proxy in this process puts back what nodes lose if the location says so.
+
+    Raises:
+        ConfigError: what it needs is not right, or the address cannot be used.
+        StokerError: functions cannot be called.
+    """
+    if location.fleet is not None:
+        return await OwnProxy.open(location.fleet, secret, origins=origins)
+    if location.proxy is None:
+        raise ConfigError(f"the location {location.url} names neither a proxy nor functions")
+    return WarmClient(location.proxy, secret, fingerprint=location.fingerprint)
 
 
 def secret_of_environment() -> Secret:

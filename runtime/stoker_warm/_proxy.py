@@ -26,16 +26,14 @@ from stoker_warm._errands import run_errands
 from stoker_warm._fleet import Node, NodeParts
 from stoker_warm._handshake import Secret
 from stoker_warm._life import Contents, State
-from stoker_warm._origin import Origin
-from stoker_warm._put_back import PutBack
+from stoker_warm._put_back import Origin, PutBack
 from stoker_warm._reading import ShardReader
 from stoker_warm._reception import Clients, Reception
 from stoker_warm._settings import WarmConfig
 from stoker_warm._statistics import ProxyStatistics, ProxyTally
 from stoker_warm._wake import Task
 from stoker_warm._wire import Kind
-from stoker_warm._write_behind import WriteBehind
-from stoker_warm._writing import ShardWriter
+from stoker_warm._writing import ShardWriter, WriteBehind
 
 __all__ = ["Clients", "Proxy", "ProxyStatistics"]
 

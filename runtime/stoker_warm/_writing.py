@@ -1,27 +1,76 @@
-"""Writing an object's shards to nodes that have none of it yet."""
+"""Writing an object's shards to nodes that have none of it yet, and deleting shards.
+
+What nothing will be read from any more is deleted. Objects are written behind the back of whoever has them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
 
 from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
 from stoker.errors import StoreError, TransientError, WireError
 from stoker_warm._code import Code, encode
 from stoker_warm._directory import Directory, Held, Placement
-from stoker_warm._doomed import Doomed
 from stoker_warm._fleet import Node
 from stoker_warm._life import State
+from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._reading import views_of
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
 from stoker_warm._statistics import ProxyTally
 from stoker_warm._wire import Head, Kind
 
-__all__ = ["ShardWriter", "Shards", "Written", "encoded"]
+__all__ = [
+    "Doomed",
+    "ShardWriter",
+    "Shards",
+    "WriteBehind",
+    "Written",
+    "encoded",
+]
+
+
+class Doomed:
+    """What is to be deleted, by node: when the node is written to next. That is soon enough, and wakes nobody.
+
+    Args:
+        nodes: how many there are.
+        write_seconds: for an order to delete, its node's wake included.
+    """
+
+    def __init__(self, nodes: int, *, write_seconds: float) -> None:
+        self._shards: dict[int, set[ShardId]] = {}
+        self._deleting = [asyncio.Lock() for _ in range(nodes)]
+        self._write_seconds = write_seconds
+
+    def add(self, node: int, shard: ShardId) -> None:
+        """Have a shard deleted."""
+        self._shards.setdefault(node, set()).add(shard)
+
+    def forget(self, node: int) -> set[ShardId]:
+        """Return what was to be deleted, which is not any more."""
+        return self._shards.pop(node, set())
+
+    async def delete(self, node: Node) -> None:
+        """Delete what is to be deleted at a node.
+
+        Raises:
+            StoreError: the node cannot be had; what it was not told stays to be deleted.
+        """
+        async with self._deleting[node.number]:  # lest a shard is put there again before a second order to delete it
+            while doomed := self._shards.get(node.number):
+                page = list(islice(doomed, LISTED_AT_ONCE))
+                head = {"shards": [shard.to_text() for shard in page]}
+                await node.request(Kind.DELETE, head, seconds=self._write_seconds)
+                doomed.difference_update(page)
+
 
 _log = logging.getLogger("stoker.warm.writing")
 
@@ -184,3 +233,88 @@ def _evicted(head: Head) -> list[ShardId]:
     if not isinstance(evicted, list):
         raise WireError(f"a node says that {evicted!r:.40} went for a shard")
     return [ShardId.parse(each) for each in evicted]
+
+
+class WriteBehind:
+    """Copies of objects, up to so many bytes, until they are with nodes. Lives on the proxy's event loop.
+
+    Args:
+        config: of the tier.
+        writer: puts them away.
+        directory: knows which are away.
+        tally: where they are counted.
+        spawn: runs what it is given until it ends or the proxy does.
+    """
+
+    def __init__(
+        self,
+        config: WarmConfig,
+        writer: ShardWriter,
+        directory: Directory,
+        tally: ProxyTally,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._config, self._writer, self._directory, self._tally, self._spawn = config, writer, directory, tally, spawn
+        self._turns = asyncio.Semaphore(config.writes)
+        self._is_closed = False
+
+    def offer(self, name: str, data: memoryview) -> None:
+        """Put an object away some time, if there is room for a copy until then. Never blocks."""
+        if not self._has(name) and self._has_room(len(data)):
+            self._begin(name, self._config.code, bytes(data))
+
+    def take(self, name: str, data: bytearray) -> bool:
+        """Like :meth:`offer`, but without a copy: nobody changes ``data`` any more.
+
+        Returns:
+            Whether it is here, or will be if nothing comes between.
+        """
+        if self._has(name):
+            return True
+        if not self._has_room(len(data)):
+            return False
+        self._begin(name, self._config.code, data)
+        return True
+
+    def rebuild(self, name: str, code: Code, data: memoryview) -> None:
+        """Put the lost shards of an object away again, of which the bytes are at hand; if there is room for a copy."""
+        if self._fits(len(data)) and name not in self._writer.under_way:
+            self._begin(name, code, bytes(data))
+
+    def close(self) -> None:
+        """Take no more."""
+        self._is_closed = True
+
+    def _has(self, name: str) -> bool:
+        return self._directory.find(name) is not None or name in self._writer.under_way
+
+    def _has_room(self, size_bytes: int) -> bool:
+        has_room = self._fits(size_bytes)
+        self._tally.declined += not has_room
+        return has_room
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self._is_closed and self._tally.pending_bytes + size_bytes <= self._config.pending_bytes
+
+    def _begin(self, name: str, code: Code, data: bytes | bytearray) -> None:
+        self._writer.under_way.add(name)
+        self._tally.pending_bytes += len(data)
+        writing = self._spawn(self._write(name, code, data))
+        writing.add_done_callback(lambda _: self._ended(name, len(data)))
+
+    def _ended(self, name: str, size_bytes: int) -> None:
+        self._writer.under_way.discard(name)
+        self._tally.pending_bytes -= size_bytes
+
+    async def _write(self, name: str, code: Code, data: bytes | bytearray) -> None:
+        async with self._turns:
+            is_new = self._directory.find(name, is_use=False) is None
+            written = await self._writer.write(name, code, partial(encoded, code, data))
+            if written is None:
+                self._tally.declined += 1
+            elif not is_new:
+                self._tally.rebuilt += written.stored
+            elif self._directory.find(name, is_use=False) is not None:
+                self._tally.stored += 1
+            else:
+                self._tally.declined += 1

@@ -16,10 +16,9 @@ from stoker_local import running_server
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud
 from stoker_torch import Loader, StreamDataset
 from stoker_warm._handshake import Secret
-from stoker_warm._lazy import LazyKeeper
-from stoker_warm._own_proxy import OwnProxy
+from stoker_warm._opening import OwnProxy
 from stoker_warm._statistics import ProxyStatistics
-from stoker_warm._tier import WarmTier
+from stoker_warm._tier import LazyKeeper, WarmTier
 from support.warm_cloud import instances_of
 
 SECRET = Secret(bytes(range(32)))

@@ -15,7 +15,7 @@ __all__ = ["MemoryOrigin"]
 
 @dataclass
 class MemoryOrigin:
-    """An :class:`~stoker_warm._origin.Origin`.
+    """An :class:`~stoker_warm._put_back.Origin`.
 
     Attributes:
         objects: by name.

@@ -15,8 +15,8 @@ from stoker.errors import ConnectionLostError, ServerError, ThrottledError
 from stoker_warm._connection import Connection
 from stoker_warm._handshake import Secret
 from stoker_warm._node import NodeServer
-from stoker_warm._origin import Origin
 from stoker_warm._proxy import Proxy
+from stoker_warm._put_back import Origin
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
 from stoker_warm._shelf import Shelf

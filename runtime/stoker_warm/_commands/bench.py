@@ -16,7 +16,7 @@ from stoker._base.task_group import for_each
 from stoker._cache.naming import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import DeadlineError
-from stoker_warm._keepers import WarmKeeper
+from stoker_warm._opening import WarmKeeper
 
 __all__ = ["measured", "rows_of_bench"]
 

@@ -18,8 +18,8 @@ from stoker.errors import ConfigError
 from stoker_warm._commands.status import dollars_of, states_of
 from stoker_warm._handshake import Secret
 from stoker_warm._location import Fleet, WarmLocation
-from stoker_warm._origin import BucketOrigin, Origin
-from stoker_warm._own_proxy import OwnProxy
+from stoker_warm._opening import OwnProxy
+from stoker_warm._put_back import BucketOrigin, Origin
 from stoker_warm._server import ProxyServer, Tariff
 from stoker_warm._sockets import Certificate
 

@@ -17,9 +17,8 @@ from stoker_warm._commands.bench import measured, rows_of_bench
 from stoker_warm._commands.proxy import run_proxy
 from stoker_warm._commands.status import rows_of_status
 from stoker_warm._handshake import Secret
-from stoker_warm._keepers import WarmKeeper, open_keeper
 from stoker_warm._location import WarmLocation
-from stoker_warm._opening import secret_of_environment
+from stoker_warm._opening import WarmKeeper, open_keeper, secret_of_environment
 from stoker_warm._wire import MAX_BODY_BYTES
 
 __all__ = ["configure", "run"]

@@ -10,8 +10,8 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker.errors import StokerError
-from stoker_warm._backup import back_up
 from stoker_warm._code import Code
+from stoker_warm._errands import back_up
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shelf import OVERHEAD_BYTES
 from support.warm_platform import Instance, Mood, Tier, named

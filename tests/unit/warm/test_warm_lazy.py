@@ -10,7 +10,7 @@ import pytest
 
 from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError
-from stoker_warm._lazy import LazyKeeper
+from stoker_warm._tier import LazyKeeper
 
 NAME = "0" * 32
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import WireError
-from stoker_warm._fleet import Node
-from stoker_warm._listing import listed_page
+from stoker_warm._fleet import Node, listed_page
 from stoker_warm._shard import ShardId
 from support.warm_one_node import DATA, NAME, SHARD, check
 from support.warm_platform import Tier

@@ -10,8 +10,8 @@ from stoker.fanout import ExecutorOptions
 from stoker_warm._client import WarmClient
 from stoker_warm._code import Code
 from stoker_warm._handshake import Secret
-from stoker_warm._keepers import open_keeper
 from stoker_warm._location import Fleet, WarmLocation
+from stoker_warm._opening import open_keeper
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate
 

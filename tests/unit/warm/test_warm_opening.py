@@ -11,9 +11,8 @@ import pytest
 from stoker._stores import open_store
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_warm._handshake import Secret
-from stoker_warm._keepers import open_keeper
 from stoker_warm._location import WarmLocation
-from stoker_warm._opening import warm_tier_at
+from stoker_warm._opening import open_keeper, warm_tier_at
 
 FLEET = "warm+lambda://stoker?listen=127.0.0.1:0&nodes=20"
 STORE = open_store("memory://data")
