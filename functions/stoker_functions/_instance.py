@@ -48,8 +48,8 @@ HANDLERS = {
 LAMBDA_HANDLERS = {
     **HANDLERS,
     "ingest": "stoker_functions._ingest:ingest_queue",
-    "serve": "stoker_functions.serve._handlers:serve_url",
-    "serve_with_token": "stoker_functions.serve._handlers:serve_url_with_token",
+    "serve": "stoker_functions.serve._service:serve_url",
+    "serve_with_token": "stoker_functions.serve._service:serve_url_with_token",
 }
 """Those of Lambda: these get a queue's messages, and requests of function URLs."""
 
@@ -57,8 +57,8 @@ GOOGLE_HANDLERS = {**HANDLERS, "ingest": "stoker_functions._ingest:ingest_object
 """Those of Google's functions: these get one object at a time."""
 
 SERVING_HANDLERS = {
-    "serve": "stoker_functions.serve._handlers:serve_scope",
-    "serve_with_token": "stoker_functions.serve._handlers:serve_scope_with_token",
+    "serve": "stoker_functions.serve._service:serve_scope",
+    "serve_with_token": "stoker_functions.serve._service:serve_scope_with_token",
 }
 """Those that answer requests as ASGI words them."""
 Handler = Callable[[object, Deployment, Deadline], Awaitable[dict[str, Any]]]

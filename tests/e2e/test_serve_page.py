@@ -19,7 +19,7 @@ import stoker
 from stoker._format.manifest import Manifest
 from stoker._stores.access_token import TokenKeys
 from stoker._stores.options import Auth
-from stoker_functions.serve._asgi import AsgiApp
+from stoker_functions.serve._messages import AsgiApp
 from stoker_local import LocalBucket
 from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.local_bucket import s3_options

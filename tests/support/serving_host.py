@@ -11,7 +11,7 @@ from aiohttp import web
 
 from stoker._stores import Store, StoreOptions, open_store
 from stoker_functions.serve import Request, Response, ServeConfig, Service, asgi_app
-from stoker_functions.serve._asgi import AsgiApp
+from stoker_functions.serve._messages import AsgiApp
 from stoker_local import running_server
 from support.platform_doors import OPEN, Door
 

@@ -8,6 +8,7 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any, get_args
 
 from stoker._base.meter import Operation, PriceKey
@@ -22,7 +23,7 @@ from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
 from stoker._stores import open_store
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, metered, price_key
-from stoker.abc import Executor
+from stoker.abc import Answer, Executor, Store
 from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
 from stoker.cli.functions import (
     add_function_options,
@@ -34,11 +35,11 @@ from stoker.cli.functions import (
 )
 from stoker.cli.output import counted, printable, table
 from stoker.fanout import Driver, FanoutConfig, Task
-from stoker_functions._shuffle_job.inprocess import InProcess
 from stoker_functions._shuffle_job.plan import EpochPlan, PlanConfig, Worker, chosen_plan, plan_ways
 from stoker_functions._shuffle_job.task import ShuffleTask, Way, usable_bytes
+from stoker_functions._shuffle_job.work import perform
 
-__all__ = ["configure", "run"]
+__all__ = ["InProcess", "configure", "run"]
 
 _EPOCHS = re.compile(r"(\d{1,8})(?:\.\.(\d{1,8}))?", re.ASCII)
 _DEFAULT_BYTES = 1 << 30
@@ -269,3 +270,45 @@ def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, stor
         f"{counted(manifest.samples, 'sample')}, {format_bytes(manifest.size_bytes)}, in {counted(args.lanes, 'lane')}"
     )
     return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
+
+
+class InProcess:
+    """An :class:`~stoker.abc.Executor` of the one function ``shuffle``.
+
+    Args:
+        store: where the data set is; the caller closes it.
+        memory_bytes: that a task may use; there is one at a time, which reads and writes much at once.
+    """
+
+    name = "this process"
+    concurrency = 1
+    platform: str | None = None
+    sees_files = True
+    heeds: frozenset[str] = frozenset()
+
+    def __init__(self, store: Store, *, memory_bytes: int) -> None:
+        self._store = store
+        self._memory_bytes = memory_bytes
+
+    async def __aenter__(self) -> InProcess:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: every call has ended when its caller has."""
+
+    def vcpus(self, _function: str) -> float:
+        """Return none: nothing is charged."""
+        return 0.0
+
+    async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
+        """Carry out a task.
+
+        Raises:
+            StokerError: it could not be.
+        """
+        started = asyncio.get_running_loop().time()
+        result = await perform(self._store, ShuffleTask.from_event(event), memory_bytes=self._memory_bytes)
+        seconds = asyncio.get_running_loop().time() - started
+        return Answer(result=result, billed_seconds=seconds, memory_bytes=self._memory_bytes, is_cold=None)

@@ -29,9 +29,16 @@ from stoker._order.materialized_layout import EpochLayout
 from stoker.abc import Readable, Store
 from stoker.errors import DeadlineError, NotFoundError, PackError
 from stoker_functions._deployment import Deadline, Deployment
-from stoker_functions._shuffle_job.reading import Samples, SampleSource, read_groups, read_whole
+from stoker_functions._shuffle_job.samples import (
+    PartWriter,
+    Samples,
+    SampleSource,
+    Section,
+    WriteConfig,
+    read_groups,
+    read_whole,
+)
 from stoker_functions._shuffle_job.task import ShuffleTask, TaskMemory, usable_bytes
-from stoker_functions._shuffle_job.writing import PartWriter, Section, WriteConfig
 
 __all__ = ["perform", "shuffle"]
 

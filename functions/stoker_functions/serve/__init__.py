@@ -6,10 +6,17 @@ What the platforms call is in :mod:`stoker_functions.aws` and :mod:`stoker_funct
 from __future__ import annotations
 
 from stoker._stores.access_token import TokenKeys
-from stoker_functions.serve._asgi import asgi_app, from_asgi, to_asgi
-from stoker_functions.serve._config import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES, ServeConfig
-from stoker_functions.serve._lambda_url import from_lambda_url, to_lambda_url
-from stoker_functions.serve._messages import Refusal, Request, Response
+from stoker_functions.serve._answers import GOOGLE_ANSWER_BYTES, LAMBDA_ANSWER_BYTES, ServeConfig
+from stoker_functions.serve._messages import (
+    Refusal,
+    Request,
+    Response,
+    asgi_app,
+    from_asgi,
+    from_lambda_url,
+    to_asgi,
+    to_lambda_url,
+)
 from stoker_functions.serve._service import Service
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From a request to its response, whatever happens on the way."""
+"""From a request to its response, whatever happens on the way; and the handlers that platforms call for it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import cache
+from typing import Any, cast
 
 from stoker._stores import Store
+from stoker._stores.access_token import TokenKeys
 from stoker._stores.network import PerLoop
 from stoker.errors import (
     ConfigError,
@@ -21,21 +24,40 @@ from stoker.errors import (
     StokerError,
     TransientError,
 )
-from stoker_functions.serve._batches import batch_id, check_position, read_batch
-from stoker_functions.serve._conditions import is_unchanged
-from stoker_functions.serve._config import ServeConfig
+from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._settings import Settings
+from stoker_functions.serve._answers import (
+    GOOGLE_ANSWER_BYTES,
+    LAMBDA_ANSWER_BYTES,
+    ServeConfig,
+    Wanted,
+    answer_object,
+    batch_id,
+    caching,
+    check_position,
+    read_batch,
+)
 from stoker_functions.serve._library import Library, Shelf, manifest_key
-from stoker_functions.serve._messages import Refusal, Request, Response
-from stoker_functions.serve._objects import Wanted, answer_object, caching
-from stoker_functions.serve._routing import BatchAsk, ManifestAsk, SuperSampleAsk, parse
+from stoker_functions.serve._messages import (
+    AsgiApp,
+    Refusal,
+    Request,
+    Response,
+    from_asgi,
+    from_lambda_url,
+    to_asgi,
+    to_lambda_url,
+)
+from stoker_functions.serve._routing import BatchAsk, ManifestAsk, SuperSampleAsk, is_unchanged, parse
 
-__all__ = ["Service"]
+__all__ = ["Service", "config_of", "serve_scope", "serve_scope_with_token", "serve_url", "serve_url_with_token"]
 
 _log = logging.getLogger("stoker_functions.serve.service")
 _BEARER = re.compile(r"[Bb]earer +([A-Za-z0-9._-]{1,10000})", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="stoker"'}
 
 Ask = ManifestAsk | SuperSampleAsk | BatchAsk
+_RESERVED_SECONDS = 1.0  # to tell the client that it should try again
 
 
 class Service:
@@ -137,3 +159,55 @@ def _refusal_of(error: StokerError) -> Refusal:
         return Refusal(503, "unavailable", "the bucket does not answer as it should; try again", headers=headers)
     _log.error("a request failed: %s: %s", type(error).__name__, error)
     return Refusal(500, "failed", "the request could not be answered; the function's log says why")
+
+
+async def serve_url(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Answer a request to a Lambda function URL that the platform has let through.
+
+    Raises:
+        EventError: the event is no request.
+    """
+    request = from_lambda_url(cast("Mapping[str, Any]", event))
+    service = _service(deployment, LAMBDA_ANSWER_BYTES)
+    return to_lambda_url(await service.answer(request, deadline.remaining_seconds() - _RESERVED_SECONDS))
+
+
+async def serve_url_with_token(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
+    """Answer a request to a Lambda function URL that anybody may call, if it has a token of ours.
+
+    Raises:
+        EventError: the event is no request.
+    """
+    request = from_lambda_url(cast("Mapping[str, Any]", event))
+    service = _service(deployment, LAMBDA_ANSWER_BYTES)
+    return to_lambda_url(await service.answer_with_token(request, deadline.remaining_seconds() - _RESERVED_SECONDS))
+
+
+async def serve_scope(scope: MutableMapping[str, Any], deployment: Deployment) -> AsgiApp:
+    """Answer an ASGI request that the platform has let through."""
+    return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer(from_asgi(scope)))
+
+
+async def serve_scope_with_token(scope: MutableMapping[str, Any], deployment: Deployment) -> AsgiApp:
+    """Answer an ASGI request from anybody, if it has a token of ours."""
+    return to_asgi(await _service(deployment, GOOGLE_ANSWER_BYTES).answer_with_token(from_asgi(scope)))
+
+
+def config_of(settings: Settings, answer_bytes: int) -> ServeConfig:
+    """Return the configuration of a deployment on a platform that sends at most ``answer_bytes``.
+
+    Raises:
+        ConfigError: ``STOKER_TOKEN_KEYS`` or ``STOKER_DATASETS`` is not valid.
+    """
+    return ServeConfig(
+        datasets=settings.datasets,
+        token_keys=TokenKeys.parse(settings.token_keys) if settings.token_keys else None,
+        answer_bytes=answer_bytes,
+        memory_bytes=settings.memory_bytes // 4,
+    )
+
+
+@cache
+def _service(deployment: Deployment, answer_bytes: int) -> Service:
+    """Return the service of a deployment, of which an instance has one."""
+    return Service(config_of(deployment.settings, answer_bytes), deployment.served)

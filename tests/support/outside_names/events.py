@@ -20,7 +20,7 @@ from stoker_functions._ingest import ingest_object, ingest_queue
 from stoker_functions._instance import Hosted
 from stoker_functions._pack import pack
 from stoker_functions._shuffle_job.work import shuffle
-from stoker_functions.serve._handlers import serve_url
+from stoker_functions.serve._service import serve_url
 from stoker_warm._handshake import Secret
 from stoker_warm._shelf import Digest
 from stoker_warm._wake import Report, Wake

@@ -15,7 +15,7 @@ from stoker_functions._deployment import Deployment
 from stoker_functions._ingest import ingest_objects
 from stoker_functions._pack import pack
 from stoker_functions._shuffle_job.work import shuffle
-from stoker_functions.serve._config import ServeConfig
+from stoker_functions.serve._answers import ServeConfig
 from stoker_functions.serve._messages import Request
 from stoker_functions.serve._service import Service
 from support.deployments import Place, plenty

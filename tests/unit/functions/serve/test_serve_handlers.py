@@ -15,7 +15,7 @@ from stoker.errors import ConfigError, EventError
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._settings import Settings
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
-from stoker_functions.serve._handlers import (
+from stoker_functions.serve._service import (
     config_of,
     serve_scope,
     serve_scope_with_token,
