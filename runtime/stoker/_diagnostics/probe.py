@@ -386,13 +386,11 @@ class _Prober:
         is_enough = self._reader.requests + reads <= most and size_bytes >= LEAST_PROBE_BYTES
         return size_bytes if is_enough else 0
 
-    async def _at_once(
-        self, connections: int, reads: int, size_bytes: int, patience_seconds: float | None = None
-    ) -> list[list[TimedRead]]:
+    async def _at_once(self, connections: int, reads: int, size_bytes: int) -> list[list[TimedRead]]:
         """Return the reads of each of several connections, without those that failed or were late."""
 
         async def connection() -> list[TimedRead | None]:
-            return [await self._reader.read(size_bytes, patience_seconds=patience_seconds) for _ in range(reads)]
+            return [await self._reader.read(size_bytes) for _ in range(reads)]
 
         async with task_group() as group:
             tasks = [group.create_task(connection()) for _ in range(connections)]

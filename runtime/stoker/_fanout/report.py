@@ -103,27 +103,6 @@ class Tally:
         stores: the price list that stores' requests are priced by; by default none are.
     """
 
-    __slots__ = (
-        "_billed_seconds",
-        "_cold_starts",
-        "_dollars",
-        "_gb_seconds",
-        "_in_vain",
-        "_memory_bytes",
-        "_prices",
-        "_request_dollars",
-        "_requests",
-        "_second_won",
-        "_stores",
-        "_vain_seconds",
-        "_vcpus",
-        "calls",
-        "continued",
-        "retries",
-        "second_calls",
-        "throttled",
-    )  # fmt: skip
-
     def __init__(self, prices: FunctionPrices | None, stores: Prices | None = None) -> None:
         self._prices = prices
         self._stores = stores

@@ -41,7 +41,7 @@ async def _hang(event: Mapping[str, Any], *_: object) -> dict[str, Any]:
 
 
 CONTRACT_FUNCTIONS: Mapping[str, str] = {
-    name: f"{__name__}:_{name}" for name in ("echo", "fail", "chatter", "listed", "hang")
+    function.__name__[1:]: f"{__name__}:{function.__name__}" for function in (_echo, _fail, _chatter, _listed, _hang)
 }
 """The functions that the suite calls: name → ``module:function``, each ``async def (event, deployment, deadline)``."""
 

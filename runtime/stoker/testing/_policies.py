@@ -40,7 +40,7 @@ class EvictionPolicyTests:
         Args:
             oracle: tells when keys are needed next.
         """
-        raise NotImplementedError("override create_policy in your test class")
+        raise NotImplementedError(f"override create_policy in {type(self).__name__}: it makes a policy of {oracle}")
 
     def test_an_empty_cache_has_no_victims(self) -> None:
         assert list(self.create_policy(_Requests([])).victims("a")) == []
