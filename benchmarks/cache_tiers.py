@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker import Bytes, OrderConfig, Schema, open_store
 from stoker._base.checksum import crc32c
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
@@ -29,12 +30,9 @@ from stoker._cache.keeper import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
 from stoker._fetch.fetcher import Fetcher
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Bytes, Schema
 from stoker._memory.ring import Ring
-from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
-from stoker._stores import open_store
 from stoker.abc import Store
 
 OBJECT_BYTES, OBJECTS, ROUNDS, AT_ONCE = 8 << 20, 48, 9, 4

@@ -15,9 +15,8 @@ from statistics import median
 
 import numpy as np
 
+from stoker import Array, OrderConfig, Schema
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Array, Schema
-from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 

@@ -22,12 +22,11 @@ from pathlib import Path
 import numpy as np
 
 import stoker
+from stoker import Continuous, NextBatch, OrderConfig, Schedule
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker._fetch.pipeline import FeedConfig
-from stoker._fetch.schedule import Continuous, NextBatch, Schedule
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker._order.order import OrderConfig
 from stoker_local import BucketConfig, BucketProcess, Shape, bucket_process
 from stoker_sim._planning.predict import Prediction, predict
 from stoker_sim._planning.workload import Workload

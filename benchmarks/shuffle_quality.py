@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._order.order import Lane, Order, OrderConfig, Shuffle
+from stoker import Order, OrderConfig
+from stoker._order.order import Lane, Shuffle
 
 SUPER_SAMPLES = 64
 SAMPLES_EACH = 256

@@ -27,16 +27,16 @@ import numpy as np
 
 import stoker
 from benchmarks.virtual_clock import BODY, REF, SleepingStore
+from stoker import Continuous
 from stoker._base.clock import VirtualClockLoop, run_virtual
-from stoker._base.fetch_record import Phase, Request, strand
+from stoker._base.fetch_record import strand
 from stoker._base.recorder import Recorder
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.materialized_feed import BatchSource
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
-from stoker._trace.chrome import ChromeTrace
+from stoker.trace import ChromeTrace, Phase, Request
 from stoker_torch import Loader
 
 SAMPLES, BATCH, ROUNDS = 50_000, 256, 25

@@ -15,11 +15,11 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from stoker import Continuous, FetchConfig
 from stoker._base.checksum import crc32c
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectInfo, ObjectRef
 

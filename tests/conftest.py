@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from stoker._stores import GcsOptions, HttpOptions, S3Options
+from stoker import GcsOptions, HttpOptions, S3Options
 from stoker_local import BucketConfig, LocalBucket, LocalGcs, running_bucket, running_gcs
 from support.local_bucket import s3_client, s3_options
 from support.stores import Deviation, Place

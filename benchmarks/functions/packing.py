@@ -10,8 +10,7 @@ from statistics import median
 from benchmarks.document import table
 from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import MEMORY_BYTES, Stage, Usage, function, gb_seconds, pack_event, stage
-from stoker._base.meter import Operation
-from stoker._cost.prices import Prices
+from stoker import Operation, Prices
 from stoker.abc import ObjectInfo
 from stoker_local import PROFILES
 

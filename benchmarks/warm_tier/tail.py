@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.warm_tier.fleet import Object, fleet, made_objects
 from benchmarks.warm_tier.rate import patient
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker import FetchConfig, open_store
+from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
-from stoker._stores import open_store
 from stoker_local import PROFILES, BucketConfig, bucket_process
 from stoker_warm._code import Code
 from stoker_warm._tier import WarmTier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stoker
-from stoker._fetch.config import FetchConfig
+from stoker import FetchConfig
 from support.datasets import pack_at, sample_of
 from support.stores import Place
 

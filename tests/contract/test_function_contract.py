@@ -14,10 +14,10 @@ import pytest
 
 import stoker_functions.aws
 import stoker_functions.gcp
+from stoker import open_store
 from stoker._format import versions
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo
 from support.packing import contents
 

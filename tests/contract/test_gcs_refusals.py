@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker._stores import GcsOptions, Store, open_store
+from stoker import GcsOptions, open_store
 from stoker._stores.gcs_access import GcsAccess
+from stoker.abc import Store
 from stoker.errors import (
     BucketNotFoundError,
     ConnectionLostError,

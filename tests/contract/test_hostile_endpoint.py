@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._stores import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
+from stoker import GcsOptions, HttpOptions, S3Options, StoreOptions, open_store
+from stoker.abc import Store
 from stoker.errors import PermissionDeniedError, ServerError, StokerError, StoreError, ThrottledError, TruncatedError
 from support.speaking import Server, serving
 from support.stores import read_range

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker._fetch.schedule import Continuous, FetchSize, NextBatch
-from stoker._order.order import Order, OrderConfig
+from stoker import Continuous, FetchSize, NextBatch, Order, OrderConfig
 from stoker_torch import Loader
 from support.datasets import pack_at, sample_of
 from support.stores import Place

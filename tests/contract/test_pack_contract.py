@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker._base.retry import RetryingStore
+from stoker import RetryingStore, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._maintenance import gc, plan_removal, rebuild_manifest, remove, verify
 from stoker._maintenance.compaction import compact
 from stoker._pack.catalog import BucketCatalog
-from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, DatasetExistsError, NotFoundError, StoreError
 from stoker_local import BucketConfig, BucketSpec, running_bucket

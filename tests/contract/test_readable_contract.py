@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import stoker
+from stoker import HttpOptions, S3Options, ServedOptions, StoreOptions, open_store
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._stores import HttpOptions, ObjectInfo, S3Options, ServedOptions, Store, StoreOptions, open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import BucketNotFoundError, ConfigError, NotFoundError, ObjectChangedError, TruncatedError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import KeyPair

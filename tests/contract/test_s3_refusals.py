@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from stoker import Bytes, Packer
-from stoker._base.retry import RetryingStore
-from stoker._stores import HttpOptions, ObjectInfo, S3Options, Store, open_store
+from stoker import Bytes, HttpOptions, Packer, RetryingStore, S3Options, open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,

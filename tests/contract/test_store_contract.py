@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stoker._format.manifest import POINTER_KEY
-from stoker._stores import ObjectInfo, Store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,

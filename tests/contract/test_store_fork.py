@@ -10,7 +10,7 @@ from stoker_local import LocalBucket
 
 PROGRAM = """
 import asyncio, gc, os, sys
-from stoker._stores import S3Options, open_store
+from stoker import S3Options, open_store
 
 async def read():
     async with asyncio.timeout(60):

@@ -6,7 +6,7 @@ import asyncio
 import os
 import warnings
 
-from stoker._stores import ObjectInfo, Store
+from stoker.abc import ObjectInfo, Store
 from support.stores import Place, keys_of, read_range
 
 

@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 def test_a_data_loader_asks_for_a_batch_in_one_go(url: str, tmp_path: Path) -> None:
     body = """
-from stoker._fetch.config import FetchConfig
+from stoker import FetchConfig
 from torch.utils.data import DataLoader
 with stoker.open(URL, fetch=FetchConfig(hedge=False)) as dataset:
     requests = dataset.stats().get_requests

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._base.meter import Operation, Reading
-from stoker._cost.prices import Prices
+from stoker import Operation, Prices
+from stoker._base.meter import Reading
 from stoker_local import BucketConfig, BucketSpec, bucket_process
 from stoker_local._demo import digits, training
 from stoker_local._demo.run import Result, failures, read_counts, table

@@ -8,11 +8,10 @@ from typing import Any
 
 import stoker
 import stoker_functions.gcp
-from stoker._base.retry import RetryPolicy
+from stoker import GcsOptions, RetryPolicy, open_store
 from stoker._base.task_group import for_each
 from stoker._fanout.job import JobConfig, PackJob, plan_job
 from stoker._sources import open_source
-from stoker._stores import GcsOptions, open_store
 from stoker.fanout import Driver, ExecutorOptions, FanoutConfig, Report, Task, open_executor
 from stoker_local import GcsConfig, LocalGcs
 from stoker_local.functions import FunctionCloudConfig, FunctionFaultKind, FunctionFaultPlan, GoogleSpec, function_cloud

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 import stoker
-from stoker._stores import S3Options, open_store
+from stoker import S3Options, open_store
 from stoker_local import running_server
 from stoker_local.functions import (
     FunctionFault,

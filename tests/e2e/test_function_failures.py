@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from stoker import open_store
 from stoker._format import versions
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
-from stoker._stores import Store, open_store
-from stoker.abc import ObjectInfo
+from stoker.abc import ObjectInfo, Store
 from stoker_local.functions import (
     EventSource,
     FunctionCloud,

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from stoker import S3Options, open_store
 from stoker._base.task_group import for_each
 from stoker._format import versions
-from stoker._stores import S3Options, Store, open_store
+from stoker.abc import Store
 from stoker_local import BucketConfig, BucketSpec, LocalBucket
 from stoker_local.functions import (
     EventSource,

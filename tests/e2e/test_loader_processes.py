@@ -18,7 +18,7 @@ _TIMEOUT_SECONDS = 300  # of a hang
 PREAMBLE = """
 import json, logging, multiprocessing, os, signal, sys, threading, time
 logging.getLogger("asyncio").setLevel(logging.ERROR)  # its debug mode reports a busy machine as slow callbacks
-from stoker._fetch.config import FetchConfig
+from stoker import FetchConfig
 from stoker_torch import Loader, save_on_sigterm
 
 URL, FOLDER = sys.argv[1:]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker._order.order import Order, OrderConfig
+from stoker import Order, OrderConfig
 from stoker.abc import Answer
 from stoker.cli import functions, main
 from stoker_torch import Loader

@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 import stoker_functions.gcp
-from stoker._stores import GcsOptions, ServedOptions
+from stoker import GcsOptions, ServedOptions
 from stoker.errors import CredentialsError
 from stoker_local import GcsConfig, LocalGcs, running_server
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, GoogleSpec, function_cloud

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker import cli
-from stoker._stores import ServedOptions, Store, open_store
+from stoker import ServedOptions, cli, open_store
+from stoker.abc import Store
 from stoker.errors import CredentialsError
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES
 from stoker_local import KeyPair, running_server

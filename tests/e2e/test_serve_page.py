@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 
 import stoker
 from stoker._format.manifest import Manifest
-from stoker._stores.access_token import TokenKeys
 from stoker._stores.options import Auth
+from stoker_functions.serve import TokenKeys
 from stoker_functions.serve._messages import AsgiApp
 from stoker_local import LocalBucket
 from support.datasets import SCHEMA, pack_numbers, sample_of

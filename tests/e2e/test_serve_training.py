@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker import cli
-from stoker._fetch.config import FetchConfig
-from stoker._order.order import Order, OrderConfig
-from stoker._stores import ServedOptions
-from stoker._stores.access_token import Grant, TokenKeys
+from stoker import FetchConfig, Order, OrderConfig, ServedOptions, cli
+from stoker._stores.access_token import Grant
 from stoker.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError
-from stoker_functions.serve import Refusal, Request, Response
+from stoker_functions.serve import Refusal, Request, Response, TokenKeys
 from stoker_local import LocalBucket
 from stoker_torch import Loader
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of

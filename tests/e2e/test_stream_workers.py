@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
 
 import stoker
-from stoker._order.order import Order, OrderConfig
+from stoker import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, SampleError, StateError, StokerError
 from stoker_torch import Budget, RaggedColumn, StreamDataset, merge_states
 from support.datasets import SCHEMA, numbers, sample_of

@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 import stoker
-from stoker._fetch.config import FetchConfig
-from stoker._trace.recording import Recording, read_trace
+from stoker import FetchConfig
+from stoker._trace.recording import Recording
 from stoker.cli import main
+from stoker.trace import read_trace
 from stoker_local import BucketConfig, Shape, running_bucket
 from stoker_local._bucket import environment_of
 from stoker_torch import Loader

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import stoker
-from stoker._stores import S3Options
+from stoker import S3Options
 from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader

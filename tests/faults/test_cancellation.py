@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
+from stoker import Continuous, FetchConfig
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous
 from stoker._memory.ring import Ring
 from support.faulty_store import FAULTS, FaultyStore, Weather, pin
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from stoker import RetryPolicy
 from stoker._base.clock import run_virtual
-from stoker._base.retry import RetryPolicy
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FanoutError, FunctionError, ThrottledError
 from stoker.fanout import Driver, FanoutConfig

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stoker import GcsOptions, HttpOptions, open_store
 from stoker._format.manifest import POINTER_KEY
-from stoker._stores import GcsOptions, HttpOptions, Store, gcs, open_store
+from stoker._stores import gcs
+from stoker.abc import Store
 from stoker.errors import BucketNotFoundError, NotFoundError
 from support.speaking import Server, Speak, serving
 

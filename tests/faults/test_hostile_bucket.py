@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker._fetch.fetcher import FetchConfig
+from stoker import FetchConfig
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, version_key
 from stoker._format.supersample import MAX_OBJECT_BYTES
 from stoker.errors import BudgetError, FormatError, StoreError

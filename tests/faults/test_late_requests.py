@@ -13,10 +13,10 @@ from statistics import harmonic_mean, median
 
 import pytest
 
+from stoker import Continuous, FetchConfig
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
+from stoker._fetch.fetcher import Fetcher, FetchStatistics
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous
 from stoker._memory.ring import Ring
 from support.faulty_store import FaultyStore, Weather, pin
 

@@ -9,19 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from stoker import Array, Continuous, FetchConfig, OrderConfig, Schema
 from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import task_group
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Prefetcher, StepQueue
-from stoker._fetch.schedule import Continuous
 from stoker._fetch.statistics import FetchStatistics
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import POINTER_KEY
-from stoker._format.schema import Array, Schema
 from stoker._format.versions import read_manifest
 from stoker._memory.ring import Ring
-from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
 from stoker.abc import ObjectInfo

@@ -9,10 +9,10 @@ from contextlib import nullcontext
 
 import pytest
 
+from stoker import Continuous, FetchConfig
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous
 from stoker._memory.ring import Ring
 from stoker.errors import FetchError
 from support.faulty_store import FaultyStore, Weather, pin

@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import Array, Bytes, Continuous, FetchConfig, OrderConfig, Schema
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._fetch.range_plan import Group, ReadLimits
-from stoker._fetch.schedule import Continuous
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._memory.ring import Ring
-from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import PlannedStep, Stretch
 from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import Array, Bytes, Schema
 from stoker._base.clock import run_virtual
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import Head
 from stoker._memory.sample_memory import SampleMemory
 from stoker.errors import (

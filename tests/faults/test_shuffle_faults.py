@@ -11,13 +11,12 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from stoker import Array, Bytes, Order, OrderConfig, Schema
 from stoker._base.clock import run_virtual
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest, version_key
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import SuperSample
 from stoker._order.materialized_layout import EpochLayout
-from stoker._order.order import Order, OrderConfig
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
     ConnectionLostError,

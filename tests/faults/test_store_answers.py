@@ -12,8 +12,10 @@ from typing import Literal
 
 import pytest
 
+from stoker import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions, open_store
 from stoker._format.manifest import POINTER_KEY
-from stoker._stores import GcsOptions, HttpOptions, S3Options, ServedOptions, Store, StoreOptions, gcs, open_store
+from stoker._stores import gcs
+from stoker.abc import Store
 from stoker.errors import StokerError, TransientError
 from support.speaking import Server, serving
 from support.stores import keys_of, read_range

@@ -8,12 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from stoker import RetryingStore, open_store
 from stoker._base.clock import run_virtual
-from stoker._base.retry import RetryingStore
 from stoker._maintenance.compaction import Compacted, compact
 from stoker._maintenance.garbage import gc
 from stoker._pack.catalog import BucketCatalog
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit
 from stoker_functions._ingest import ingest_objects

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import stoker
+from stoker import Order, OrderConfig, Prices, Schema
 from stoker._base.threads import LoopThread
-from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import RaggedValues
 from stoker._fetch.groups import GroupSteps
 from stoker._fetch.pipeline import Feed, FeedConfig
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, plan_reads
-from stoker._format.schema import Schema
 from stoker._memory.budget import most_sample_bytes, plan_group_slots
-from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import PlannedStep, Steps, Stretch
 from stoker.errors import BudgetError

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from stoker import open_store
 from stoker._base.clock import run_virtual
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo
 from stoker.errors import StokerError
 from stoker_functions._commit import commit, compact

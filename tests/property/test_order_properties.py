@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from golden import make_order
-from stoker._order.order import Order, OrderConfig, Shuffle
+from stoker import Order, OrderConfig
+from stoker._order.order import Shuffle
 
 SHUFFLES: list[Shuffle] = ["none", "block", "window", "full"]
 PIECEWISE: list[Shuffle] = ["none", "block", "window"]

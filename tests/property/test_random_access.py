@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._format.schema import Array, Bytes, Column, Ragged, Schema, Text
+from stoker import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._format.tensorfile import DTYPES
 from stoker._memory.sample_memory import SampleMemory, head_bytes_held
 from support.packed_objects import packed_objects

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker import Order, OrderConfig
 from stoker._memory.budget import window_slots
-from stoker._order.order import Order, OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 

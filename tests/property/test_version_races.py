@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._base.retry import RetryingStore
+from stoker import RetryingStore
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows
 from stoker._format.supersample import Packed

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker._fetch.config import FetchConfig
+from stoker import FetchConfig
 from stoker_torch import Loader
 from support.datasets import numbers
 from support.processes import die

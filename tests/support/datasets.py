@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import stoker
-from stoker._format.schema import Column
+from stoker import Column
 from support.stores import Place
 
 __all__ = ["SCHEMA", "numbers", "pack_at", "pack_numbers", "sample_of"]

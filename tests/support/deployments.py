@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stoker import open_store
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import SuperSample
 from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._notifications import Notified

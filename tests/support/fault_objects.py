@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections import Counter
 
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker import Continuous, FetchConfig, FetchSize, NextBatch, Schedule
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker._memory.ring import Ring
 from stoker.errors import StoreError
 from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather

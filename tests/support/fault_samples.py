@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from stoker import Array, Bytes, Continuous, FetchConfig, NextBatch, OrderConfig, Schedule, Schema
 from stoker._base.threads import LoopThread
-from stoker._fetch.fetcher import FetchConfig
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
 from stoker._fetch.pipeline import Feed, FeedConfig
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous, NextBatch, Schedule
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._memory.budget import window_slots
-from stoker._order.order import OrderConfig, Shuffle
+from stoker._order.order import Shuffle
 from stoker._order.steps import PlannedStep, Segment, Stretch
 from stoker.errors import StoreError
 from support.fault_weather import DEADLINE_SECONDS, ClockJumps, Tables, random_weather

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker import FetchConfig
+from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import Tier
 from support.faulty_store import FaultyStore, Weather, pin

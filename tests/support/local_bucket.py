@@ -15,7 +15,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials
 
-from stoker._stores import S3Options
+from stoker import S3Options
 
 __all__ = ["Endpoint", "Served", "exchange", "s3_client", "s3_options", "signed_headers", "signed_request"]
 

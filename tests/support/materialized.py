@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from stoker import open_store
 from stoker._format.versions import read_manifest
 from stoker._order.materialized_layout import EpochLayout
-from stoker._stores import open_store
 from stoker.abc import Store
 from stoker_functions._shuffle_job.plan import EpochPlan
 from stoker_functions._shuffle_job.task import ShuffleTask, Way

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from stoker import Schema
 from stoker._fetch.gather import RaggedValues
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Schema
 from support.supersamples import ORIGIN, RUN, built
 
 __all__ = ["packed_objects", "value_at"]

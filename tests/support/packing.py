@@ -9,16 +9,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stoker._base.meter import Operation
-from stoker._base.retry import RetryPolicy
+from stoker import Array, Bytes, Operation, RetryPolicy, Schema, open_store
 from stoker._base.store_wrapper import StoreWrapper
 from stoker._format import versions
 from stoker._format.manifest import Manifest
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import SuperSample
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ServerError, StoreError
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from stoker import open_store
 from stoker._sources import ObjectSource, open_source
-from stoker._stores import Store, open_store
+from stoker.abc import Store
 
 T = TypeVar("T")
 

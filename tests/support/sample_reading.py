@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from stoker import FetchConfig
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig
 from stoker._fetch.samples import SampleReader
 from stoker._format.manifest import Manifest
 from stoker._memory.sample_memory import SampleMemory

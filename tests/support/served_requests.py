@@ -7,7 +7,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from stoker._stores import Store, open_store
+from stoker import open_store
+from stoker.abc import Store
 from stoker_functions.serve import Request, Response, ServeConfig, Service
 
 __all__ = ["ask", "serving", "error_of", "with_service"]

@@ -9,7 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from stoker._stores import Store, StoreOptions, open_store
+from stoker import StoreOptions, open_store
+from stoker.abc import Store
 from stoker_functions.serve import Request, Response, ServeConfig, Service, asgi_app
 from stoker_functions.serve._messages import AsgiApp
 from stoker_local import running_server

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from stoker import HttpOptions
 from stoker._stores.http_direct import DirectReader
-from stoker._stores.options import HttpOptions
 from support.tls import Authority
 
 BODY = b"0123456789" * 1000

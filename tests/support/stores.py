@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from stoker._stores import Store, StoreOptions, open_store
+from stoker import StoreOptions, open_store
+from stoker.abc import Store
 
 _serial = itertools.count()
 

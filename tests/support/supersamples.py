@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from stoker import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._format.supersample import Origin, Packed, SuperSampleBuilder
 from stoker._format.tensorfile import DTYPES
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker import Array, OrderConfig, Schema
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.future import Future
 from stoker._cache.keeper import KeepingTier
 from stoker._cache.memory_tier import MemoryTier
-from stoker._format.schema import Array, Schema
-from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
 from stoker.abc import ObjectRef

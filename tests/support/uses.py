@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._stores import Store, StoreOptions, open_store
+from stoker import StoreOptions, open_store
+from stoker.abc import Store
 from stoker.errors import StoreError
 from support.stores import keys_of, read_range, run_with
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stoker import Prices
 from stoker._base.checksum import crc32c
 from stoker._cache.naming import name_of, size_of
-from stoker._cost.prices import Prices
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError
 from stoker_warm._client import ClientConfig, WarmClient

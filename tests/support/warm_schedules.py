@@ -14,9 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
+from stoker import FetchConfig
 from stoker._base.clock import run_virtual
 from stoker._cache.naming import name_of
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
 from stoker.errors import ServerError

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._stores.access_token import DATASET_NAME, SKEW_SECONDS, Grant, TokenKeys, end_of, key_text
+from stoker._stores.access_token import DATASET_NAME, SKEW_SECONDS, Grant, end_of, key_text
 from stoker.errors import ConfigError, CredentialsError
+from stoker_functions.serve import TokenKeys
 
 OLD, NEW = b"o" * 32, b"n" * 48
 KEYS = TokenKeys({"new": NEW, "old": OLD})

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker._fetch.config import FetchConfig
+from stoker import FetchConfig
 from stoker.errors import ArgumentError, ConfigError, SchemaError
 from stoker_torch import CachedDataset, Loader, LoaderConfig, RaggedColumn, StreamDataset
 

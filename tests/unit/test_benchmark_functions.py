@@ -16,7 +16,7 @@ from benchmarks.functions import __main__ as program
 from benchmarks.functions import latency, packing, quiet, scaling
 from benchmarks.functions.stage import Usage
 
-from stoker._cost.prices import Prices
+from stoker import Prices
 
 KIND = packing.Kind(name="3 KB", samples=1000, size_bytes=3000)
 

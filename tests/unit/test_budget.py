@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._format.schema import Schema
+from stoker import OrderConfig, Schema
 from stoker._memory.budget import SlotPlan, most_sample_bytes, plan_group_slots, plan_slots, window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
-from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker.errors import BudgetError
 from support.packed_objects import packed_objects

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._base.meter import Operation
-from stoker._cost.prices import GB_BYTES, Prices
+from stoker import Operation, Prices
+from stoker._cost.prices import GB_BYTES
 from stoker._cost.usage import (
     Calls,
     Machines,
@@ -20,8 +20,8 @@ from stoker._cost.usage import (
     total_dollars,
     training_traffic,
 )
-from stoker._stores import Buffer, ObjectInfo
 from stoker._stores.memory import MemoryStore
+from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import ConfigError
 from stoker_torch import Loader
 from support.datasets import pack_numbers

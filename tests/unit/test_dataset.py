@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker import FetchConfig, open_store
 from stoker._base.clock import run_virtual
 from stoker._base.sizes import parse_bytes
-from stoker._fetch.fetcher import FetchConfig
-from stoker._stores import open_store
 from stoker._stores.memory import MemoryStore
 from stoker.errors import BudgetError, ConfigError, CopiedBucketWarning, FetchError, NotFoundError, StokerError
 from support.datasets import SCHEMA, pack_numbers, sample_of
@@ -191,8 +190,7 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def test_dollars_are_those_of_the_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker._base.meter import Operation
-    from stoker._cost.prices import Prices
+    from stoker import Operation, Prices
 
     monkeypatch.setattr(Prices, "store", lambda self, url: self.stores["s3"])
     with stoker.open(url) as dataset:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker import Column, Schema
 from stoker._fetch.gather import Columns, RaggedValues, concatenate, gather, gather_rows
 from stoker._fetch.super_samples import SuperSampleRows
-from stoker._format.schema import Column, Schema
 from stoker._format.supersample import Head
 from stoker._format.tensorfile import DTYPES
 from support.packed_objects import value_at

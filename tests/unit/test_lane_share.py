@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._order.order import OrderConfig
+from stoker import OrderConfig
 from stoker._order.sharding import Interleaving, LaneShare, LaneSlice
 from stoker._order.steps import Steps, Stretch
 from stoker.errors import ConfigError

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from stoker._base.meter import Meter, Operation, Reading
-from stoker._cost.prices import GB_BYTES, Prices
-from stoker._stores import open_store
+from stoker import Operation, Prices, open_store
+from stoker._base.meter import Meter, Reading
+from stoker._cost.prices import GB_BYTES
 from stoker._stores.object_store import MeteredStore
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import (

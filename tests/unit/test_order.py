@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from golden import make_order
-from stoker._order.order import MAX_LANES, Order, OrderConfig
+from stoker import Order, OrderConfig
+from stoker._order.order import MAX_LANES
 from stoker.errors import ConfigError
 
 GOLDEN: list[make_order.Case] = json.loads(Path(make_order.__file__).with_name("order.json").read_text())

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker._diagnostics.latency import BucketModel, Constant
+from stoker import OrderConfig
+from stoker._diagnostics.latency import Constant
 from stoker._fetch.pipeline import FeedConfig
-from stoker._order.order import OrderConfig
 from stoker.errors import ConfigError
+from stoker_sim import BucketModel
 from stoker_sim._experiments.silod import queue
 from stoker_sim._models.caches import TierModel
 from stoker_sim._models.dataset import described

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker._fetch.schedule import FetchSize
+from stoker import FetchSize
 from stoker.errors import ConfigError
 from stoker_sim._experiments.deli import Measurement, SampleCosts, SampleRun, measurements, simulate_samples, simulated
 

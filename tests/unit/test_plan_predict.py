@@ -15,17 +15,14 @@ from typing import Any
 
 import pytest
 
+from stoker import FetchConfig, NextBatch, Operation, OrderConfig, Prices
 from stoker._base.clock import run_virtual
-from stoker._base.meter import Operation
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
-from stoker._cost.prices import Prices
-from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal
-from stoker._fetch.config import FetchConfig
+from stoker._diagnostics.latency import Constant, Late, LogNormal
 from stoker._fetch.pipeline import FeedConfig
-from stoker._fetch.schedule import NextBatch
-from stoker._order.order import OrderConfig
 from stoker.errors import BudgetError, ConfigError
+from stoker_sim import BucketModel
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described
 from stoker_sim._planning.advice import Advice, Resources, Suggestion, advise

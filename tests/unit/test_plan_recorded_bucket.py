@@ -7,11 +7,12 @@ from statistics import median
 
 import pytest
 
-from stoker._fetch.config import FetchConfig
-from stoker._trace.chrome import ChromeTrace
-from stoker._trace.recording import Recording, Told, read_trace
+from stoker import FetchConfig
+from stoker._trace.recording import Recording, Told
 from stoker.errors import ConfigError
-from stoker_sim._models.recorded import read_durations, recorded_bucket, recorded_latency
+from stoker.trace import ChromeTrace, read_trace
+from stoker_sim import recorded_bucket, recorded_latency
+from stoker_sim._models.recorded import read_durations
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun
 

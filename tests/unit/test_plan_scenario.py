@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from stoker._diagnostics.latency import BucketModel, Constant, Late, LogNormal
-from stoker._fetch.config import FetchConfig
+from stoker import FetchConfig, NextBatch, OrderConfig
+from stoker._diagnostics.latency import Constant, Late, LogNormal
 from stoker._fetch.pipeline import FeedConfig
-from stoker._fetch.schedule import NextBatch
-from stoker._order.order import OrderConfig
 from stoker.errors import BudgetError, ConfigError
+from stoker_sim import BucketModel
 from stoker_sim._models.dataset import described, size_of
 from stoker_sim._scenarios.scenario import Scenario, simulate
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._cost.prices import Prices
+from stoker import FetchSize, NextBatch, Prices, open_store
 from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
-from stoker._fetch.schedule import FetchSize, NextBatch
-from stoker._stores import open_store
 from stoker.errors import ConfigError
 from stoker_sim._models.recorded import read_durations
 from stoker_sim._scenarios.scenario import simulate

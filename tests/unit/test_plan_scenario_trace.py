@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker._diagnostics.latency import BucketModel, Constant, Late
+from stoker import OrderConfig
+from stoker._diagnostics.latency import Constant, Late
 from stoker._fetch.pipeline import FeedConfig
-from stoker._order.order import OrderConfig
 from stoker._trace.chrome import MOST_RANKS, RanksTrace
-from stoker._trace.recording import Recording, Told, read_trace
+from stoker._trace.recording import Recording, Told
+from stoker.trace import read_trace
+from stoker_sim import BucketModel
 from stoker_sim._models.dataset import described
 from stoker_sim._scenarios.scenario import Scenario, simulate
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker._base.meter import Operation, PriceKey
-from stoker._cost.prices import GB_BYTES, Prices
+from stoker import Operation, Prices
+from stoker._base.meter import PriceKey
+from stoker._cost.prices import GB_BYTES
 from stoker.errors import ConfigError
 
 PACKAGED = resources.files("stoker").joinpath("prices.toml").read_text("utf-8")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stoker._base.retry import RetryingStore, holds
-from stoker._stores import open_store
+from stoker import RetryingStore, open_store
+from stoker._base.retry import holds
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import NotFoundError
 from support.memory import ROUNDS, Memory

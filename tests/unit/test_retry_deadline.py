@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stoker import RetryingStore, RetryPolicy
 from stoker._base.clock import run_virtual
-from stoker._base.retry import PACK_POLICY, RetryingStore, RetryPolicy
+from stoker._base.retry import PACK_POLICY
 from stoker._pack.plan import PackConfig
 from stoker.abc import Store
 from stoker.errors import (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Progress
+from stoker import Continuous, FetchSize, NextBatch, Progress
 from stoker.errors import ConfigError
 
 

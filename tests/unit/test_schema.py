@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stoker._format.schema import MAX_COLUMNS, MAX_DIMENSIONS, Array, Bytes, Column, Ragged, Schema, Text
+from stoker import Array, Bytes, Column, Ragged, Schema, Text
+from stoker._format.schema import MAX_COLUMNS, MAX_DIMENSIONS
 from stoker._format.tensorfile import DTYPES
 from stoker.errors import ConfigError, FormatError, SchemaError
 from support.supersamples import EVERY_KIND, every_dtype, value_of

@@ -10,9 +10,9 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
+from stoker import Array, Bytes, Ragged, Schema, Text
 from stoker._base.checksum import crc32c
 from stoker._format import tensorfile
-from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
 from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, SuperSample, SuperSampleBuilder
 from stoker._format.tensorfile import DTYPES
 from stoker.errors import ChecksumError, FormatError, SchemaError

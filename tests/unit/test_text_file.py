@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker import Prices
 from stoker._base.fields import read_text, read_toml
-from stoker._cost.prices import Prices
 from stoker.errors import ConfigError
 from stoker_sim._planning.allocation import read_jobs
 from stoker_sim._scenarios.scenario_file import read_scenario

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from stoker import RetryingStore, RetryPolicy
 from stoker._base.clock import run_virtual
-from stoker._base.retry import RetryingReader, RetryingStore, RetryPolicy
+from stoker._base.retry import RetryingReader
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker.abc import Buffer, ObjectInfo, Store

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import safetensors
 
+from stoker import Array, Schema, Text
 from stoker._fetch.gather import RaggedValues, gather
 from stoker._fetch.super_samples import SuperSampleRows
 from stoker._format import manifest as manifests_module
 from stoker._format import supersample, tensorfile
 from stoker._format.manifest import Manifest, PackRun
-from stoker._format.schema import Array, Schema, Text
 from stoker._format.supersample import Head, SuperSample
 from stoker._pack import record as record_module
 from stoker._pack.record import PackRecord

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
+from stoker import SampleContext
 from stoker._image_geometry import jpeg_orientation
-from stoker._order.random_words import SampleContext
 from stoker.errors import SampleError
 from stoker.images import ImageDecoder, RandomResizedCrop
 from support.fuzzed.mutations import mutated_bytes

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from stoker import Schema
 from stoker._format import schema as schema_module
-from stoker._format.schema import Schema
 from stoker._stores import gcs, s3
 from stoker._stores.failures import error_of, retry_after_seconds
 from stoker._stores.http import Reply

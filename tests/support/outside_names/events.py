@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from stoker import Array, Schema
 from stoker._base.fields import Fields
-from stoker._format.schema import Array, Schema
 from stoker._pack.part import KeySlice, Part
 from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit, compact

@@ -12,9 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from stoker._base.fetch_record import Phase
-from stoker._trace.chrome import ChromeTrace
-from stoker._trace.telemetry import OpenTelemetrySink, PrometheusSink
+from stoker.trace import ChromeTrace, OpenTelemetrySink, Phase, PrometheusSink
 from support.faulty_store import Weather
 from support.outside_names.shape import shape
 from support.tiers import SilentTier

@@ -9,8 +9,7 @@ from stoker._cache.eviction import POLICIES
 from stoker._cache.tiers import CacheSpec
 from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
-from stoker_functions.serve import Request
-from stoker_functions.serve._messages import Refusal
+from stoker_functions.serve import Refusal, Request
 from stoker_functions.serve._routing import parse
 from stoker_warm._location import WarmLocation
 

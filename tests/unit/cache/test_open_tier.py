@@ -7,9 +7,9 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
+from stoker import open_store
 from stoker._base.plugins import plugin_names
 from stoker._cache.tiers import open_tier
-from stoker._stores import open_store
 from stoker.abc import Readable
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_warm._handshake import Secret

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker import cli
+from stoker import FetchConfig, cli
 from stoker._cache.tiers import CacheSpec
-from stoker._fetch.config import FetchConfig
 
 CLUSTER = '[cluster]\ncache_bytes = "150GB"\nbandwidth = "80Mbit"\n'
 FAST = '[[jobs]]\nname = "fast"\ndataset_bytes = "100GB"\ncompute = "100MB/s"\n'

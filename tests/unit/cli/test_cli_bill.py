@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker import cli
-from stoker._base.meter import Operation
-from stoker._cost.prices import Prices
+from stoker import Operation, Prices, cli
 from stoker_local import BucketConfig, LocalBucket, running_bucket
 
 _OPERATIONS = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker import open_store
 from stoker._format import versions
-from stoker._stores import open_store
 from stoker.cli import main
 from support.packing import contents, numbered, pack
 

@@ -10,8 +10,7 @@ import pytest
 
 import stoker
 import stoker_sim
-from stoker import cli
-from stoker._dataset import Dataset
+from stoker import Dataset, cli
 
 
 @pytest.fixture(autouse=True)

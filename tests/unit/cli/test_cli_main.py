@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker import cli
-from stoker._stores import GcsOptions, S3Options, ServedOptions
+from stoker import GcsOptions, S3Options, ServedOptions, cli
 from stoker._version import __version__
 from stoker.cli import flags, pack
 from stoker.errors import ConfigError

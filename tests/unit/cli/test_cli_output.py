@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._format.schema import Array, Bytes, Column, Ragged, Text
+from stoker import Array, Bytes, Column, Ragged, Text
 from stoker._maintenance import BadObject
 from stoker.cli.output import bad_object, counted, describe, json_text, preview, printable, table
 

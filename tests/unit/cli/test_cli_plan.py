@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.schedule import NextBatch
+from stoker import FetchConfig, NextBatch
 from stoker.cli import main
 from stoker_local import LocalBucket, Shape, running_bucket
 from stoker_torch import Loader

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker._stores import open_store
+from stoker import open_store
 from stoker.cli import main
 from support.packing import numbered, pack
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from stoker import cli
-from stoker._stores.access_token import TokenKeys
+from stoker_functions.serve import TokenKeys
 
 VARIABLE = "STOKER_TOKEN_KEYS"
 

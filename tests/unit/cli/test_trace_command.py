@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from stoker._base.fetch_record import Phase, Span
-from stoker._base.recorder import Wait
-from stoker._trace.chrome import ChromeTrace
 from stoker._trace.picture import Section, html_figure, ring_fill
-from stoker._trace.recording import Filled, Held, Recording, read_trace
+from stoker._trace.recording import Filled, Held, Recording
 from stoker._trace.summary import Summary
 from stoker.cli import main
 from stoker.errors import ConfigError
+from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
 from support.traced import TracedRun
 
 

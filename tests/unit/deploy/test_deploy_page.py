@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from stoker._cost.prices import GB_BYTES, Prices
+from stoker import Prices
+from stoker._cost.prices import GB_BYTES
 from stoker_functions._settings import Settings
 from stoker_functions._warm_node import shelf_bytes
 from stoker_warm._connection import ConnectionConfig

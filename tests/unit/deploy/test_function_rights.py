@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stoker._stores import open_store
+from stoker import open_store
 from stoker.abc import Store
 from stoker.errors import PermissionDeniedError
 from stoker_functions._commit import commit, compact
@@ -15,9 +15,7 @@ from stoker_functions._deployment import Deployment
 from stoker_functions._ingest import ingest_objects
 from stoker_functions._pack import pack
 from stoker_functions._shuffle_job.work import shuffle
-from stoker_functions.serve._answers import ServeConfig
-from stoker_functions.serve._messages import Request
-from stoker_functions.serve._service import Service
+from stoker_functions.serve import Request, ServeConfig, Service
 from support.deployments import Place, plenty
 from support.function_rights import RIGHTS, GuardedStore
 from support.materialized import WAYS, phases

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from stoker import RetryPolicy
 from stoker._base.clock import run_virtual
 from stoker._base.progress import Amount
-from stoker._base.retry import RetryPolicy
 from stoker.abc import Answer
 from stoker.errors import (
     ConfigError,

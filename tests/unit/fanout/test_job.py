@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import open_store
 from stoker._fanout import job as job_module
 from stoker._fanout.job import JobConfig, PackJob, plan_job
 from stoker._pack.part import Part
 from stoker._sources import open_source
-from stoker._stores import Store, open_store
+from stoker.abc import Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, SchemaError
 from support.packing import fresh_store, numbered, pack
 from support.places import put_all

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker._cost.prices import GB_BYTES, Prices
+from stoker import Prices
+from stoker._cost.prices import GB_BYTES
 from stoker._fanout.report import Tally
 from stoker.abc import Answer
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from stoker import FetchConfig
 from stoker._base.checksum import crc32c
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig, RangePart
+from stoker._fetch.fetcher import RangePart
 from stoker._memory.ring import RingStateError
 from stoker.abc import ObjectRef
 from stoker.errors import (

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from stoker import Continuous, FetchConfig, FetchSize, NextBatch, Schedule
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
-from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker._memory.ring import Ring, RingStateError
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, FetchError, NotFoundError, StokerError

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from stoker import FetchConfig
 from stoker._base.clock import run_virtual
-from stoker._fetch.fetcher import FetchConfig
 from stoker.abc import ObjectRef
 from stoker.errors import ConnectionLostError, FetchError
 from support.faulty_store import Weather

@@ -7,8 +7,9 @@ import logging
 
 import pytest
 
+from stoker import FetchConfig
 from stoker._base.clock import VirtualClockLoop, run_virtual
-from stoker._fetch.fetcher import FetchConfig, RangePart
+from stoker._fetch.fetcher import RangePart
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,

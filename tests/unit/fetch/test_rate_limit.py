@@ -7,9 +7,10 @@ import random
 
 import pytest
 
+from stoker import FetchConfig
 from stoker._base.clock import run_virtual
 from stoker._fetch.concurrency import RateLimit
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.errors import ConfigError
 from support.faulty_store import FaultyStore, Weather, pin

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
+from stoker import Bytes, RetryingStore, Schema, Text, open_store
 from stoker._base.clock import run_virtual
-from stoker._base.retry import RetryingStore
 from stoker._format import versions
-from stoker._format.schema import Bytes, Schema, Text
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.merge import Known, merge
 from stoker._pack.part import Part
 from stoker._pack.record import REMEMBERED_SECONDS, record_key
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
 from stoker_functions._commit import commit, compact

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import RetryingStore, open_store
 from stoker._base.clock import run_virtual
-from stoker._base.retry import RetryingStore
 from stoker._format import versions
 from stoker._format.manifest import PackRun
 from stoker._maintenance.compaction import _MOST_REPLACED, Compacted
@@ -24,7 +24,6 @@ from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.merge import remembered
 from stoker._pack.record import PackRecord, record_key
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
 from stoker_functions._commit import commit, compact

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker import open_store
 from stoker._base.clock import run_virtual
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo
 from stoker.errors import (
     ConfigError,

@@ -14,9 +14,9 @@ from urllib.parse import quote_plus
 
 import pytest
 
+from stoker import Array, Schema, Text, open_store
 from stoker._base.clock import run_virtual
 from stoker._format import versions
-from stoker._format.schema import Array, Schema, Text
 from stoker._format.supersample import SuperSample
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.inspection import verify
@@ -24,7 +24,6 @@ from stoker._pack.catalog import BucketCatalog
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._sources.folders import files_schema
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
 from stoker_functions._commit import commit

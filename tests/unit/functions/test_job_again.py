@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from stoker import open_store
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
-from stoker._stores import open_store
 from stoker_functions._commit import commit, compact
 from stoker_functions._pack import pack
 from support.deployments import Place, plenty

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import open_store
 from stoker._base.clock import run_virtual
 from stoker._pack.record import PackRecord, record_key
-from stoker._stores import open_store
 from stoker.errors import (
     ConfigError,
     DeadlineError,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from stoker import open_store
 from stoker._maintenance.garbage import gc
 from stoker._pack.record import PackRecord, record_key
-from stoker._stores import open_store
 from stoker.errors import ConnectionLostError, CredentialsError, PackError
 from stoker_functions._commit import commit
 from stoker_functions._deployment import Deployment

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker._stores import open_store
+from stoker import open_store
 from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
 from stoker_functions._deployment import Deadline, Deployment

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from stoker._order.random_words import SampleContext
+from stoker import SampleContext
 from stoker.errors import ConfigError
 from stoker_torch import Loader, LoaderConfig, StreamDataset
 from stoker_torch._user_functions import with_context

@@ -16,8 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stoker.errors import ConfigError, SampleError, StokerError
-from stoker_torch._cached_dataset import CachedDataset
-from stoker_torch._sample_cache import CacheStatistics, MemoryCache
+from stoker_torch import CachedDataset, CacheStatistics, MemoryCache
 from support.executors import Delayed, Immediate
 
 

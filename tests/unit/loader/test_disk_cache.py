@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from stoker.errors import ConfigError, SampleError, StokerError
-from stoker_torch._disk_cache import DiskCache
+from stoker_torch import DiskCache
 from stoker_torch._sample_cache import DamagedEntryError
 from support.same import same
 

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from stoker.errors import ConfigError, StokerError
-from stoker_torch._informed_loader import InformedDataLoader
+from stoker_torch import InformedDataLoader
 from stoker_torch._sample_cache import LookUpStatistics
 from support.same import same
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import stoker
+from stoker import Order, OrderConfig
 from stoker._fetch.pipeline import Feed
-from stoker._order.order import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
 from stoker_torch import Loader, LoaderConfig, RaggedColumn, WorkerOptions
 from support.datasets import numbers, pack_numbers, sample_of

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.schedule import Continuous, NextBatch
-from stoker._stores import S3Options
+from stoker import Continuous, FetchConfig, NextBatch, S3Options
 from stoker.errors import BudgetError, BudgetExceededError, ConfigError, SpendingWarning
 from stoker_local import running_bucket
 from stoker_torch import Budget, Loader, LoaderConfig, StreamDataset

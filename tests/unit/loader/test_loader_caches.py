@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker import Array, Bytes, Packer
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.schedule import Continuous, FetchSize
+from stoker import Array, Bytes, Continuous, FetchConfig, FetchSize, Packer
 from stoker.errors import BudgetError, ConfigError
 from stoker_torch import Loader, StreamDataset
 from support.datasets import numbers, pack_numbers

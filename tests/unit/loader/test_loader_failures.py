@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._fetch.fetcher import FetchConfig
+from stoker import FetchConfig
 from stoker.errors import FetchError, NotFoundError, SampleError, StoreError
 from stoker_torch import Loader
 from support.datasets import SCHEMA, sample_of

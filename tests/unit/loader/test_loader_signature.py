@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker._fetch.config import FetchConfig
+from stoker import FetchConfig
 from stoker.errors import ArgumentError
 from stoker_torch import Budget, Loader, LoaderConfig, StreamConfig, StreamDataset, WorkerOptions
 from support.datasets import pack_numbers

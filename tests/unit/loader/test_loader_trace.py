@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from stoker._base.recorder import Wait
-from stoker._trace.chrome import ChromeTrace
-from stoker._trace.recording import Recording, read_trace
+from stoker._trace.recording import Recording
 from stoker._trace.summary import Summary
 from stoker.errors import ConfigError
+from stoker.trace import ChromeTrace, Wait, read_trace
 from stoker_torch import Loader
 from support.datasets import numbers, pack_numbers
 

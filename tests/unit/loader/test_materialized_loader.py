@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker._cost.prices import Prices
-from stoker._order.order import Order, OrderConfig
-from stoker._stores import open_store
+from stoker import Order, OrderConfig, Prices, open_store
 from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, FetchError, SampleError, StateError
 from stoker_torch import Budget, Loader, RaggedColumn, StreamDataset

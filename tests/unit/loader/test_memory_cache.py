@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from stoker.errors import ConfigError, SampleError, StokerError
-from stoker_torch._sample_cache import MemoryCache, held_bytes
+from stoker_torch import MemoryCache
+from stoker_torch._sample_cache import held_bytes
 
 
 def held(cache: MemoryCache, indices: range) -> list[int]:

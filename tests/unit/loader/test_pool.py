@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from stoker._order.random_words import SampleContext
+from stoker import SampleContext
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
 from stoker_torch._pool import SamplePool, SampleWork
 from stoker_torch._user_functions import Crew, Work

@@ -16,7 +16,7 @@ from types import FrameType
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_torch._preempt import Preemption, save_on_sigterm
+from stoker_torch import Preemption, save_on_sigterm
 
 NUMBER = signal.SIGUSR1
 
@@ -213,7 +213,7 @@ def test_times_that_make_no_sense_are_refused(grace: float, wait: float) -> None
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from stoker_torch._preempt import save_on_sigterm
+from stoker_torch import save_on_sigterm
 
 class Loader:
     yielded = 0

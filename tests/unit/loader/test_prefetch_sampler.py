@@ -14,9 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from stoker.errors import ConfigError, SampleError
-from stoker_torch._cached_dataset import CachedDataset
-from stoker_torch._prefetch_sampler import PrefetchSampler
-from stoker_torch._sample_cache import MemoryCache
+from stoker_torch import CachedDataset, MemoryCache, PrefetchSampler
 from support.executors import Delayed, Immediate
 
 PAPER: dict[str, Any] = {"visible": "together", "renew": False, "drop_late": False}

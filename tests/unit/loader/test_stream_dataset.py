@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker._order.order import Order, OrderConfig
+from stoker import Order, OrderConfig
 from stoker.errors import BudgetError, ConfigError, NotFoundError, SampleError, StateError
 from stoker_torch import Budget, Loader, StreamDataset, WorkerOptions, merge_states
 from support.datasets import SCHEMA, numbers, pack_numbers, sample_of

@@ -14,7 +14,8 @@ from torch.utils.data import default_collate
 import stoker
 from stoker._fetch.gather import Columns, RaggedValues
 from stoker._format.tensorfile import DTYPES
-from stoker_torch._tensors import RaggedColumn, pinned, stacked, to_tensor, to_tensors
+from stoker_torch import RaggedColumn
+from stoker_torch._tensors import pinned, stacked, to_tensor, to_tensors
 
 LENGTHS = [2, 0, 3, 1]
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._base.meter import Operation
-from stoker._cost.prices import Prices
+from stoker import Operation, Prices
 from stoker.errors import ConfigError
 from stoker_local._demo.digits import Digits
 from stoker_local._demo.function_setup import Epoch, FunctionDemoConfig, RawImages

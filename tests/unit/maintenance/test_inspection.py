@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
+from stoker import Array, Bytes, Schema, open_store
 from stoker._base.checksum import crc32c
 from stoker._format import versions
 from stoker._format.manifest import PackRun, Rows, object_key
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import Origin, SuperSample
 from stoker._maintenance import BadObject, verify
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo, ObjectRef, Store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
 from support.leftovers import data_set, flipped

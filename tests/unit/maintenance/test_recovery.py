@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from stoker._base.retry import RetryingStore
+from stoker import Array, Bytes, RetryingStore, Schema, open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, object_key, version_key
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import Origin
 from stoker._maintenance import gc, rebuild_manifest, verify
 from stoker._maintenance.compaction import compact
 from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import PackRecord, record_key
-from stoker._stores import Store, open_store
+from stoker.abc import Store
 from stoker.errors import DatasetExistsError, NotFoundError, PackError
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
 from support.packing import SCHEMA, WatchedStore, fresh_store, labels, numbered, pack, stored

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from stoker import open_store
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, version_key
 from stoker._maintenance import plan_removal, remove
-from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import NotFoundError, StoreError
 from support.packing import WatchedStore, breaking, fresh_store, numbered, pack, stored

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._format.schema import Array, Bytes, Schema, Text
+from stoker import Array, Bytes, Schema, Text, open_store
 from stoker._maintenance.inspection import restored
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import PackRecord, record_key
 from stoker._pack.run import Cutter
-from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import FormatError
 from stoker_functions._pack import pack

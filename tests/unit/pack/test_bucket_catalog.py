@@ -13,8 +13,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from stoker import Array, Schema
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Array, Schema
 from stoker._format.supersample import Packed
 from stoker._pack.catalog import DIGEST_KEY, BucketCatalog, digest_bytes, digested
 from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, record_key

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker._base.retry import RetryingStore
+from stoker import Array, RetryingStore, Schema
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, version_key
-from stoker._format.schema import Array, Schema
 from stoker._maintenance import gc, rebuild_manifest, verify
 from stoker._maintenance.compaction import compact
 from stoker._pack.catalog import BucketCatalog

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker._format.schema import Array, Bytes, Column, Ragged, Schema, Text
+from stoker import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._pack.plan import schema_difference
 
 COLUMNS: dict[str, Column] = {"data": Bytes(), "label": Array("int64", classes=("cat", "dog"))}

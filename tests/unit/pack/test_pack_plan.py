@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
+from stoker import Schema
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY
-from stoker._format.schema import Schema
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.record import record_key
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError, StoreError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker import Array, Schema
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Array, Schema
 from stoker._pack.record import PackRecord
 from stoker._pack.run import Cutter
 from stoker.errors import ChecksumError, StokerError

@@ -14,16 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker import Array, Packer, Schema
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY
-from stoker._format.schema import Array, Schema
 from stoker._format.supersample import SuperSample
 from stoker._maintenance import verify
-from stoker._pack.packer import AsyncPacker, Packer, PackProgress
+from stoker._pack.packer import AsyncPacker, PackProgress
 from stoker._pack.plan import PackConfig
 from stoker._pack.record import record_key
-from stoker._stores import Store
-from stoker.abc import Buffer, ObjectInfo
+from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError, StoreError
 from support.packing import (
     SCHEMA,

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import Array, OrderConfig, Schema
 from stoker._fetch.forecast import super_samples_read
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Array, Schema
-from stoker._order.order import OrderConfig
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
 

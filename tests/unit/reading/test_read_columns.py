@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import stoker
+from stoker import FetchConfig, Schema
 from stoker._base.clock import run_virtual
 from stoker._fetch.config import GAP_BYTES
-from stoker._fetch.fetcher import FetchConfig, Fetcher
+from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
 from stoker._fetch.super_samples import SuperSampleReading, column_parts
 from stoker._format.manifest import Manifest
-from stoker._format.schema import Schema
 from stoker._format.supersample import Head
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Tier

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import Array, Bytes, Ragged, Schema, Text
 from stoker._base.clock import run_virtual
 from stoker._fetch.config import GAP_BYTES
-from stoker._format.schema import Array, Bytes, Ragged, Schema, Text
 from stoker._format.supersample import Head
 from stoker._memory.sample_memory import SampleMemory, head_bytes_held
 from stoker.errors import BudgetError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker._order.order import Order, OrderConfig
+from stoker import Order, OrderConfig
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 4, 5, 16, 17, 1000, 4096, 70_001])

@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stoker
+from stoker import Order, OrderConfig, open_store
 from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.materialized_feed import MaterializedFeed
 from stoker._fetch.pipeline import FeedConfig
 from stoker._format.versions import read_manifest
 from stoker._order.materialized_layout import EpochLayout
-from stoker._order.order import Order, OrderConfig
-from stoker._stores import open_store
 from stoker.abc import Store
 from stoker.errors import (
     CredentialsError,

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker._base.meter import Meter, Operation
-from stoker._cost.prices import Prices
+from stoker import Array, Operation, Prices, Schema
+from stoker._base.meter import Meter
 from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest, PackRun, Rows
-from stoker._format.schema import Array, Schema
 from stoker._format.supersample import Packed
 from stoker._format.versions import read_manifest
 from stoker._stores.object_store import MeteredStore

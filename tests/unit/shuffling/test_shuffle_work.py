@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import Array, Bytes, Order, OrderConfig, Prices, Schema, open_store
 from stoker._base.clock import run_virtual
 from stoker._base.store_wrapper import FolderStore
-from stoker._cost.prices import Prices
 from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
-from stoker._format.schema import Array, Bytes, Schema
 from stoker._format.supersample import Packed, SuperSample
 from stoker._format.versions import read_manifest
-from stoker._order.order import Order, OrderConfig
-from stoker._stores import open_store
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
 from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways

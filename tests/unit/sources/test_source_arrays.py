@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker._format.schema import Array
+from stoker import Array
 from stoker._pack import object_reading as reading
 from stoker._sources import arrays, open_source
 from stoker.errors import PackError, StokerError

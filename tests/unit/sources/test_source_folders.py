@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._format.schema import Array, Bytes, Text
+from stoker import Array, Bytes, Text, open_store
 from stoker._sources import ObjectSource
-from stoker._stores import open_store
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError
 from support.places import look, put_all, read_all, tar_of, with_source
 

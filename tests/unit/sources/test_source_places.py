@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker import GcsOptions, StoreOptions, open_store
 from stoker._sources import open_source
-from stoker._stores import GcsOptions, open_store
-from stoker._stores.options import StoreOptions
 from stoker.errors import ConfigError, NotFoundError
 from stoker_local import BucketConfig, Fault, FaultKind, FaultPlan, LocalBucket, LocalGcs, running_bucket
 from support.local_bucket import s3_options

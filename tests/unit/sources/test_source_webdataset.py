@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import webdataset
 
-from stoker._format.schema import Array, Bytes, Text
+from stoker import Array, Bytes, Text
 from stoker._sources import ObjectSource
 from stoker._sources.webdataset import WebDataset
 from stoker.errors import ConfigError, NotFoundError, PackError, StokerError

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from botocore.utils import ContainerMetadataFetcher
 
-from stoker._stores import S3Options, aws_credentials, open_store
+from stoker import S3Options, open_store
+from stoker._stores import aws_credentials
 from stoker._stores.aws_credentials import AwsCredentials
 from stoker._stores.credentials import RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError, TransientError

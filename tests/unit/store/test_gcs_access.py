@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from stoker import GcsOptions
 from stoker._stores.gcs_access import GcsAccess
-from stoker._stores.options import GcsOptions
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,

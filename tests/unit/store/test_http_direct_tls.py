@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from stoker import HttpOptions
 from stoker._stores.http import Call, Destination, Reply
 from stoker._stores.http_direct import Dialer, Dialled, DirectReader
-from stoker._stores.options import HttpOptions
 from stoker.errors import ConnectionLostError, DeadlineError, TruncatedError
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.tls import Authority, make_authority

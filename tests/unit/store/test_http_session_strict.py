@@ -9,9 +9,9 @@ from contextlib import suppress
 import aiohttp
 import pytest
 
+from stoker import HttpOptions
 from stoker._stores.http import Call, Destination
 from stoker._stores.http_session import SessionReader, exchange, open_session, translated
-from stoker._stores.options import HttpOptions
 from stoker.errors import ServerError
 from support.speaking import BODY, HEAD, WHOLE, Server, Speak, serving
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from stoker import ServedOptions, open_store
 from stoker._format.manifest import POINTER_KEY
-from stoker._stores import ServedOptions, Store, open_store
 from stoker._stores import google_credentials as google_identity
 from stoker._stores.http_store_auth import auth_of, callers_of
+from stoker.abc import Store
 from stoker.errors import (
     ConfigError,
     CredentialsError,
@@ -191,7 +192,7 @@ def test_an_sdk_that_is_not_installed_is_named_with_its_extra(
 def test_an_sdk_is_imported_for_its_own_identities_alone() -> None:
     program = """
 import sys
-from stoker._stores import ServedOptions, open_store
+from stoker import ServedOptions, open_store
 found = lambda: sorted({"botocore", "aiobotocore", "aioboto3", "gcloud"} & set(sys.modules))
 open_store("stoker+https://data.example/v1/x")
 open_store("stoker+https://abc.run.app/v1/x", options=ServedOptions(token="t"))

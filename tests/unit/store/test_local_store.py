@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker import open_store
 from stoker._base.threads import in_thread
-from stoker._stores import ObjectInfo, Store, open_store
 from stoker._stores.local_files import is_partial, locked, sweep
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     BucketNotFoundError,
     ConfigError,
@@ -284,7 +285,7 @@ def test_of_several_processes_with_one_tag_exactly_one_wins(tmp_path: Path) -> N
     program = """
 import asyncio, sys
 from stoker.errors import PreconditionFailedError
-from stoker._stores import open_store
+from stoker import open_store
 async def main(root, tag, body):
     await open_store(root).put("x", body.encode(), if_tag=tag)
     print("won")

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from yarl import URL
 
-from stoker._stores import GcsOptions, Presigner, S3Options, Store, open_store
+from stoker import GcsOptions, S3Options, open_store
+from stoker.abc import Presigner, Store
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError
 from stoker_local import LocalBucket
 from support.local_bucket import s3_options

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker import S3Options, open_store
 from stoker._base.meter import PriceKey
-from stoker._stores import open_store
 from stoker._stores.aws_credentials import botocore_session
 from stoker._stores.object_store import price_key
-from stoker._stores.options import S3Options
 from stoker._stores.s3_access import Target, _target
 from stoker.errors import ConfigError
 

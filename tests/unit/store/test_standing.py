@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from stoker._stores import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
-from stoker._stores.access_token import Grant, TokenKeys
+from stoker import GcsOptions, S3Options, ServedOptions, StoreOptions, open_store
+from stoker._stores.access_token import Grant
 from stoker._stores.credentials import Endpoint, Identity, Introduced, parse_date
 from stoker._stores.http import Call, Reply
 from stoker._stores.http_store_access import ServedAccess
 from stoker.errors import ConnectionLostError
+from stoker_functions.serve import TokenKeys
 
 KEYS: dict[str, Any] = {"access_key_id": "MARKER", "secret_access_key": "MARKER"}
 

@@ -9,9 +9,9 @@ from typing import Literal
 
 import pytest
 
+from stoker import HttpOptions
 from stoker._stores.http import Call, Destination, HttpReader, Reply
 from stoker._stores.http_session import open_reader, open_session
-from stoker._stores.options import HttpOptions
 from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, TruncatedError
 
 BODY = b"0123456789"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker._stores import GcsOptions, HttpOptions, S3Options, Store, StoreOptions, open_store
+from stoker import GcsOptions, HttpOptions, S3Options, StoreOptions, open_store
 from stoker._stores.location import parse_url
+from stoker.abc import Store
 from stoker.errors import ConfigError, MissingExtraError, StoreError
 from support.stores import run_with
 
@@ -223,7 +224,7 @@ def test_opening_a_store_imports_no_other_stores_sdk_and_starts_nothing() -> Non
 import socket, sys, threading
 def refuse(*_): raise AssertionError("a socket")
 socket.socket.connect = refuse
-from stoker._stores import open_store
+from stoker import open_store
 open_store("/nowhere"), open_store("memory://x")
 assert not {"botocore", "gcloud", "aiohttp"} & set(sys.modules), "an SDK"
 open_store("s3://bucket")

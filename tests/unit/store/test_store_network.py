@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker._stores import GcsOptions, S3Options, Store, open_store
+from stoker import GcsOptions, S3Options, open_store
 from stoker._stores.network import proxy_of
+from stoker.abc import Store
 from stoker.errors import ConfigError, ConnectionLostError, StoreError
 from support.stores import keys_of, read_range
 from support.tls import Authority, Origin, connect_proxy, https_origin, make_authority

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from stoker._base.fetch_record import Phase, Span
-from stoker._base.recorder import Wait
-from stoker._trace.chrome import ChromeTrace
-from stoker._trace.recording import Recording, read_trace
+from stoker._trace.recording import Recording
 from stoker._trace.summary import Summary
 from stoker.errors import ConfigError
+from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
 from support.faulty_store import Weather
 from support.traced import TracedRun
 
@@ -109,9 +107,9 @@ def test_a_file_that_ends_in_the_middle_is_read_as_far_as_it_goes(
 def test_a_killed_run_leaves_a_trace(tmp_path: Path) -> None:
     program = f"""
 import os, signal, time
-from stoker._trace.chrome import ChromeTrace
-from stoker._base.fetch_record import Phase, Span
-from stoker._base.recorder import Wait
+from stoker.trace import ChromeTrace
+from stoker.trace import Phase, Span
+from stoker.trace import Wait
 now = 0.0
 trace = ChromeTrace({str(tmp_path / "trace.json")!r}, clock=lambda: now)
 for batch in range(100):
@@ -192,7 +190,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 
 def test_a_trace_that_nobody_closes_is_ended(tmp_path: Path) -> None:
     program = f"""
-from stoker._trace.chrome import ChromeTrace
+from stoker.trace import ChromeTrace
 trace = ChromeTrace({str(tmp_path / "trace.json")!r})
 """
     subprocess.run([sys.executable, "-c", program], check=True)

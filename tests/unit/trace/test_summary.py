@@ -12,13 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker._base.fetch_record import Phase, Span
-from stoker._base.recorder import Wait
-from stoker._trace.chrome import ChromeTrace
 from stoker._trace.picture import Section, ring_fill
-from stoker._trace.recording import Filled, Held, Recording, Told, read_trace
+from stoker._trace.recording import Filled, Held, Recording, Told
 from stoker._trace.summary import Quantiles, Summary
 from stoker.errors import ConfigError
+from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
 from support.faulty_store import Weather
 from support.memory import ROUNDS, Memory
 from support.traced import TracedRun

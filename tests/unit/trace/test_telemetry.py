@@ -16,9 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker._base.fetch_record import Phase
-from stoker._trace.telemetry import OpenTelemetrySink, PrometheusSink
 from stoker.errors import ConfigError, MissingExtraError
+from stoker.trace import OpenTelemetrySink, Phase, PrometheusSink
 from support.faulty_store import Weather
 from support.traced import TracedRun
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stoker._trace.chrome import ChromeTrace
-from stoker._trace.telemetry import PrometheusSink
+from stoker.trace import ChromeTrace, PrometheusSink
 from support.tiers import SilentTier
 from support.traced import TracedRun
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from stoker import Prices
 from stoker._base.meter import Egress
-from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices, StorePrices
+from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker.errors import ConfigError
 from stoker_warm._bill import Bill, CostMeter
 from stoker_warm._wake import Task

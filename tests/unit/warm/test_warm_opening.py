@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker._stores import open_store
+from stoker import open_store
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_warm._handshake import Secret
 from stoker_warm._location import WarmLocation

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from stoker import Prices
 from stoker._base.clock import run_virtual
-from stoker._cost.prices import Prices
 from stoker.errors import ConfigError, ObjectChangedError, ServerError, StoreError
 from stoker_warm._code import Code
 from stoker_warm._life import State

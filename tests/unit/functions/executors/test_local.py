@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from stoker._base.retry import RetryPolicy
+from stoker import RetryPolicy
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FunctionError
 from stoker.fanout import Driver, ExecutorOptions, FanoutConfig, Task

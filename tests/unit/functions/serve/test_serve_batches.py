@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 import stoker
+from stoker import Order, OrderConfig, open_store
 from stoker._format.manifest import Manifest, version_key
 from stoker._format.supersample import SuperSample
 from stoker._format.versions import read_manifest
-from stoker._order.order import Order, OrderConfig
-from stoker._stores import open_store
 from stoker_functions.serve import Request, Response, Service
 from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.packing import WatchedStore

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_functions.serve._messages import Refusal
+from stoker_functions.serve import Refusal
 from stoker_functions.serve._routing import asked_range, is_unchanged
 
 ETAG = '"abc"'

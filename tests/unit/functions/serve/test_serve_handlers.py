@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stoker._stores.access_token import Grant, TokenKeys, key_text
+from stoker._stores.access_token import Grant, key_text
 from stoker.errors import ConfigError, EventError
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._settings import Settings
-from stoker_functions.serve import LAMBDA_ANSWER_BYTES
+from stoker_functions.serve import LAMBDA_ANSWER_BYTES, TokenKeys
 from stoker_functions.serve._service import (
     config_of,
     serve_scope,

@@ -9,9 +9,9 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker import open_store
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker._stores import open_store
 from stoker_functions.serve import Request, Response, from_lambda_url, to_lambda_url
 from support.datasets import pack_numbers
 from support.packing import WatchedStore

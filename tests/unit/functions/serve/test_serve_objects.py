@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import stoker
-from stoker._base.meter import Operation
+from stoker import Operation, open_store
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker._format.versions import read_manifest
-from stoker._stores import ObjectInfo, Store, open_store
+from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     CredentialsError,
     FetchError,

@@ -187,7 +187,7 @@ def test_an_asgi_server_can_start_and_stop_it_and_gets_no_websocket() -> None:
 
 
 SOURCE = """
-from stoker._stores import open_store
+from stoker import open_store
 from stoker_functions.serve import ServeConfig, Service, from_asgi, to_asgi
 
 service = Service(ServeConfig(datasets={"ds": %r}), open_store)

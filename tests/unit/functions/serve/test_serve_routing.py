@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._order.order import OrderConfig
-from stoker_functions.serve._messages import Refusal, Request
+from stoker import OrderConfig
+from stoker_functions.serve import Refusal, Request
 from stoker_functions.serve._routing import BatchAsk, ManifestAsk, SuperSampleAsk, parse
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stoker._stores.access_token import Grant, TokenKeys
+from stoker._stores.access_token import Grant
 from stoker.errors import ConfigError
-from stoker_functions.serve import Request, Response, ServeConfig
+from stoker_functions.serve import Request, Response, ServeConfig, TokenKeys
 from support.datasets import pack_numbers
 from support.served_requests import error_of, with_service
 

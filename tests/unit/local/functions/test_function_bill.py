@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cost.prices import Prices
+from stoker import Prices
 from stoker_local.functions import FunctionSpec, Outcome, total
 from stoker_local.functions._outcome import billed_milliseconds, failure, report
 from stoker_local.functions._statistics import Account, Ledger
