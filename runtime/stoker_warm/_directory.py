@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import random
 from array import array
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -184,7 +184,7 @@ class Directory:
             chosen = self._guess(len(missing), have, shard_bytes, rng)
         else:
             chosen = self._roomiest(len(missing), have, shard_bytes)
-        able = [] if chosen else [node for node in self._live if node not in have and self._limits[node] >= shard_bytes]
+        able = [] if chosen else self._able(have, shard_bytes)
         if not chosen and len(have) + min(len(missing), len(able)) < code.data:
             return None
         evicted = self._let_go_of(number, keep=index)
@@ -195,10 +195,17 @@ class Directory:
             evicted += self._evict() if len(self._rows) >= self._most_objects else []
             row = self._new_row(number << _CODE_BITS | index)
         nodes = dict(zip(missing, chosen, strict=False))
+        self._reserve(row, nodes, shard_bytes)
+        return Placement(nodes, evicted)
+
+    def _able(self, have: Collection[int], shard_bytes: int) -> list[int]:
+        """Return the nodes alive that have no shard of the object, and whose limit is not smaller than one."""
+        return [node for node in self._live if node not in have and self._limits[node] >= shard_bytes]
+
+    def _reserve(self, row: int, nodes: Mapping[int, int], shard_bytes: int) -> None:
         for position, node in nodes.items():
             self._cells[row * self._width + position] = node | _RESERVED
             self._used[node] += shard_bytes
-        return Placement(nodes, evicted)
 
     def stored(self, node: int, shard: ShardId) -> bool:
         """A node has put a shard away that was placed there.

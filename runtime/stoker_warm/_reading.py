@@ -66,7 +66,26 @@ class ShardReader:
         """
         code, views = found.code, views_of(found.code, into)
         parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
-        targets = [*views, *parity.values()]
+        whole, lost = await self._read_first(name, found, [*views, *parity.values()])
+        if len(whole) < code.data:
+            return None
+        missing = [at for at in range(code.data) if at not in whole]
+        if missing:
+            self._tally.restored += 1
+            here = {at: view for at, view in parity.items() if at in whole}
+            if code.parity == 1:  # which takes less time than handing it over
+                restore(code, len(into), into, here, missing)
+            else:
+                await in_thread(lambda _: restore(code, len(into), into, here, missing))
+        return lost
+
+    async def _read_first(self, name: str, found: Found, targets: Sequence[memoryview]) -> tuple[set[int], list[int]]:
+        """Ask for all shards at once, until enough are whole or too many are not there, and cancel the others.
+
+        Returns:
+            The positions of shards that are whole, and of those that nodes have lost.
+        """
+        code = found.code
         asked: dict[asyncio.Task[_Got], int] = {}
         whole = {at for at, view in enumerate(targets) if not len(view)}
         lost = [at for at, node in enumerate(found.nodes) if node < 0]
@@ -82,18 +101,9 @@ class ShardReader:
                 lost += [asked[each] for each in done if each.result() is _Got.LOST]
             for each in waiting:
                 each.cancel()
-        if len(whole) < code.data:
-            return None
-        self._tally.late += len(waiting)
-        missing = [at for at in range(code.data) if at not in whole]
-        if missing:
-            self._tally.restored += 1
-            here = {at: view for at, view in parity.items() if at in whole}
-            if code.parity == 1:  # which takes less time than handing it over
-                restore(code, len(into), into, here, missing)
-            else:
-                await in_thread(lambda _: restore(code, len(into), into, here, missing))
-        return lost
+        if len(whole) >= code.data:
+            self._tally.late += len(waiting)
+        return whole, lost
 
     async def _read_shard(self, node: Node, shard: ShardId, into: memoryview) -> _Got:
         """Fill ``into`` with a shard, if it can be had in time."""

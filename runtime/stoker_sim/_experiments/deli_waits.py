@@ -7,6 +7,7 @@ and the wait over the miss rate.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -154,36 +155,43 @@ def _figure_3(quick: bool) -> Outcome:
     return Outcome(tables=[Table(name="deli-figure-3", columns=columns, rows=rows)], panels=panels, remarks=remarks)
 
 
+_Points = list[tuple[float, float]]
+"""Miss rate and seconds of waiting."""
+
+
+def _waits_by_misses(workload: str, settings: Sequence[Setting]) -> tuple[_Points, _Points]:
+    """Return the epochs of a workload: those that are simulated, and the published ones."""
+    epochs = [epoch for setting in settings for epoch in simulated(workload, setting)]
+    return [(epoch.miss_rate, epoch.wait_seconds) for epoch in epochs], [
+        (each.miss_rate, each.wait_seconds)
+        for each in measurements()
+        if each.workload == workload and each.setting and each.setting.fetch_size and each.miss_rate
+    ]
+
+
 def _figure_4(quick: bool) -> Outcome:
     sizes = (256, 1024, 2048) if quick else (256, 512, 768, 1024, 1280, 1536, 2048)
     settings = [*(Setting(size) for size in sizes), Setting(1024, 512, 2048), Setting(1024, 1024, 2048)]
     rows: list[tuple[Cell, ...]] = []
     panels, remarks = [], []
     for workload in WORKLOADS.values():
-        epochs = [epoch for setting in settings for epoch in simulated(workload.name, setting)]
-        ours = [(epoch.miss_rate, epoch.wait_seconds) for epoch in epochs]
-        theirs = [
-            (each.miss_rate, each.wait_seconds)
-            for each in measurements()
-            if each.workload == workload.name and each.setting and each.setting.fetch_size and each.miss_rate
-        ]
-        series = []
+        ours, theirs = _waits_by_misses(workload.name, settings)
+        series, lines = [], []
         for name, points in (("simulated", ours), ("published", theirs)):
             x, y = np.array(points).T
-            slope, intercept = np.polyfit(x, y, 1)
-            straightness = float(np.corrcoef(x, y)[0, 1] ** 2)
-            rows.append((workload.name, name, len(points), float(slope), float(intercept), straightness))
+            slope, intercept = map(float, np.polyfit(x, y, 1))
+            lines.append((slope, intercept, float(np.corrcoef(x, y)[0, 1] ** 2)))
+            rows.append((workload.name, name, len(points), *lines[-1]))
             is_published = name == "published"
             series.append(Series(name=name, x=x.tolist(), y=y.tolist(), is_published=is_published, kind="points"))
-        line = [0.0, max(rate for rate, _ in ours)]
-        slope, intercept = rows[-2][3], rows[-2][4]
-        assert isinstance(slope, float)  # noqa: S101 - as was just appended
-        assert isinstance(intercept, float)  # noqa: S101 - as was just appended
-        series.append(Series(name="straight line through ours", x=line, y=[intercept + slope * rate for rate in line]))
+        (slope, intercept, straightness), (their_slope, _, their_straightness) = lines
+        x_ends = [0.0, max(rate for rate, _ in ours)]
+        y_ends = [intercept + slope * rate for rate in x_ends]
+        series.append(Series(name="straight line through ours", x=x_ends, y=y_ends))
         panels.append(Panel(title=workload.title, x_label="miss rate", y_label="wait for data (s)", series=series))
         remarks.append(
-            f"{workload.title}: {slope:.0f} s a unit of miss rate beside {rows[-1][3]:.0f} published; a straight line "
-            f"explains {rows[-2][5]:.1%} of ours and {rows[-1][5]:.1%} of theirs."
+            f"{workload.title}: {slope:.0f} s a unit of miss rate beside {their_slope:.0f} published; a straight line "
+            f"explains {straightness:.1%} of ours and {their_straightness:.1%} of theirs."
         )
     columns = ("workload", "figures", "points", "slope s", "intercept s", "r squared")
     return Outcome(tables=[Table(name="deli-figure-4", columns=columns, rows=rows)], panels=panels, remarks=remarks)

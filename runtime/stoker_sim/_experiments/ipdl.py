@@ -227,10 +227,7 @@ def _run(quick: bool) -> Outcome:
     trends: list[tuple[Cell, ...]] = []
     drawn = []
     for place in _PLACES:
-        found = {("DataLoader", number): _with_workers(place, number, batches) for number in workers}
-        for readers in _READERS:
-            name = "NextBatch, " + ("1 reader" if readers == 1 else f"{readers} readers")
-            found |= {(name, depth): _with_schedule(place, depth, readers, batches) for depth in shown}
+        found = _found_at(place, workers, shown, batches)
         rows += [_row(place, way, number, each) for (way, number), each in found.items()]
         drawn.append(_panels(place, found))
         by_workers = {number: each for (way, number), each in found.items() if way == "DataLoader"}
@@ -242,6 +239,17 @@ def _run(quick: bool) -> Outcome:
     checked = Table(name="ipdl-trends", columns=("data", "published", "ours", "holds"), rows=trends)
     panels = [panel for row in zip(*drawn, strict=True) for panel in row]
     return Outcome(tables=[table, checked], panels=[*panels, _depth_panel(deeper)], remarks=_REMARKS)
+
+
+def _found_at(
+    place: _Place, workers: Sequence[int], depths: Sequence[int], batches: int
+) -> dict[tuple[str, int], _Found]:
+    """Return what was found at a place, by loader and its number of workers or depth."""
+    found = {("DataLoader", number): _with_workers(place, number, batches) for number in workers}
+    for readers in _READERS:
+        name = "NextBatch, " + ("1 reader" if readers == 1 else f"{readers} readers")
+        found |= {(name, depth): _with_schedule(place, depth, readers, batches) for depth in depths}
+    return found
 
 
 def _row(place: _Place, way: str, number: int, found: _Found) -> tuple[Cell, ...]:

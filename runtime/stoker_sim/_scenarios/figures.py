@@ -103,6 +103,11 @@ def _draw(axes: Any, panel: Panel) -> None:
         else:
             width = _line_points(panel.series, number)
             axes.plot(series.x, series.y, "-", label=series.name, color=colour, marker=".", linewidth=width)
+    _scale(axes, panel, has_bars=bool(bars))
+    axes.legend(fontsize=8, frameon=False, ncols=2 if bars else 1)
+
+
+def _scale(axes: Any, panel: Panel, *, has_bars: bool) -> None:
     if panel.x_log:
         axes.set_xscale("log")
         _name_ticks(axes, {float(x) for series in panel.series for x in series.x})
@@ -110,10 +115,9 @@ def _draw(axes: Any, panel: Panel) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    if bars:  # they leave no corner free
+    if has_bars:  # they leave no corner free
         low, high = axes.get_ylim()
         axes.set_ylim(top=high * (high / low) ** _HEADROOM if panel.y_log else high * (1 + _HEADROOM))
-    axes.legend(fontsize=8, frameon=False, ncols=2 if bars else 1)
 
 
 def _name_ticks(axes: Any, values: set[float]) -> None:
