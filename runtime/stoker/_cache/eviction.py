@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar
 
@@ -278,5 +279,23 @@ def policy_factory(name: str) -> PolicyFactory:
             f"policy is one of {', '.join(known)}, not {shown(name)}; "
             f"a package adds one by an entry point in the group {_GROUP}"
         )
-    factory: PolicyFactory = load_plugin(_GROUP, name, "cache policy")
-    return factory
+    return partial(_created, name, load_plugin(_GROUP, name, "cache policy"))
+
+
+def _created(name: str, factory: PolicyFactory, oracle: NextUseOracle[Any]) -> EvictionPolicy[Any]:
+    """Return what a plug-in creates.
+
+    Raises:
+        ConfigError: it fails, or creates what is no policy.
+    """
+    try:
+        policy = factory(oracle)
+    except Exception as error:
+        raise ConfigError(f"the cache policy {name} cannot be created: {type(error).__name__}: {error}") from error
+    for method in ("used", "added", "removed", "victims"):
+        if not callable(getattr(policy, method, None)):
+            raise ConfigError(
+                f"the cache policy {name} is {shown(policy)}, which has no method {method}; "
+                "stoker.abc.EvictionPolicy has those that it needs"
+            )
+    return policy

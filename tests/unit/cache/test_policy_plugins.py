@@ -38,9 +38,23 @@ class Liar(LastInFirstOut):
         yield from [self.said or next(iter(self._order))] * 9
 
 
+SEVEN = 7
+
+
+def empty(oracle: object) -> object:
+    return {}
+
+
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = {"lifo": "LastInFirstOut", "liar": "Liar", "lru": "Liar", "broken": "nothing"}
+    named = {
+        "lifo": "LastInFirstOut",
+        "liar": "Liar",
+        "lru": "Liar",
+        "broken": "nothing",
+        "empty": "empty",
+        "number": "SEVEN",
+    }
     points = EntryPoints(
         EntryPoint(name, f"{__name__}:{value}", "stoker.cache_policies") for name, value in named.items()
     )
@@ -69,11 +83,11 @@ def test_a_plug_in_is_told_when_keys_are_needed_next() -> None:
 
 def test_a_setting_names_it() -> None:
     assert CacheSpec.parse("disk:/x?limit=1GB&policy=lifo").policy == "lifo"
-    assert policy_names() == (*POLICIES, "broken", "liar", "lifo")
+    assert policy_names() == (*POLICIES, "broken", "empty", "liar", "lifo", "number")
 
 
 def test_a_name_that_nobody_registers_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ConfigError, match=r"lru, fifo, broken, liar, lifo, not 'mru'; .* stoker.cache_pol"):
+    with pytest.raises(ConfigError, match=r"fifo, broken, empty, liar, lifo, number, not 'mru'; .* stoker.cache_pol"):
         CacheSpec.parse("memory:?limit=1GB&policy=mru")
 
 
@@ -84,6 +98,14 @@ def test_no_plug_in_takes_the_place_of_a_policy_that_is_always_there() -> None:
 def test_one_that_cannot_be_loaded_is_named_where_the_cache_is_configured() -> None:
     with pytest.raises(MissingExtraError, match=r"the cache policy broken .* cannot be loaded"):
         CacheSpec.parse("memory:?limit=1GB&policy=broken")
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"), [("empty", r"is {}, which has no method used"), ("number", r"'int' object is not callable")]
+)
+def test_one_that_creates_no_policy_is_refused_where_a_cache_is_made(policy: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the cache policy {policy} .*{why}"):
+        memory_tier(3, policy)
 
 
 @pytest.mark.parametrize("said", ["nobody", ""], ids=["of-no-object", "of-one-twice"])
