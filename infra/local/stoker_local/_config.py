@@ -76,7 +76,7 @@ class BucketConfig:
     @classmethod
     def from_json(cls, text: str) -> BucketConfig:
         """Return what :meth:`to_json` wrote."""
-        return read_json(cls, text, where="the bucket")
+        return read_json(cls, text, where="the configuration")
 
 
 def is_this_machine(host: str) -> bool:

@@ -27,93 +27,62 @@ from stoker_local._s3.signature import KeyPair, read_claim, verify
 
 __all__ = ["S3Service"]
 
-_ROUTES = MappingProxyType(
-    {
-        ("GET", "service", ""): "ListBuckets",
-        ("PUT", "bucket", ""): "CreateBucket",
-        ("HEAD", "bucket", ""): "HeadBucket",
-        ("DELETE", "bucket", ""): "DeleteBucket",
-        ("GET", "bucket", "location"): "GetBucketLocation",
-        ("GET", "bucket", "versioning"): "GetBucketVersioning",
-        ("GET", "bucket", ""): "ListObjects",
-        ("GET", "bucket", "list-type"): "ListObjectsV2",
-        ("GET", "bucket", "versions"): "ListObjectVersions",
-        ("GET", "bucket", "uploads"): "ListMultipartUploads",
-        ("POST", "bucket", "delete"): "DeleteObjects",
-        ("GET", "object", ""): "GetObject",
-        ("GET", "object", "partNumber"): "GetObject",
-        ("HEAD", "object", ""): "HeadObject",
-        ("HEAD", "object", "partNumber"): "HeadObject",
-        ("PUT", "object", ""): "PutObject",
-        ("DELETE", "object", ""): "DeleteObject",
-        ("GET", "object", "tagging"): "GetObjectTagging",
-        ("PUT", "object", "tagging"): "PutObjectTagging",
-        ("DELETE", "object", "tagging"): "DeleteObjectTagging",
-        ("POST", "object", "uploads"): "CreateMultipartUpload",
-        ("PUT", "object", "uploadId"): "UploadPart",
-        ("POST", "object", "uploadId"): "CompleteMultipartUpload",
-        ("DELETE", "object", "uploadId"): "AbortMultipartUpload",
-        ("GET", "object", "uploadId"): "ListParts",
-    }
-)
+_Handler = Callable[[Bucket, Call, float], Response]
+_ROUTES: dict[tuple[str, str, str], tuple[str, _Handler | None]] = {
+    ("GET", "service", ""): ("ListBuckets", None),
+    ("PUT", "bucket", ""): ("CreateBucket", None),
+    ("HEAD", "bucket", ""): ("HeadBucket", None),
+    ("DELETE", "bucket", ""): ("DeleteBucket", None),
+    ("GET", "bucket", "location"): ("GetBucketLocation", None),
+    ("GET", "bucket", "versioning"): ("GetBucketVersioning", None),
+    ("GET", "bucket", ""): ("ListObjects", listings.list_objects),
+    ("GET", "bucket", "list-type"): ("ListObjectsV2", listings.list_objects_v2),
+    ("GET", "bucket", "versions"): ("ListObjectVersions", listings.list_object_versions),
+    ("GET", "bucket", "uploads"): ("ListMultipartUploads", multipart.list_uploads),
+    ("POST", "bucket", "delete"): ("DeleteObjects", operations.delete_objects),
+    ("GET", "object", ""): ("GetObject", operations.get_object),
+    ("GET", "object", "partNumber"): ("GetObject", operations.get_object),
+    ("HEAD", "object", ""): ("HeadObject", operations.get_object),
+    ("HEAD", "object", "partNumber"): ("HeadObject", operations.get_object),
+    ("PUT", "object", ""): ("PutObject", operations.put_object),
+    ("DELETE", "object", ""): ("DeleteObject", operations.delete_object),
+    ("GET", "object", "tagging"): ("GetObjectTagging", operations.get_tags),
+    ("PUT", "object", "tagging"): ("PutObjectTagging", operations.put_tags),
+    ("DELETE", "object", "tagging"): ("DeleteObjectTagging", operations.delete_tags),
+    ("POST", "object", "uploads"): ("CreateMultipartUpload", multipart.create_upload),
+    ("PUT", "object", "uploadId"): ("UploadPart", multipart.upload_part),
+    ("POST", "object", "uploadId"): ("CompleteMultipartUpload", multipart.complete_upload),
+    ("DELETE", "object", "uploadId"): ("AbortMultipartUpload", multipart.abort_upload),
+    ("GET", "object", "uploadId"): ("ListParts", multipart.list_parts),
+}
+"""The operation of a method, a level and a sub-resource, and what performs it where that is given one bucket."""
+_OPERATIONS = {name: handler for name, handler in _ROUTES.values() if handler is not None}
 _WITH_SOURCE = MappingProxyType({"PutObject": "CopyObject", "UploadPart": "UploadPartCopy"})
-_SUBRESOURCES = frozenset(
-    [
-        "accelerate",
-        "acl",
-        "attributes",
-        "cors",
-        "delete",
-        "encryption",
-        "inventory",
-        "legal-hold",
-        "lifecycle",
-        "list-type",
-        "location",
-        "logging",
-        "metrics",
-        "notification",
-        "object-lock",
-        "partNumber",
-        "policy",
-        "policyStatus",
-        "publicAccessBlock",
-        "replication",
-        "requestPayment",
-        "restore",
-        "retention",
-        "select",
-        "tagging",
-        "torrent",
-        "uploadId",
-        "uploads",
-        "versioning",
-        "versions",
-        "website",
-    ]
-)
+_SUBRESOURCES = {subresource for _, _, subresource in _ROUTES if subresource} | {
+    "accelerate",
+    "acl",
+    "attributes",
+    "cors",
+    "encryption",
+    "inventory",
+    "legal-hold",
+    "lifecycle",
+    "logging",
+    "metrics",
+    "notification",
+    "object-lock",
+    "policy",
+    "policyStatus",
+    "publicAccessBlock",
+    "replication",
+    "requestPayment",
+    "restore",
+    "retention",
+    "select",
+    "torrent",
+    "website",
+}
 _READS = ("Get", "Head", "List")  # how the names of operations that only read begin
-_OPERATIONS: MappingProxyType[str, Callable[[Bucket, Call, float], Response]] = MappingProxyType(
-    {
-        "ListObjects": listings.list_objects,
-        "ListObjectsV2": listings.list_objects_v2,
-        "ListObjectVersions": listings.list_object_versions,
-        "DeleteObjects": operations.delete_objects,
-        "GetObject": operations.get_object,
-        "HeadObject": operations.get_object,
-        "PutObject": operations.put_object,
-        "DeleteObject": operations.delete_object,
-        "GetObjectTagging": operations.get_tags,
-        "PutObjectTagging": operations.put_tags,
-        "DeleteObjectTagging": operations.delete_tags,
-        "CreateMultipartUpload": multipart.create_upload,
-        "UploadPart": multipart.upload_part,
-        "CompleteMultipartUpload": multipart.complete_upload,
-        "AbortMultipartUpload": multipart.abort_upload,
-        "ListMultipartUploads": multipart.list_uploads,
-        "ListParts": multipart.list_parts,
-    }
-)
 _COPIES: MappingProxyType[str, Callable[[Bucket, Call, CopySource, float], Response]] = MappingProxyType(
     {"CopyObject": multipart.copy_object, "UploadPartCopy": multipart.upload_part_copy}
 )
@@ -164,7 +133,7 @@ class S3Service:
         level = "object" if key else "bucket" if bucket else "service"
         asked = [name for name, _ in request.query if name in _SUBRESOURCES]
         subresource = "uploadId" if "uploadId" in asked else asked[0] if asked else ""
-        operation = _ROUTES.get((request.method, level, subresource), "Unknown")
+        operation, _ = _ROUTES.get((request.method, level, subresource), ("Unknown", None))
         if multipart.COPY_SOURCE in request.headers:
             operation = _WITH_SOURCE.get(operation, operation)
         return Call(operation=operation, bucket=bucket, key=key, request=request, body=body)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_local.functions._processes import FunctionProcess, ProcessLimits, ProcessPlan, Warden, peak_memory_bytes
+from stoker_local.functions._processes import FunctionProcess, ProcessPlan, Warden, peak_memory_bytes
 from stoker_local.functions._specs import GoogleSpec
 
 __all__ = ["Instance", "InstanceConfig"]
@@ -78,8 +78,8 @@ class Instance(FunctionProcess):
             command=self._command(),
             environment=self._environment(),
             folder=spec.folder,
-            # Files written count as memory there.
-            limits=ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.memory_bytes),
+            memory_bytes=spec.memory_bytes,
+            tmp_bytes=spec.memory_bytes,  # files written count as memory there
         )
 
     def _command(self) -> tuple[str, ...]:

@@ -12,24 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = [
-    "Output",
-    "ProcessLimits",
-    "ProcessPlan",
-    "Warden",
-    "choose_tmp",
-    "peak_memory_bytes",
-    "signal_group",
-    "tail",
-    "warden",
-]
+__all__ = ["Output", "ProcessPlan", "Warden", "choose_tmp", "peak_memory_bytes", "signal_group", "tail", "warden"]
 
 _GUARDIAN = Path(__file__).with_name("_guardian.py")
 _LAUNCHER = Path(__file__).with_name("_launcher.py")
@@ -49,13 +39,17 @@ class ProcessPlan:
     Attributes:
         command: its program must be a path.
         environment: all of it, but for what leads to its ``/tmp``.
-        folder: its code, where it runs.
+        folder: its code, where it runs; it is seen even below ``/tmp``.
+        memory_bytes: that it may use, as are ``tmp_bytes`` of its ``/tmp``.
+        open_files: at once; None is as many as this process.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     folder: str
-    limits: ProcessLimits
+    memory_bytes: int
+    tmp_bytes: int
+    open_files: int | None = None
 
 
 class Warden:
@@ -81,7 +75,7 @@ class Warden:
         home = {"HOME": "/tmp"} if tmp is None else {"HOME": tmp, "TMPDIR": tmp}  # noqa: S108  (its own)
         try:
             process = await asyncio.create_subprocess_exec(
-                *launch_command(plan.command, plan.limits, code=plan.folder, tmp_folder=tmp),
+                *launch_command(plan, tmp_folder=tmp),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.writer,
                 stderr=output.writer,
@@ -126,34 +120,16 @@ async def warden(tmp: Literal["auto", "tmpfs", "folder"]) -> AsyncIterator[Warde
         await guardian.wait()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLimits:
-    """What a process may use: memory, its ``/tmp``, and files open at once (None: as many as this process)."""
-
-    memory_bytes: int
-    tmp_bytes: int
-    open_files: int | None = None
-
-
-def launch_command(
-    command: Sequence[str], limits: ProcessLimits, *, code: str, tmp_folder: str | None
-) -> tuple[str, ...]:
-    """Return the command that becomes ``command`` within its limits.
-
-    Args:
-        command: its program must be a path.
-        limits: of the process.
-        code: a folder that it must see even below ``/tmp``.
-        tmp_folder: what stands for its ``/tmp``; None gives it a tmpfs.
-    """
+def launch_command(plan: ProcessPlan, *, tmp_folder: str | None) -> tuple[str, ...]:
+    """Return the command that becomes a plan's within its limits; ``tmp_folder`` of None gives it a tmpfs."""
     settings = {
-        "command": list(command),
+        "command": list(plan.command),
         "parent": os.getpid(),
-        "address_bytes": limits.memory_bytes + ADDRESS_ALLOWANCE_BYTES,
-        "file_bytes": limits.tmp_bytes if tmp_folder else None,
-        "open_files": limits.open_files,
-        "tmp_bytes": None if tmp_folder else limits.tmp_bytes,
-        "keep": _under_tmp(sys.prefix, sys.base_prefix, code, *sys.path),
+        "address_bytes": plan.memory_bytes + ADDRESS_ALLOWANCE_BYTES,
+        "file_bytes": plan.tmp_bytes if tmp_folder else None,
+        "open_files": plan.open_files,
+        "tmp_bytes": None if tmp_folder else plan.tmp_bytes,
+        "keep": _under_tmp(sys.prefix, sys.base_prefix, plan.folder, *sys.path),
     }
     return (sys.executable, "-I", "-S", str(_LAUNCHER), json.dumps(settings))
 
@@ -175,8 +151,9 @@ def choose_tmp(wanted: Literal["auto", "tmpfs", "folder"]) -> Literal["tmpfs", "
 @cache
 def _mount_problem() -> str:
     """Return why processes can have no ``/tmp`` of their own here, or nothing if they can."""
-    limits = ProcessLimits(memory_bytes=1 << 30, tmp_bytes=1 << 20)
-    probe = launch_command([shutil.which("true") or "/bin/true"], limits, code="", tmp_folder=None)
+    true = (shutil.which("true") or "/bin/true",)
+    plan = ProcessPlan(command=true, environment={}, folder="", memory_bytes=1 << 30, tmp_bytes=1 << 20)
+    probe = launch_command(plan, tmp_folder=None)
     tried = subprocess.run(probe, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)  # noqa: S603
     return (tried.stderr.strip() or "it failed") if tried.returncode else ""
 

@@ -24,7 +24,7 @@ from aiohttp import web
 from stoker_local._serving import serving
 from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
 from stoker_local.functions._outcome import MAX_RESULT_BYTES, Answer, Invocation, failure, read_body
-from stoker_local.functions._processes import FunctionProcess, ProcessLimits, ProcessPlan, Warden, peak_memory_bytes
+from stoker_local.functions._processes import FunctionProcess, ProcessPlan, Warden, peak_memory_bytes
 from stoker_local.functions._specs import FunctionSpec
 
 __all__ = ["InstanceState", "RuntimeApi", "Sandbox", "SandboxConfig"]
@@ -103,7 +103,9 @@ class Sandbox(FunctionProcess):
             command=(sys.executable, "-m", "awslambdaric", spec.handler),
             environment=self._environment(address),
             folder=spec.task_root,
-            limits=ProcessLimits(memory_bytes=spec.memory_bytes, tmp_bytes=spec.tmp_mb << 20, open_files=_OPEN_FILES),
+            memory_bytes=spec.memory_bytes,
+            tmp_bytes=spec.tmp_mb << 20,
+            open_files=_OPEN_FILES,
         )
 
     def _environment(self, address: str) -> dict[str, str]:
