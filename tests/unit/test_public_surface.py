@@ -15,13 +15,14 @@ from types import ModuleType
 import pytest
 
 import stoker
+import stoker.testing
 import stoker_functions
 import stoker_sim
 from stoker import errors
 from support.outside_names.python_api import imports_of
 
 ROOT = Path(__file__).parents[2]
-LAZY = (stoker, stoker_functions, stoker_sim)
+LAZY = (stoker, stoker.testing, stoker_functions, stoker_sim)
 PUBLIC = (
     *(
         "stoker",
@@ -30,6 +31,7 @@ PUBLIC = (
         "stoker.errors",
         "stoker.fanout",
         "stoker.images",
+        "stoker.testing",
         "stoker.trace",
         "stoker_functions",
     ),
@@ -39,6 +41,7 @@ PUBLIC = (
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOR_USERS = [page for page in PAGES if page.name not in ("architecture.md", "fuzzing.md")]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PRIVATE_IMPORT = re.compile(r"^[ \t\"']*from (stoker\w*(?:\.\w+)*\._[\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
 PRIVATE = re.compile(r"\bstoker(?:_[a-z]+)?(?:\.\w+)*\._[a-z]\w*")
 
 
@@ -104,6 +107,24 @@ def test_pages_and_examples_import_public_names_only(file: Path) -> None:
 @pytest.mark.parametrize("page", FOR_USERS, ids=lambda page: page.name)
 def test_pages_for_users_name_nothing_private(page: Path) -> None:
     assert PRIVATE.findall(page.read_text("utf-8")) == []
+
+
+def test_tests_import_what_is_public_from_where_it_is_public() -> None:
+    public = {
+        (value.__module__, each): name
+        for name in PUBLIC
+        for each in import_module(name).__all__
+        if inspect.isclass(value := getattr(import_module(name), each)) or inspect.isfunction(value)
+    }
+    found = {}
+    for file in (file for folder in ("tests", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py")):
+        if "golden" in file.parts:
+            continue
+        for module, names in PRIVATE_IMPORT.findall(file.read_text("utf-8")):
+            for each in re.findall(r"\w+(?: as \w+)?", names):
+                if place := public.get((module, each.partition(" ")[0])):
+                    found[f"{file.relative_to(ROOT)}: {module}.{each}"] = f"from {place} import {each}"
+    assert found == {}
 
 
 def described(name: str, value: object) -> Iterator[tuple[str, str]]:

@@ -18,14 +18,14 @@ import stoker_functions.serve
 import stoker_local.functions
 import stoker_sim
 import stoker_torch
-from stoker import abc, errors, fanout, images, trace
+from stoker import abc, errors, fanout, images, testing, trace
 from stoker_torch._options import MOVED_SETTINGS
 
 __all__ = ["documented_imports", "imports_of", "python_api"]
 
 _ROOT = Path(__file__).parents[3]
 _MODULES = (
-    *(stoker, abc, errors, fanout, images, trace, stoker_torch, stoker_functions, stoker_functions.serve),
+    *(stoker, abc, errors, fanout, images, testing, trace, stoker_torch, stoker_functions, stoker_functions.serve),
     *(stoker_local, stoker_local.functions, stoker_sim),
 )
 """Those that users import, but for ``stoker_functions.aws`` and ``.gcp``: their handlers have a list of their own."""
