@@ -17,10 +17,9 @@ from stoker._fetch.config import FetchConfig, check_fetch
 from stoker._fetch.pipeline import FeedConfig
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._order.order import OrderConfig, Shuffle
-from stoker._stores import ReadableStore
 from stoker._stores.location import is_url_like
 from stoker._stores.options import StoreOptions
-from stoker.abc import Readable, Tier, TraceSink
+from stoker.abc import RangeReadable, Readable, Tier, TraceSink
 from stoker.errors import ConfigError
 from stoker_torch._options import MOVED_SETTINGS, Budget, WorkerOptions, checked_integer
 from stoker_torch._user_functions import asks_for_context
@@ -338,7 +337,7 @@ class StreamArguments(StreamConfig):
             those that it forks. Or a :class:`stoker.abc.Store`; worker processes that are spawned get a pickle of it.
     """
 
-    url: str | os.PathLike[str] | ReadableStore = field(kw_only=False)
+    url: str | os.PathLike[str] | RangeReadable = field(kw_only=False)
 
 
 @explain_arguments("Loader", _LOADER_HINTS, MOVED_SETTINGS)
@@ -351,7 +350,7 @@ class LoaderArguments(LoaderConfig):
             :class:`stoker.abc.Store`, which is used on the loader's own thread and event loop.
     """
 
-    url: str | os.PathLike[str] | ReadableStore = field(kw_only=False)
+    url: str | os.PathLike[str] | RangeReadable = field(kw_only=False)
 
 
 def _ranks_here() -> int:

@@ -26,8 +26,9 @@ from stoker._fetch.materialized_feed import BatchSource, MaterializedFeed
 from stoker._fetch.pipeline import Feed, FeedConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker._stores import ReadableStore, open_reader
+from stoker._stores import open_reader
 from stoker._stores.object_store import ObjectStore, metered
+from stoker.abc import RangeReadable
 from stoker.errors import ConfigError
 from stoker_torch._config import StreamConfig
 from stoker_torch._figures import LoaderPlan
@@ -161,7 +162,7 @@ class Supply:
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
-    def open(cls, place: str | os.PathLike[str] | ReadableStore, config: StreamConfig) -> Supply:
+    def open(cls, place: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> Supply:
         """Open the data set at a path or URL, or in a store."""
         return cls(metered(open_reader(place, options=config.options), egress=Budget.of(config.budget).egress))
 

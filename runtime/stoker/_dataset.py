@@ -26,9 +26,10 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Schema
 from stoker._format.versions import read_manifest
 from stoker._memory.sample_memory import SampleMemory
-from stoker._stores import ReadableStore, StoreOptions, open_reader, url_of
+from stoker._stores import StoreOptions, open_reader, url_of
 from stoker._stores.network import PerLoop
 from stoker._stores.object_store import ObjectStore, metered
+from stoker.abc import RangeReadable
 from stoker.errors import ArgumentError, ConfigError
 
 __all__ = ["Dataset", "DatasetStatistics"]
@@ -101,7 +102,7 @@ class Dataset:
 
     def __init__(
         self,
-        url: str | os.PathLike[str] | ReadableStore,
+        url: str | os.PathLike[str] | RangeReadable,
         *,
         version: int | None = None,
         columns: Sequence[str] | None = None,

@@ -19,12 +19,15 @@ if TYPE_CHECKING:  # what sources and sinks are about lies above this module
 __all__ = [
     "Answer",
     "Buffer",
+    "Deletable",
     "Executor",
+    "Listable",
     "NextUseOracle",
     "ObjectInfo",
     "ObjectRef",
     "EvictionPolicy",
     "Presigner",
+    "RangeReadable",
     "Readable",
     "Sample",
     "TraceSink",
@@ -67,20 +70,12 @@ class ObjectInfo:
 
 
 @runtime_checkable
-class Readable(Protocol):
-    """Reading objects."""
+class RangeReadable(Protocol):
+    """Reading ranges of objects: what every store can do."""
 
     @property
     def url(self) -> str:
         """The root as the user wrote it, without secrets; used in messages."""
-        ...
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return a whole (small) object and what the store says of it.
-
-        Raises:
-            NotFoundError: there is no such object.
-        """
         ...
 
     async def get_range(
@@ -115,6 +110,24 @@ class Readable(Protocol):
         """
         ...
 
+
+@runtime_checkable
+class Readable(RangeReadable, Protocol):
+    """Reading objects whole, too. Of a plug-in without :meth:`get`, ranges are read instead."""
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole (small) object and what the store says of it.
+
+        Raises:
+            NotFoundError: there is no such object.
+        """
+        ...
+
+
+@runtime_checkable
+class Listable(Protocol):
+    """Listing objects: what packing a folder, ``stoker gc`` and ``rebuild-manifest`` need, and training does not."""
+
     def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects whose key starts with ``prefix``, ascending by UTF-8 key, after ``start_after``."""
         ...
@@ -122,7 +135,7 @@ class Readable(Protocol):
 
 @runtime_checkable
 class Writable(Protocol):
-    """Writing objects: whole, atomic, visible at once."""
+    """Writing objects: whole, atomic, visible at once, and on condition."""
 
     async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
         """Write an object; readers see the old bytes or the new, never a mixture.
@@ -132,14 +145,23 @@ class Writable(Protocol):
         """
         ...
 
+
+@runtime_checkable
+class Deletable(Protocol):
+    """Deleting objects: what ``stoker gc`` and ``rm`` need."""
+
     async def delete(self, key: str) -> None:
         """Delete an object; deleting one that does not exist is no error."""
         ...
 
 
 @runtime_checkable
-class Store(Readable, Writable, Protocol):
-    """A bucket, or a prefix of one. Opened by :func:`stoker.open_store`; closed by whoever opened it."""
+class Store(Readable, Listable, Writable, Deletable, Protocol):
+    """A bucket, or a prefix of one. Opened by :func:`stoker.open_store`; closed by whoever opened it.
+
+    A plug-in has the methods of those protocols above that it can: what is asked for and missing is an error that names
+    the store, the method and the remedy.
+    """
 
     async def close(self) -> None:
         """Release connections. Idempotent. The store may be used again afterwards: it reconnects."""

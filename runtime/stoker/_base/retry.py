@@ -259,7 +259,7 @@ class RetryingReader(ReaderWrapper[R_co]):
         attempts = self._attempts(prefix, counts_at_once=False)
         while True:
             try:
-                async for info in self.wrapped.list(prefix, start_after=start_after):
+                async for info in super().list(prefix, start_after=start_after):
                     attempts, start_after = self._attempts(prefix, counts_at_once=False), info.key
                     yield info
             except TransientError as error:

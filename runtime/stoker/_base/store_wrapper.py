@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from stoker._base.meter import Operation
-from stoker.abc import Buffer, ObjectInfo, Readable, Store
+from stoker.abc import Buffer, Listable, ObjectInfo, Readable, Store
 
 __all__ = ["FolderStore", "ReaderWrapper", "StoreWrapper"]
 
@@ -63,7 +63,7 @@ class ReaderWrapper(Generic[R_co]):
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield the objects whose key starts with ``prefix``."""
         after = self._folder + start_after if start_after else ""
-        async for info in self.wrapped.list(self._folder + prefix, start_after=after):
+        async for info in cast("Listable", self.wrapped).list(self._folder + prefix, start_after=after):
             yield self._relative(info)
 
     def _relative(self, info: ObjectInfo) -> ObjectInfo:

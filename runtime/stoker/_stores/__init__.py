@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Protocol, cast
+from typing import cast
 
-from stoker._stores.location import parse_url
+from stoker._base.plugins import load_plugin
+from stoker._stores.location import STORES, Location, parse_url
+from stoker._stores.object_store import MeteredStore
 from stoker._stores.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
-from stoker.abc import Buffer, ObjectInfo, Presigner, Readable, Store, Writable
+from stoker.abc import Buffer, ObjectInfo, Presigner, RangeReadable, Readable, Store, Writable
 from stoker.errors import ConfigError, MissingExtraError
 
 __all__ = [
@@ -18,7 +20,6 @@ __all__ = [
     "ObjectInfo",
     "Presigner",
     "Readable",
-    "ReadableStore",
     "S3Options",
     "ServedOptions",
     "Store",
@@ -43,14 +44,17 @@ _ADAPTERS: dict[str, tuple[str, str, type[StoreOptions] | None, str]] = {
 def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = None) -> Store:
     """Open the store at a path or a ``file://``, ``s3://``, ``gs://``, ``memory://`` or ``stoker+https://`` URL.
 
-    Nothing is read, connected to or created before the store's first use, and no cloud SDK is imported for another
-    store's URL.
+    Other schemes are those of plug-ins: entry points in the group ``stoker.stores``, each a function that takes the URL
+    and returns a store (:class:`stoker.abc.Store`). Nothing is read, connected to or created before the store's first
+    use, and no cloud SDK is imported for another store's URL.
 
     Raises:
         ConfigError: the URL is malformed, or ``options`` are those of another kind of store.
-        MissingExtraError: the store's optional dependency is not installed.
+        MissingExtraError: the store's optional dependency is not installed, or a plug-in cannot be loaded.
     """
     location = parse_url(url)
+    if location.scheme not in _ADAPTERS:
+        return _open_plugin(location, options)
     module, adapter, options_type, extra = _ADAPTERS[location.scheme]
     if options is None and options_type is not None:
         options = options_type()
@@ -65,18 +69,17 @@ def open_store(url: str | os.PathLike[str], *, options: StoreOptions | None = No
     return opened
 
 
-class ReadableStore(Readable, Protocol):
-    """As much of a :class:`stoker.abc.Store` as reading needs."""
-
-    async def close(self) -> None:
-        """Release connections; see :meth:`stoker.abc.Store.close`."""
-        ...
-
-
-_READING = ("url", "get", "get_range", "head", "list", "close")
+def _open_plugin(location: Location, options: StoreOptions | None) -> Store:
+    if options is not None:
+        raise ConfigError(f"{location.url} takes no {type(options).__name__}: it is opened by a plug-in, from its URL")
+    opener = load_plugin(STORES, location.scheme, "store for the scheme")
+    return MeteredStore(opener(location.url))
 
 
-def open_reader(place: str | os.PathLike[str] | ReadableStore, *, options: StoreOptions | None = None) -> Store:
+_READING = ("url", "get_range", "head")
+
+
+def open_reader(place: str | os.PathLike[str] | RangeReadable, *, options: StoreOptions | None = None) -> Store:
     """Return a store to read from: the one at a path or URL, as :func:`open_store`, or one that the caller has made.
 
     Raises:
@@ -90,7 +93,7 @@ def open_reader(place: str | os.PathLike[str] | ReadableStore, *, options: Store
     return cast("Store", place)  # what reads never writes
 
 
-def url_of(place: str | os.PathLike[str] | ReadableStore) -> str:
+def url_of(place: str | os.PathLike[str] | RangeReadable) -> str:
     """Return a path or URL as it was given, or that of a store that the caller has made.
 
     Raises:

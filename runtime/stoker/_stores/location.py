@@ -9,11 +9,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stoker._base.fields import printable
+from stoker._base.plugins import plugin_names
 from stoker._stores.network import check_endpoint, is_this_machine
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, ObjectChangedError, RangeBeyondEndError, StoreError
 
 __all__ = [
+    "STORES",
     "Location",
     "check_conditions",
     "check_empty_range",
@@ -23,6 +25,9 @@ __all__ = [
     "is_url_like",
     "parse_url",
 ]
+
+STORES = "stoker.stores"
+"""The group of entry points that open stores, by URL scheme."""
 
 _BUCKET_SCHEMES = ("s3", "gs", "memory")
 _SERVED_SCHEMES = ("stoker+https", "stoker+http")
@@ -40,8 +45,9 @@ class Location:
 
     Attributes:
         url: as the user wrote it, without trailing slashes; for messages.
-        scheme: ``file``, ``s3``, ``gs``, ``memory``, ``stoker+https`` or ``stoker+http``.
-        bucket: the bucket's name; for ``file``, the absolute path of the folder; for what is served, host and port.
+        scheme: ``file``, ``s3``, ``gs``, ``memory``, ``stoker+https``, ``stoker+http``, or that of a plug-in.
+        bucket: the bucket's name; for ``file``, the absolute path of the folder; for what is served, host and port; for
+            a plug-in, what stands before the first slash.
         prefix: what stands before every key, without slashes at either end; always empty for ``file``.
     """
 
@@ -94,7 +100,8 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
     """Parse ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``memory://name/prefix``, ``file:///folder`` or a path.
 
     Bucket prefixes are taken literally (``%20`` is three characters), ``file`` URLs are percent-decoded. A data set
-    that a function serves is ``stoker+https://host/v1/name``.
+    that a function serves is ``stoker+https://host/v1/name``. Any other scheme is that of an entry point in the group
+    ``stoker.stores``, and what stands behind it is the plug-in's to read.
 
     Raises:
         ConfigError: the URL is not one of these.
@@ -110,12 +117,10 @@ def parse_url(url: str | os.PathLike[str]) -> Location:
         return _parse_file_url(text)
     if scheme in _SERVED_SCHEMES:
         return _parse_served_url(text)
-    if scheme not in _BUCKET_SCHEMES:
-        raise ConfigError(
-            f"stoker has no store for {scheme}:// URLs; use s3://, gs://, file://, memory:// or a path, and "
-            "stoker+https:// for what a function serves"
-        )
     bucket, _, prefix = rest.partition("/")
+    if scheme not in _BUCKET_SCHEMES:
+        _check_plugin(scheme, bucket)
+        return Location(url=text.rstrip("/"), scheme=scheme, bucket=bucket, prefix=prefix.strip("/"))
     if bucket.startswith("arn:"):
         raise ConfigError(
             "stoker does not take access points by their ARN; give the access point's alias (it ends in -s3alias) or "
@@ -150,6 +155,19 @@ def _check_no_slash_is_missing(path: str) -> None:
             f"a URL that begins with {f'{scheme}:{slashes}'!r:.80} lacks a slash; write {meant:.80} as text, "
             "since pathlib.Path removes a slash. A local folder of that name is written with ./ before it"
         )
+
+
+def _check_plugin(scheme: str, authority: str) -> None:
+    """Raise ConfigError unless a plug-in is installed for a scheme, and its URL holds no user or password."""
+    if scheme not in (installed := plugin_names(STORES)):
+        others = "".join(f"{name}://, " for name in installed)
+        raise ConfigError(
+            f"stoker has no store for {printable(scheme[:40])}:// URLs; use s3://, gs://, file://, memory://, "
+            f"{others}or a path, and stoker+https:// for what a function serves; a package adds a scheme by an entry "
+            f"point in the group {STORES}"
+        )
+    if "@" in authority:
+        raise ConfigError(f"a {scheme}:// URL holds a user or password; it would be in every message")
 
 
 def _parse_file_url(url: str) -> Location:

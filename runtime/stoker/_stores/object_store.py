@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from stoker._base.fields import printable
 from stoker._base.meter import Egress, Meter, Operation, PriceKey
-from stoker._stores.location import check_conditions, check_key, check_range
-from stoker.abc import Buffer, ObjectInfo, Readable
+from stoker._stores.location import check_conditions, check_key, check_range, check_text
+from stoker.abc import Buffer, ObjectInfo, RangeReadable
 from stoker.errors import PermissionDeniedError, StoreError
 
 __all__ = ["MeteredStore", "ObjectStore", "Priced", "metered", "price_key"]
@@ -121,7 +121,8 @@ class ObjectStore:
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
         info = await self._head(key)
         data = bytearray(info.size_bytes)
-        return bytes(data), await self._get_range(key, 0, len(data), memoryview(data), info.tag, None)
+        info = await self._get_range(key, 0, len(data), memoryview(data), info.tag or None, None)
+        return bytes(data), info
 
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
@@ -142,8 +143,6 @@ class ObjectStore:
 
     def _lacks(self, method: str, key: str) -> StoreError:
         """Return the error for a method that this store has not."""
-        if method in ("put", "delete"):
-            check_key(key)
         return PermissionDeniedError(
             f"{self.url}/{printable(key)}: this store cannot {_VERBS[method]}: {self._name} has no {method}(); give "
             "the URL of a store that can"
@@ -157,6 +156,8 @@ class ObjectStore:
 class MeteredStore(ObjectStore):
     """Any store, such as a plug-in's, as one of ours.
 
+    Keys are checked here, and what else such a store has (``presign`` …) is handed on.
+
     Args:
         store: does the work. Of what :class:`stoker.abc.Store` has it needs what it is asked for, and no ``get``.
         meter: counts; several stores may share one.
@@ -166,6 +167,11 @@ class MeteredStore(ObjectStore):
         super().__init__(store.url)
         self.wrapped = store
         self.meter = meter or self.meter
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "wrapped":  # copying asks before there is one
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
 
     def price_key(self) -> PriceKey:
         """Return by what the store's prices are found."""
@@ -177,10 +183,10 @@ class MeteredStore(ObjectStore):
             await self.wrapped.close()
 
     async def _get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        if hasattr(self.wrapped, "get"):
-            found: tuple[bytes, ObjectInfo] = await self.wrapped.get(key)
-            return found
-        return await super()._get(key)
+        if not hasattr(self.wrapped, "get"):
+            return await super()._get(key)
+        found: tuple[bytes, ObjectInfo] = await self._method("get", key)(key)
+        return found
 
     async def _get_range(
         self, key: str, start: int, end: int, into: memoryview, tag: str | None, begun: Callable[[], None] | None
@@ -194,7 +200,9 @@ class MeteredStore(ObjectStore):
         return info
 
     def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
-        found: AsyncIterator[ObjectInfo] = self._method("list", prefix)(prefix, start_after=start_after)
+        for text in (prefix, start_after):
+            check_text("object key or prefix", text)
+        found: AsyncIterator[ObjectInfo] = self._method("list")(prefix, start_after=start_after)
         return found
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
@@ -211,7 +219,9 @@ class MeteredStore(ObjectStore):
     async def _delete(self, key: str) -> None:
         await self._method("delete", key)(key)
 
-    def _method(self, name: str, key: str) -> Callable[..., Any]:
+    def _method(self, name: str, key: str = "") -> Callable[..., Any]:
+        if name != "list":
+            check_key(key)
         found: Callable[..., Any] | None = getattr(self.wrapped, name, None)
         if found is None:
             raise self._lacks(name, key)
@@ -222,7 +232,7 @@ class MeteredStore(ObjectStore):
         return type(self.wrapped).__name__
 
 
-def price_key(store: Readable) -> PriceKey:
+def price_key(store: RangeReadable) -> PriceKey:
     """Return by what a store's prices are found: the user's choice, its endpoint or its URL.
 
     A store of the user's own may have an attribute ``prices``: the name of a store in the price file.
@@ -232,7 +242,7 @@ def price_key(store: Readable) -> PriceKey:
     return PriceKey(store.url, name=getattr(store, "prices", ""))
 
 
-def metered(store: Readable, *, egress: Egress = "same_region", meter: Meter | None = None) -> ObjectStore:
+def metered(store: RangeReadable, *, egress: Egress = "same_region", meter: Meter | None = None) -> ObjectStore:
     """Return the same store, over the same connections, with a meter of its own, or with ``meter``.
 
     Args:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,10 +78,6 @@ class HeldView:
     async def head(self, key: str) -> ObjectInfo:
         """Return an object's size, when the first byte would be there."""
         return await self._view.head(key)
-
-    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Refuse, as the view does."""
-        return self._view.list(prefix, start_after=start_after)
 
 
 _PAPER = published("diesel")

@@ -7,7 +7,7 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import count
 
 from stoker._diagnostics.latency import BucketModel
@@ -233,10 +233,6 @@ class BucketView:
         if model.error_fraction and rng.random() < model.error_fraction:
             raise ServerError(f"{self.url}/{key}: 500, as the model wants it")
         return ObjectInfo(key=key, size_bytes=self._size_bytes(key), tag="")
-
-    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Refuse: a run starts from its manifest and never lists."""
-        raise NotFoundError(f"{self.url} lists nothing: a run reads its manifest and never lists")
 
     def _rng_of(self, key: str) -> random.Random:
         if self._seed is None:

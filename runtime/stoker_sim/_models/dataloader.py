@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -173,10 +173,6 @@ class DiskView:
             return ObjectInfo(key=key, size_bytes=self._size_of(key), tag="")
         except KeyError:
             raise NotFoundError(f"{self.url}/{key} does not exist") from None
-
-    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Refuse: a run reads its manifest and never lists."""
-        raise NotFoundError(f"{self.url} lists nothing: a run reads its manifest and never lists")
 
 
 T = TypeVar("T")
