@@ -18,8 +18,9 @@ from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._maintenance import gc, verify
 from stoker._pack.record import list_records
 from stoker.abc import Store
+from stoker.testing import WatchedStore
 from support.killed_packing import MOMENTS, Death, Moment, PackTask, pack_and_die
-from support.packing import WatchedStore, fresh_store, numbered, pack, puts, stored
+from support.packing import fresh_store, numbered, pack, puts, stored
 from support.processes import ended, exit_code, running
 from support.stores import Place
 

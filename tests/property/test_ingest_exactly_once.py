@@ -15,10 +15,10 @@ from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker.abc import ObjectInfo
 from stoker.errors import StokerError
+from stoker.testing import DyingStore
 from stoker_functions._commit import commit, compact
 from stoker_functions._ingest import ingest_objects
 from support.deployments import Place, TardyStore, plenty
-from support.packing import DyingStore
 
 OBJECTS = 60
 STEPS = 25

@@ -14,7 +14,8 @@ from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows
 from stoker._format.supersample import Packed
 from stoker.abc import Store
 from stoker.errors import ServerError, StoreError
-from support.packing import NO_WAIT, SCHEMA, WatchedStore, fresh_store
+from stoker.testing import WatchedStore
+from support.packing import NO_WAIT, SCHEMA, fresh_store
 
 
 def with_run(base: Manifest | None, run: int) -> Manifest:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import NotFoundError, PermissionDeniedError
-from support.packing import WatchedStore
+from stoker.testing import WatchedStore
 
 __all__ = ["RIGHTS", "GuardedStore", "Rights"]
 

@@ -10,7 +10,8 @@ from typing import Literal, TypeVar, get_args
 
 from stoker._format.manifest import POINTER_KEY
 from stoker.abc import Store
-from support.packing import WatchedStore, numbered, pack
+from stoker.testing import WatchedStore
+from support.packing import numbered, pack
 from support.processes import die
 from support.stores import Place, run_with
 

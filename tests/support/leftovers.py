@@ -7,7 +7,8 @@ import pytest
 from stoker._pack.record import PackRecord
 from stoker.abc import Store
 from stoker.errors import StoreError
-from support.packing import DyingStore, WatchedStore, fresh_store, interrupted, numbered, pack, stored
+from stoker.testing import DyingStore, WatchedStore
+from support.packing import fresh_store, interrupted, numbered, pack, stored
 
 
 async def data_set() -> Store:

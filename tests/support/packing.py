@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import pytest
 
-from stoker import Array, Bytes, Operation, RetryPolicy, Schema, open_store
-from stoker._base.store_wrapper import StoreWrapper
+from stoker import Array, Bytes, RetryPolicy, Schema, open_store
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import SuperSample
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.plan import PackConfig
-from stoker.abc import ObjectInfo, Store
-from stoker.errors import ServerError, StoreError
+from stoker.abc import Store
+from stoker.testing import WatchedStore
 
 T = TypeVar("T")
 
@@ -87,89 +86,6 @@ async def labels(store: Store) -> list[int]:
 async def stored(store: Store, prefix: str = "") -> dict[str, bytes]:
     """Return every object under a prefix."""
     return {info.key: (await store.get(info.key))[0] async for info in store.list(prefix)}
-
-
-class WatchedStore(StoreWrapper):
-    """Passes everything on to another store, calling ``before`` and ``after`` around every operation.
-
-    Attributes:
-        calls: every operation so far, as ``"put data/…"``.
-    """
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.store = store
-        self.calls: list[str] = []
-
-    async def before(self, number: int, operation: str, key: str) -> None:
-        """Fail, wait, or do nothing."""
-
-    async def after(self, number: int, operation: str, key: str) -> None:
-        """Fail, wait, or do nothing, when the operation has had its effect."""
-
-    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
-        number, name = len(self.calls), operation.lower()
-        self.calls.append(f"{name} {key}")
-        await self.before(number, name, key)
-        result = await request()
-        await self.after(number, name, key)
-        return result
-
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        self.calls.append(f"list {prefix}")
-        await self.before(len(self.calls) - 1, "list", prefix)
-        async for info in super().list(prefix, start_after=start_after):
-            yield info
-
-
-class DyingStore(WatchedStore):
-    """Does ``lives`` operations; then it is as if the process had been killed: nothing has an effect any more.
-
-    Args:
-        store: what it passes on to.
-        lives: how many operations succeed.
-        late: whether the one that dies has its effect first.
-    """
-
-    def __init__(self, store: Store, lives: int, *, late: bool) -> None:
-        super().__init__(store)
-        self.lives = lives
-        self.late = late
-
-    @property
-    def is_dead(self) -> bool:
-        return len(self.calls) > self.lives
-
-    async def before(self, number: int, operation: str, key: str) -> None:
-        if number > self.lives or (number == self.lives and not self.late):
-            raise StoreError("the process is dead")
-
-    async def after(self, number: int, operation: str, key: str) -> None:
-        if number == self.lives:
-            raise StoreError("the process is dead")
-
-
-class FlakyStore(WatchedStore):
-    """Fails its ``at``-th operation once, with an error that may be retried.
-
-    Args:
-        store: what it passes on to.
-        at: which operation, from 0.
-        late: whether it has its effect first, so that only the answer is lost.
-    """
-
-    def __init__(self, store: Store, at: int, *, late: bool) -> None:
-        super().__init__(store)
-        self.at = at
-        self.late = late
-
-    async def before(self, number: int, operation: str, key: str) -> None:
-        if number == self.at and not self.late:
-            raise ServerError("try again")
-
-    async def after(self, number: int, operation: str, key: str) -> None:
-        if number == self.at:
-            raise ServerError("the answer was lost")
 
 
 class SlowStore(WatchedStore):

@@ -14,8 +14,9 @@ from stoker import RetryingStore, open_store
 from stoker._base.retry import holds
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import NotFoundError
+from stoker.testing import FlakyStore, WatchedStore
 from support.memory import ROUNDS, Memory
-from support.packing import NO_WAIT, FlakyStore, WatchedStore, fresh_store, puts
+from support.packing import NO_WAIT, fresh_store, puts
 
 DATA = bytes(range(256)) * 10_000
 """More than two pieces."""

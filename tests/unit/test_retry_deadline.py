@@ -23,7 +23,8 @@ from stoker.errors import (
     TransientError,
     UnexpectedAnswerError,
 )
-from support.packing import SCHEMA, WatchedStore, fresh_store
+from stoker.testing import WatchedStore
+from support.packing import SCHEMA, fresh_store
 
 Operation = Callable[[RetryingStore], Awaitable[object]]
 

@@ -15,7 +15,8 @@ from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PreconditionFailedError, ServerError, StoreError
-from support.packing import NO_WAIT, DyingStore, FlakyStore, WatchedStore, fresh_store, labels, numbered, pack, stored
+from stoker.testing import DyingStore, FlakyStore, WatchedStore
+from support.packing import NO_WAIT, fresh_store, labels, numbered, pack, stored
 
 
 async def two_versions() -> Store:

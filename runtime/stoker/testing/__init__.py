@@ -1,11 +1,21 @@
-"""For tests of plug-ins: suites that say what a tier, an eviction policy or an executor does.
+"""For tests of plug-ins: suites that say what a store, tier, eviction policy or executor does; doubles; virtual time.
 
 A suite is a class of tests for pytest. Subclass it in a module of tests, under a name that begins with ``Test``, and
-override the method that creates the thing under test::
+override the method that creates the thing under test, or give the fixture that says where it is::
 
     class TestMostRecentlyUsed(EvictionPolicyTests):
         def create_policy(self, oracle: NextUseOracle[str]) -> EvictionPolicy[str]:
             return MostRecentlyUsed(oracle)
+
+    class TestMyStore(StoreTests):
+        @pytest.fixture
+        def place(self, tmp_path: Path) -> StorePlace:
+            return StorePlace(url=f"mine://{tmp_path}/bucket")
+
+The same suites run over every store, tier, policy and executor of stoker's. What is known not to hold is told as a
+:class:`Deviation`, and skipped. Suites need no network. Doubles take their time from the loop, so :func:`run_virtual`
+runs hours of faults in milliseconds, the same way every time. A name is loaded when it is first used, and pytest with
+the suites alone (``pip install 'stoker[testing]'``).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,17 +23,40 @@ from typing import TYPE_CHECKING, Any
 from stoker._base.lazy_names import load_name
 
 _NAMES_OF = {
+    "stoker._base.clock": "VirtualClockError VirtualClockLoop run_virtual",
+    "stoker.testing._doubles": "DyingStore FlakyStore WatchedStore",
     "stoker.testing._executors": "CONTRACT_FUNCTIONS ExecutorTests",
     "stoker.testing._policies": "EvictionPolicyTests",
+    "stoker.testing._stores": "Deviation StorePlace StoreTests keys_of read_range run_with",
     "stoker.testing._tiers": "TierTests",
 }
 """Module → the public names that it defines."""
 
-__all__ = ["CONTRACT_FUNCTIONS", "EvictionPolicyTests", "ExecutorTests", "TierTests"]
+__all__ = [
+    "CONTRACT_FUNCTIONS",
+    "Deviation",
+    "DyingStore",
+    "EvictionPolicyTests",
+    "ExecutorTests",
+    "FlakyStore",
+    "StorePlace",
+    "StoreTests",
+    "TierTests",
+    "VirtualClockError",
+    "VirtualClockLoop",
+    "WatchedStore",
+    "keys_of",
+    "read_range",
+    "run_virtual",
+    "run_with",
+]
 
 if TYPE_CHECKING:
+    from stoker._base.clock import VirtualClockError, VirtualClockLoop, run_virtual
+    from stoker.testing._doubles import DyingStore, FlakyStore, WatchedStore
     from stoker.testing._executors import CONTRACT_FUNCTIONS, ExecutorTests
     from stoker.testing._policies import EvictionPolicyTests
+    from stoker.testing._stores import Deviation, StorePlace, StoreTests, keys_of, read_range, run_with
     from stoker.testing._tiers import TierTests
 else:  # type checkers would take any name for one that __getattr__ has
 

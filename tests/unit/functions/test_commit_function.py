@@ -19,11 +19,12 @@ from stoker._pack.part import Part
 from stoker._pack.record import REMEMBERED_SECONDS, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
+from stoker.testing import DyingStore, WatchedStore
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import open_catalog
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
-from support.packing import DyingStore, WatchedStore, stored
+from support.packing import stored
 
 JOB = "a" * 16
 

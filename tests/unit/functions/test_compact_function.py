@@ -26,11 +26,12 @@ from stoker._pack.merge import remembered
 from stoker._pack.record import PackRecord, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
+from stoker.testing import DyingStore, WatchedStore
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import Deadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
-from support.packing import DyingStore, WatchedStore, contents, stored
+from support.packing import contents, stored
 
 TARGET_BYTES = 20_000
 

@@ -26,12 +26,12 @@ from stoker._pack.plan import PackConfig
 from stoker._sources.folders import files_schema
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
+from stoker.testing import WatchedStore
 from stoker_functions._commit import commit
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._ingest import ingest_queue
 from stoker_functions._settings import Ingest
 from support.deployments import Place, TardyStore, plenty
-from support.packing import WatchedStore
 
 BUCKET = "raw-of-a-test"
 

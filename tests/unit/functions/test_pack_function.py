@@ -23,10 +23,11 @@ from stoker.errors import (
     ServerError,
     StoreError,
 )
+from stoker.testing import DyingStore, WatchedStore
 from stoker_functions._deployment import Deadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty
-from support.packing import DyingStore, WatchedStore, stored
+from support.packing import stored
 
 
 def test_a_part_becomes_super_samples_and_a_finished_record_and_no_manifest() -> None:

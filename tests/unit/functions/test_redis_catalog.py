@@ -14,11 +14,12 @@ from stoker import open_store
 from stoker._maintenance.garbage import gc
 from stoker._pack.record import PackRecord, record_key
 from stoker.errors import ConnectionLostError, CredentialsError, PackError
+from stoker.testing import WatchedStore
 from stoker_functions._commit import commit
 from stoker_functions._deployment import Deployment
 from stoker_functions._pack import pack
 from support.deployments import Place, plenty
-from support.packing import WatchedStore, stored
+from support.packing import stored
 from support.redis_server import PASSWORD, RedisServer
 
 

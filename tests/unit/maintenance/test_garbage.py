@@ -13,8 +13,9 @@ from stoker._maintenance import Unfinished, gc, rebuild_manifest, verify
 from stoker._pack.record import record_key
 from stoker.abc import Store
 from stoker.errors import ChecksumError, ConfigError, NotFoundError, PackError
+from stoker.testing import WatchedStore
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
-from support.packing import WatchedStore, fresh_store, labels, numbered, pack, stored
+from support.packing import fresh_store, labels, numbered, pack, stored
 
 
 def test_nothing_of_a_finished_data_set_is_garbage() -> None:

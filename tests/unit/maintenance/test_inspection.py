@@ -16,8 +16,9 @@ from stoker._format.supersample import Origin, SuperSample
 from stoker._maintenance import BadObject, verify
 from stoker.abc import ObjectInfo, ObjectRef, Store
 from stoker.errors import BucketNotFoundError, PermissionDeniedError
+from stoker.testing import WatchedStore
 from support.leftovers import data_set, flipped
-from support.packing import SCHEMA, WatchedStore, fresh_store, numbered, pack
+from support.packing import SCHEMA, fresh_store, numbered, pack
 from support.supersamples import built
 
 

@@ -17,8 +17,9 @@ from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import PackRecord, record_key
 from stoker.abc import Store
 from stoker.errors import DatasetExistsError, NotFoundError, PackError
+from stoker.testing import WatchedStore
 from support.leftovers import data_set, flipped, leave_half, leave_unfinished
-from support.packing import SCHEMA, WatchedStore, fresh_store, labels, numbered, pack, stored
+from support.packing import SCHEMA, fresh_store, labels, numbered, pack, stored
 from support.supersamples import built
 
 

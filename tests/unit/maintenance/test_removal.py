@@ -15,7 +15,8 @@ from stoker._format.manifest import POINTER_KEY, version_key
 from stoker._maintenance import plan_removal, remove
 from stoker.abc import Store
 from stoker.errors import NotFoundError, StoreError
-from support.packing import WatchedStore, breaking, fresh_store, numbered, pack, stored
+from stoker.testing import WatchedStore
+from support.packing import breaking, fresh_store, numbered, pack, stored
 
 FOREIGN = (
     "data/mine",

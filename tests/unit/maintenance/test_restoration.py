@@ -17,10 +17,11 @@ from stoker._pack.record import PackRecord, record_key
 from stoker._pack.run import Cutter
 from stoker.abc import Store
 from stoker.errors import FormatError
+from stoker.testing import WatchedStore
 from stoker_functions._pack import pack
 from support.deployments import Place, plenty
 from support.memory import ROUNDS, Memory
-from support.packing import WatchedStore, fresh_store
+from support.packing import fresh_store
 from support.supersamples import EVERY_KIND, samples_of
 
 

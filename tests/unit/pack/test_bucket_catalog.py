@@ -20,8 +20,9 @@ from stoker._pack.catalog import DIGEST_KEY, BucketCatalog, digest_bytes, digest
 from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, record_key
 from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, PermissionDeniedError, StokerError
+from stoker.testing import WatchedStore
 from support.fuzzed.mutations import mutated_file
-from support.packing import WatchedStore, fresh_store
+from support.packing import fresh_store
 
 SCHEMA = Schema({"label": Array("int64")})
 NOW_SECONDS = 1_700_000_000

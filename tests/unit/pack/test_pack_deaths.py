@@ -10,18 +10,8 @@ from stoker._format import versions
 from stoker._pack.packer import AsyncPacker
 from stoker.abc import Store
 from stoker.errors import NotFoundError, StoreError
-from support.packing import (
-    DyingStore,
-    FlakyStore,
-    SlowStore,
-    WatchedStore,
-    config,
-    fresh_store,
-    labels,
-    numbered,
-    pack,
-    stored,
-)
+from stoker.testing import DyingStore, FlakyStore, WatchedStore
+from support.packing import SlowStore, config, fresh_store, labels, numbered, pack, stored
 
 
 async def _operations(samples: int, mode: str) -> int:

@@ -13,19 +13,8 @@ from stoker._format.manifest import POINTER_KEY
 from stoker._pack.packer import AsyncPacker
 from stoker._pack.record import record_key
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, PackError, SchemaError, StoreError
-from support.packing import (
-    SCHEMA,
-    DyingStore,
-    WatchedStore,
-    config,
-    fresh_store,
-    interrupted,
-    labels,
-    numbered,
-    pack,
-    puts,
-    stored,
-)
+from stoker.testing import DyingStore, WatchedStore
+from support.packing import SCHEMA, config, fresh_store, interrupted, labels, numbered, pack, puts, stored
 
 # Where there is something already
 

@@ -14,7 +14,8 @@ from stoker._maintenance import gc
 from stoker._pack.packer import AsyncPacker
 from stoker.abc import Store
 from stoker.errors import DatasetExistsError, PackError
-from support.packing import WatchedStore, config, fresh_store, labels, numbered, pack, stored
+from stoker.testing import WatchedStore
+from support.packing import config, fresh_store, labels, numbered, pack, stored
 
 
 class _Shuffled(WatchedStore):

@@ -13,8 +13,9 @@ from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._pack.record import PackRecord
 from stoker._pack.run import Cutter
 from stoker.errors import ChecksumError, StokerError
+from stoker.testing import WatchedStore
 from support.memory import ROUNDS, Memory
-from support.packing import WatchedStore, fresh_store, interrupted, numbered, pack, puts, stored
+from support.packing import fresh_store, interrupted, numbered, pack, puts, stored
 
 
 def _record() -> PackRecord:

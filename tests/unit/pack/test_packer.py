@@ -24,10 +24,10 @@ from stoker._pack.plan import PackConfig
 from stoker._pack.record import record_key
 from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ConfigError, DatasetExistsError, PackError, SchemaError, StoreError
+from stoker.testing import WatchedStore
 from support.packing import (
     SCHEMA,
     SlowStore,
-    WatchedStore,
     breaking,
     config,
     contents,

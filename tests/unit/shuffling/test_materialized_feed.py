@@ -30,10 +30,10 @@ from stoker.errors import (
     StokerError,
     StoreError,
 )
+from stoker.testing import WatchedStore
 from support.datasets import SCHEMA, pack_numbers, sample_of
 from support.leftovers import flipped
 from support.materialized import materialize
-from support.packing import WatchedStore
 from support.serving_host import running_service
 from support.stores import run_with
 

@@ -23,12 +23,13 @@ from stoker._format.supersample import Packed, SuperSample
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
+from stoker.testing import DyingStore, FlakyStore, WatchedStore
 from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways
 from stoker_functions._shuffle_job.task import ShuffleTask, Way
 from stoker_functions._shuffle_job.work import perform
 from support.materialized import MEMORY_BYTES, WAYS, carry_out, layout_of, made, phases
 from support.memory import ROUNDS, Memory
-from support.packing import DyingStore, FlakyStore, WatchedStore, fresh_store, pack, stored
+from support.packing import fresh_store, pack, stored
 from support.same import same
 from support.supersamples import EVERY_KIND, samples_of
 

@@ -12,8 +12,9 @@ from stoker._cache.naming import name_of
 from stoker._format.manifest import Manifest
 from stoker.abc import ObjectRef
 from stoker.errors import NotFoundError, ObjectChangedError
+from stoker.testing import WatchedStore
 from stoker_warm._put_back import BucketOrigin
-from support.packing import WatchedStore, fresh_store, numbered, pack
+from support.packing import fresh_store, numbered, pack
 
 STRANGER = "0" * 32
 

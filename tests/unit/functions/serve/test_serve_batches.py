@@ -19,9 +19,9 @@ from stoker import Order, OrderConfig, open_store
 from stoker._format.manifest import Manifest, version_key
 from stoker._format.supersample import SuperSample
 from stoker._format.versions import read_manifest
+from stoker.testing import WatchedStore
 from stoker_functions.serve import Request, Response, Service
 from support.datasets import SCHEMA, pack_numbers, sample_of
-from support.packing import WatchedStore
 from support.places import with_store
 from support.served_requests import ask, error_of, serving, with_service
 from support.supersamples import EVERY_KIND, samples_of

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from stoker import open_store
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
+from stoker.testing import WatchedStore
 from stoker_functions.serve import Request, Response, from_lambda_url, to_lambda_url
 from support.datasets import pack_numbers
-from support.packing import WatchedStore
 from support.places import with_store
 from support.served_requests import serving, with_service
 

@@ -23,9 +23,9 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
+from stoker.testing import WatchedStore
 from stoker_functions.serve import Request, Response, Service
 from support.datasets import SCHEMA, pack_numbers, sample_of
-from support.packing import WatchedStore
 from support.places import with_store
 from support.served_requests import ask, error_of, serving, with_service
 

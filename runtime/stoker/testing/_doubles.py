@@ -1,0 +1,107 @@
+"""Stores that watch what is asked of them, and fail when they are told to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from stoker._base.meter import Operation
+from stoker._base.store_wrapper import StoreWrapper
+from stoker.abc import ObjectInfo, Store
+from stoker.errors import ServerError, StoreError
+
+__all__ = ["DyingStore", "FlakyStore", "WatchedStore"]
+
+T = TypeVar("T")
+
+
+class WatchedStore(StoreWrapper):
+    """Passes everything on to another store, calling ``before`` and ``after`` around every operation.
+
+    Args:
+        store: what it passes on to.
+
+    Attributes:
+        calls: every operation so far, as ``"put data/…"``.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.store = store
+        self.calls: list[str] = []
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        """Fail, wait, or do nothing."""
+
+    async def after(self, number: int, operation: str, key: str) -> None:
+        """Fail, wait, or do nothing, when the operation has had its effect."""
+
+    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        number, name = len(self.calls), operation.lower()
+        self.calls.append(f"{name} {key}")
+        await self.before(number, name, key)
+        result = await request()
+        await self.after(number, name, key)
+        return result
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the objects whose key starts with ``prefix``."""
+        self.calls.append(f"list {prefix}")
+        await self.before(len(self.calls) - 1, "list", prefix)
+        async for info in super().list(prefix, start_after=start_after):
+            yield info
+
+
+class DyingStore(WatchedStore):
+    """Does ``lives`` operations; then it is as if the process had been killed: nothing has an effect any more.
+
+    Args:
+        store: what it passes on to.
+        lives: how many operations succeed.
+        late: whether the one that dies has its effect first.
+    """
+
+    def __init__(self, store: Store, lives: int, *, late: bool) -> None:
+        super().__init__(store)
+        self.lives = lives
+        self.late = late
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether more was asked than it has lives for."""
+        return len(self.calls) > self.lives
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        """Fail, if it is time to."""
+        if number > self.lives or (number == self.lives and not self.late):
+            raise StoreError("the process is dead")
+
+    async def after(self, number: int, operation: str, key: str) -> None:
+        """Fail, if it is time to."""
+        if number == self.lives:
+            raise StoreError("the process is dead")
+
+
+class FlakyStore(WatchedStore):
+    """Fails its ``at``-th operation once, with an error that may be retried.
+
+    Args:
+        store: what it passes on to.
+        at: which operation, from 0.
+        late: whether it has its effect first, so that only the answer is lost.
+    """
+
+    def __init__(self, store: Store, at: int, *, late: bool) -> None:
+        super().__init__(store)
+        self.at = at
+        self.late = late
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        """Fail, if it is time to."""
+        if number == self.at and not self.late:
+            raise ServerError("try again")
+
+    async def after(self, number: int, operation: str, key: str) -> None:
+        """Fail, if it is time to."""
+        if number == self.at:
+            raise ServerError("the answer was lost")
