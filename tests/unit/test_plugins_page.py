@@ -71,8 +71,10 @@ def test_the_command_counts_samples(my_package: Path, url: str, capsys: pytest.C
     assert re.search(r"^ +size +say how many samples a data set has$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_tier_delivers_the_second_epoch(my_package: Path, url: str) -> None:
-    with Loader(url, batch_size=10, epochs=2, warm="copies://1", seed=1) as loader:
+@pytest.mark.parametrize("is_object", [False, True])
+def test_the_tier_delivers_the_second_epoch(my_package: Path, url: str, is_object: bool) -> None:
+    tier = import_module("my_package.tier").Copies(1 << 20) if is_object else "copies://1"
+    with Loader(url, batch_size=10, epochs=2, tier=tier, seed=1) as loader:
         seen = [number for _ in range(2) for batch in loader for number in batch["x"].tolist()]
         figures = loader.stats().to_dict()
     assert sorted(seen) == sorted([*range(SAMPLES)] * 2)
