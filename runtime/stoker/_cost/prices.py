@@ -49,13 +49,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorePrices:
-    """What one storage class costs in one region, in dollars.
+class _Listed:
+    """Prices as somebody lists them, in dollars.
 
     Attributes:
-        name: of the service and storage class.
+        name: of what is paid for: a service and storage class, a function, a machine, a kind of disk.
         region: where these prices hold.
         source: address of the price list.
+    """
+
+    name: str
+    region: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePrices(_Listed):
+    """What one storage class costs in one region.
+
+    Attributes:
         storage_dollars_per_gb_month: at rest.
         read_dollars_per_gb: retrieval, on top of the request.
         write_dollars_per_gb: upload, on top of the request.
@@ -65,9 +77,6 @@ class StorePrices:
             port only.
     """
 
-    name: str
-    region: str
-    source: str
     storage_dollars_per_gb_month: float
     read_dollars_per_gb: float
     write_dollars_per_gb: float
@@ -103,13 +112,10 @@ class PriceTier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionPrices:
-    """What a serverless function costs in one region, in dollars.
+class FunctionPrices(_Listed):
+    """What a serverless function costs in one region.
 
     Attributes:
-        name: of the service.
-        region: where these prices hold.
-        source: address of the price list.
         dollars_per_request: of one invocation.
         dollars_per_gb_second: of configured memory.
         dollars_per_vcpu_second: of configured processors, where they are billed apart from memory.
@@ -120,9 +126,6 @@ class FunctionPrices:
         tiers: prices of memory for a month's use above certain amounts, lowest first.
     """
 
-    name: str
-    region: str
-    source: str
     dollars_per_request: float
     dollars_per_gb_second: float
     dollars_per_vcpu_second: float
@@ -157,19 +160,13 @@ class FunctionPrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskPrices:
-    """What a disk of a machine costs in one region, in dollars.
+class DiskPrices(_Listed):
+    """What a disk of a machine costs in one region.
 
     Attributes:
-        name: of the kind of disk.
-        region: where these prices hold.
-        source: address of the price list.
         storage_dollars_per_gb_month: of its size, whatever is on it.
     """
 
-    name: str
-    region: str
-    source: str
     storage_dollars_per_gb_month: float
 
     def storage_dollars(self, size_bytes: float, months: float = 1.0) -> float:
@@ -178,20 +175,14 @@ class DiskPrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachinePrices:
-    """What a machine costs in one region, in dollars, whether it computes or waits.
+class MachinePrices(_Listed):
+    """What a machine costs in one region, whether it computes or waits.
 
     Attributes:
-        name: of the machine and its accelerators.
-        region: where these prices hold.
-        source: address of the price list.
         dollars_per_hour: of the whole machine.
         accelerators: that it has.
     """
 
-    name: str
-    region: str
-    source: str
     dollars_per_hour: float
     accelerators: int
 

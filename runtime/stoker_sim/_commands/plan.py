@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 from stoker._base.meter import Egress
-from stoker._base.sizes import format_bytes
+from stoker._base.sizes import format_bytes, format_dollars
 from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._diagnostics.machine import look
@@ -306,8 +306,8 @@ def _predicted(advice: Advice, money: _Money) -> list[str]:
         "requests, first epoch": lambda found: f"{found.first.requests:,.0f}",
         "requests, later epochs": lambda found: f"{found.later.requests:,.0f}",
         "bytes an epoch": lambda found: format_bytes(found.later.read_bytes),
-        "bucket an epoch": lambda found: _dollars(money.of(found.later)),
-        "waiting an epoch": lambda found: _dollars(money.waiting(found.later) or 0.0),
+        "bucket an epoch": lambda found: format_dollars(money.of(found.later)),
+        "waiting an epoch": lambda found: format_dollars(money.waiting(found.later) or 0.0),
     }
     if money.is_free:
         del facts["bucket an epoch"]
@@ -343,7 +343,3 @@ def _seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
-
-
-def _dollars(dollars: float) -> str:
-    return f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.6f}"
