@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from stoker import FetchConfig, NextBatch, OrderConfig
+from stoker._cache.future import Future
 from stoker._diagnostics.latency import Constant, Late, LogNormal
 from stoker._fetch.pipeline import FeedConfig
+from stoker._order.steps import Stretch
 from stoker.errors import BudgetError, ConfigError
 from stoker_sim import BucketModel
+from stoker_sim._models.caches import TierModel
 from stoker_sim._models.dataset import described, size_of
-from stoker_sim._scenarios.scenario import Scenario, simulate
+from stoker_sim._scenarios.scenario import Run, Scenario, simulate
 
 MANIFEST = described(super_samples=60, samples=100, super_sample_bytes=4 << 20)
 FAST = BucketModel(first_byte=Constant(0.02), connection_bytes_per_second=90e6)
@@ -119,3 +124,29 @@ def test_sizes_are_found_by_key() -> None:
 def test_a_data_set_of_nothing_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         described(**{"super_samples": 1, "samples": 1, "super_sample_bytes": 1, name: 0})
+
+
+def with_cache(policy: str, world: int) -> Run:
+    caches = [TierModel(limit_bytes=30 * (4 << 20), policy=policy)]
+    return simulate(replace(scenario(world=world), epochs=6, caches=caches))
+
+
+def test_replica_aware_eviction_is_lru_on_one_node_and_another_policy_on_several() -> None:
+    assert with_cache("replica-aware", 1).epochs == with_cache("lru", 1).epochs
+    assert with_cache("replica-aware", 3).epochs != with_cache("lru", 3).epochs
+
+
+def test_nodes_with_replica_aware_eviction_let_go_of_what_others_hold() -> None:
+    copies = Counter[int]()
+    manifest = described(super_samples=4, samples=4, super_sample_bytes=1 << 20)
+    stretch = Stretch(order=OrderConfig(), partition=FeedConfig(batch_size=4).dealing(manifest.samples))
+    model = TierModel(limit_bytes=2 * manifest.largest_bytes, policy="replica-aware")
+    one, two, three = (model.tier(Future(manifest.rows.samples, stretch), random.Random(0), copies) for _ in range(3))
+    for tier, rows in ((one, (0, 1)), (two, (1, 2)), (three, (1,))):
+        for row in rows:
+            tier.offer(manifest.ref(row), memoryview(b""))
+    one.offer(manifest.ref(3), memoryview(b""))
+    assert sorted(one.residents) == [0, 3]  # 1 is used last, but two others hold it, too
+    two.offer(manifest.ref(0), memoryview(b""))
+    assert sorted(two.residents) == [0, 2]  # one other holds 1, which was used before 2
+    assert copies == Counter({0: 2, 1: 1, 2: 1, 3: 1})

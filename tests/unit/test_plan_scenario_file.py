@@ -82,6 +82,10 @@ def test_what_is_said_is_taken(tmp_path: Path) -> None:
         [[node.caches]]
         limit_bytes = "8MiB"
         policy = "lru"
+        [[node.caches]]
+        name = "far"
+        limit_bytes = "8MiB"
+        policy = "replica-aware"
     """
     scenario = read_scenario(written(tmp_path, text + LEAST + node)).scenario
     assert scenario.bucket.first_byte == Late(Recorded((0.1, 0.2)), 0.1, 2.0)
@@ -92,6 +96,7 @@ def test_what_is_said_is_taken(tmp_path: Path) -> None:
     assert [(each.name, each.limit_bytes, each.policy) for each in scenario.caches] == [
         ("memory", 4 << 20, "next-use"),
         ("disk", 8 << 20, "lru"),
+        ("far", 8 << 20, "replica-aware"),
     ]
 
 

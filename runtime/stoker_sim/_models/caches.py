@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from stoker._cache.eviction import Lru, Residents, policy_factory
 from stoker._cache.future import Future
 from stoker._diagnostics.latency import Constant, Latency
-from stoker.abc import ObjectRef
+from stoker.abc import EvictionPolicy, ObjectRef
 from stoker.errors import ConfigError
 from stoker_sim._models.bucket import SharedLink
 
 __all__ = [
+    "REPLICA_AWARE",
     "ReplicaAware",
     "SimulatedTier",
     "TierModel",
@@ -30,6 +32,8 @@ __all__ = [
 
 Key = TypeVar("Key", bound=Hashable)
 _NVME = Constant(0.0001)
+REPLICA_AWARE = "replica-aware"
+"""The policy that only a simulated cache has: a loader's does not know what the caches of other nodes hold."""
 
 
 class SimulatedTier(Generic[Key]):
@@ -77,6 +81,63 @@ class SimulatedTier(Generic[Key]):
         """Nothing to release."""
 
 
+class ReplicaAware(Lru[Key]):
+    """Global eviction: evicts first the entry whose recency and rarity together are worth least.
+
+    The value of an entry is ``recency · recency_weight - replicas · replica_weight``, where recency is 1 for the entry
+    used last and 0 for the least recently used one. With a ``replica_weight`` of 0 it is
+    :class:`~stoker._cache.eviction.Lru`. After Alluxio's global eviction, in which workers report their replicas to the
+    master and receive all counts with its heartbeats, so that counts may be a little old.
+
+    Args:
+        replicas: returns the number of other caches that hold a key.
+        recency_weight: weight of recency, at least 0.
+        replica_weight: weight of replicas, at least 0; not both weights are 0.
+    """
+
+    def __init__(
+        self, replicas: Callable[[Key], int], *, recency_weight: float = 1.0, replica_weight: float = 1.0
+    ) -> None:
+        if not (recency_weight >= 0 and replica_weight >= 0 and recency_weight + replica_weight > 0):
+            raise ConfigError(f"weights must be at least 0 and not both 0, not {recency_weight} and {replica_weight}")
+        super().__init__()
+        self._replicas = replicas
+        self._recency_weight, self._replica_weight = recency_weight, replica_weight
+
+    def victims(self, newcomer: Key) -> Iterator[Key]:
+        """Yield all entries by rising value; of equals, the least recently used first. Takes time linear in entries."""
+        last = max(1, len(self._order) - 1)
+        worth = [
+            (place / last * self._recency_weight - self._replicas(key) * self._replica_weight, place, key)
+            for place, key in enumerate(self._order)
+        ]
+        heapq.heapify(worth)
+        while worth:
+            yield heapq.heappop(worth)[2]
+
+
+class _CountedCopies(ReplicaAware[int]):
+    """Counts the copies in the same cache of all nodes, without the delay of heartbeats.
+
+    Args:
+        copies: counter of the caches that hold each key, which these caches share.
+    """
+
+    def __init__(self, copies: Counter[int]) -> None:
+        super().__init__(lambda key: copies[key] - 1)
+        self._copies = copies
+
+    def added(self, key: int) -> None:
+        """Count a copy."""
+        super().added(key)
+        self._copies[key] += 1
+
+    def removed(self, key: int) -> None:
+        """Count a copy less."""
+        super().removed(key)
+        self._copies[key] -= 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierModel:
     """A cache of one node.
@@ -84,7 +145,7 @@ class TierModel:
     Attributes:
         name: in the results.
         limit_bytes: what it holds.
-        policy: who goes, one of :data:`~stoker._cache.eviction.POLICIES`.
+        policy: name of the eviction policy, as a loader's cache has it, or ``replica-aware``.
         bytes_per_second: of its device; all who read share it.
         latency: before a read's first byte.
     """
@@ -96,16 +157,25 @@ class TierModel:
     latency: Latency = field(default_factory=lambda: Constant(0.0001))
 
     def __post_init__(self) -> None:
-        policy_factory(self.policy)
+        if self.policy != REPLICA_AWARE:
+            policy_factory(self.policy)
         if not self.limit_bytes >= 0:
             raise ConfigError(f"limit_bytes must be at least 0, not {self.limit_bytes}")
         if not self.bytes_per_second > 0:
             raise ConfigError(f"bytes_per_second must be more than 0, not {self.bytes_per_second}")
 
-    def tier(self, future: Future, rng: random.Random) -> SimulatedTier[int]:
-        """Return the cache of a rank that needs super-samples when the future says so, empty."""
+    def tier(self, future: Future, rng: random.Random, copies: Counter[int]) -> SimulatedTier[int]:
+        """Return the empty cache of one rank.
+
+        Args:
+            future: when the rank needs each super-sample next.
+            rng: source of what is drawn.
+            copies: number of ranks whose cache of this model holds each super-sample; all ranks share the counter.
+        """
+        is_shared = self.policy == REPLICA_AWARE
+        policy: EvictionPolicy[int] = _CountedCopies(copies) if is_shared else policy_factory(self.policy)(future)
         return SimulatedTier(
-            Residents(policy_factory(self.policy)(future), self.limit_bytes),
+            Residents(policy, self.limit_bytes),
             attrgetter("row"),
             bytes_per_second=self.bytes_per_second,
             latency=self.latency,
@@ -156,39 +226,3 @@ def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -
         residents.offer(key)
     ends = np.cumsum([len(epoch) for epoch in epochs])
     return [float(np.mean(each)) for each in np.split(np.array(hits), ends[:-1])]
-
-
-class ReplicaAware(Lru[Key]):
-    """Whose recency and rarity together are worth least goes first.
-
-    The value of a resident is ``recency · recency_weight - replicas · replica_weight``, recency being 1 for who was
-    used last and 0 for who was not used for longest. With a ``replica_weight`` of 0 it is
-    :class:`~stoker._cache.eviction.Lru`.
-    After Alluxio's global eviction, in which workers report their replicas to the master and hear all counts with its
-    heartbeats; so counts may be a little old.
-
-    Args:
-        replicas: how many others have a key.
-        recency_weight: and
-        replica_weight: not both 0.
-    """
-
-    def __init__(
-        self, replicas: Callable[[Key], int], *, recency_weight: float = 1.0, replica_weight: float = 1.0
-    ) -> None:
-        if not (recency_weight >= 0 and replica_weight >= 0 and recency_weight + replica_weight > 0):
-            raise ConfigError(f"weights must be at least 0 and not both 0, not {recency_weight} and {replica_weight}")
-        super().__init__()
-        self._replicas = replicas
-        self._recency_weight, self._replica_weight = recency_weight, replica_weight
-
-    def victims(self, newcomer: Key) -> Iterator[Key]:
-        """Yield all, that worth least first; of equals, that used last last. Takes time in proportion to residents."""
-        last = max(1, len(self._order) - 1)
-        worth = [
-            (place / last * self._recency_weight - self._replicas(key) * self._replica_weight, place, key)
-            for place, key in enumerate(self._order)
-        ]
-        heapq.heapify(worth)
-        while worth:
-            yield heapq.heappop(worth)[2]

@@ -386,6 +386,8 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
     memory = Nothing(manifest.largest_bytes)
     order = lru_cache(maxsize=_ORDERS)(lambda epoch: Order(manifest.rows.samples, feed.order, epoch))
 
+    copies = [Counter[int]() for _ in scenario.caches]
+
     @cache
     def machine(number: int) -> tuple[BucketView, random.Random]:
         rng = random.Random(f"{scenario.seed} bucket {number}")  # noqa: S311 - a model's
@@ -398,7 +400,9 @@ async def _simulated(scenario: Scenario, sinks_of: Callable[[int], Sequence[Trac
         sinks = sinks_of(rank)
 
         def tiers(future: Future) -> list[Tier]:
-            caches: list[Tier] = [each.tier(future, rng) for each in scenario.caches]
+            caches: list[Tier] = [
+                each.tier(future, rng, held) for each, held in zip(scenario.caches, copies, strict=True)
+            ]
             others = scenario.tiers(mine, manifest) if scenario.tiers is not None else ()
             functions = [WarmView(warm, scenario.node_bytes_per_second)] if warm is not None else []
             return [*caches, *others, *functions]

@@ -37,7 +37,7 @@ from stoker._stores import open_store
 from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
 from stoker_sim._experiments.outcome import Cell, Outcome, Panel, Series, Table
-from stoker_sim._models.caches import TierModel
+from stoker_sim._models.caches import REPLICA_AWARE, TierModel
 from stoker_sim._models.dataset import described
 from stoker_sim._models.reclaim import Reclaim
 from stoker_sim._models.recorded import read_durations, recorded_bucket
@@ -216,7 +216,7 @@ def _cache(section: Section) -> TierModel:
         TierModel,
         name=section.text("name", kind),
         limit_bytes=section.size("limit_bytes"),
-        policy=section.choice("policy", policy_names(), "next-use"),
+        policy=section.choice("policy", (*policy_names(), REPLICA_AWARE), "next-use"),
         bytes_per_second=_rate(section, "bytes_per_second", rate),
         latency=latency,
     )
