@@ -1,12 +1,9 @@
 """A function cloud on this machine: real Lambda and Google runtimes, invoked, frozen, killed and billed."""
 
 from stoker_local.functions._cloud import FunctionCloud, function_cloud
-from stoker_local.functions._config import FunctionCloudConfig
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, FunctionFaultPlan
-from stoker_local.functions._outcome import Outcome, ServiceError
-from stoker_local.functions._queue import LocalQueue
-from stoker_local.functions._specs import (
+from stoker_local.functions._config import (
     EventSource,
+    FunctionCloudConfig,
     FunctionSpec,
     GoogleSpec,
     Notification,
@@ -14,6 +11,9 @@ from stoker_local.functions._specs import (
     QueueSpec,
     Schedule,
 )
+from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, FunctionFaultPlan
+from stoker_local.functions._outcome import Outcome, ServiceError
+from stoker_local.functions._queue import LocalQueue
 from stoker_local.functions._statistics import FunctionStatistics, Happening, total
 
 __all__ = [

@@ -1,26 +1,288 @@
-"""The local function cloud's configuration, checked as a whole."""
+"""The local function cloud's configuration: functions, queues and triggers, each checked, and as a whole."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from stoker_local._config import WELL_KNOWN, is_this_machine, read_json, unique_names
 from stoker_local._s3.signature import KeyPair
 from stoker_local.functions._faults import FunctionFaultPlan
-from stoker_local.functions._specs import (
-    EventSource,
-    FunctionSpec,
-    GoogleSpec,
-    Notification,
-    ObjectFinalized,
-    QueueSpec,
-    Schedule,
-    check_variables,
-)
 
-__all__ = ["FunctionCloudConfig"]
+__all__ = [
+    "EventSource",
+    "FunctionCloudConfig",
+    "FunctionSpec",
+    "GoogleSpec",
+    "Notification",
+    "ObjectFinalized",
+    "QueueSpec",
+    "Schedule",
+]
+
+_LAMBDA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_ENVIRONMENT_BYTES = 4096
+_MEMORY_MB = range(128, 10_241)
+_TMP_MB = range(512, 10_241)
+_MAX_LAMBDA_SECONDS = 900.0
+_RATE = re.compile(r"rate\((?P<count>[1-9][0-9]{0,8}) (?P<unit>second|minute|hour|day)(?P<plural>s?)\)", re.ASCII)
+_UNIT_SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+_MAX_BATCH = 10_000
+_SERVICE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_MAX_SERVICE_SECONDS = 3600.0
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_VARIABLE_VALUE = re.compile(r"[\x01-\ud7ff\ue000-\U0010ffff]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionSpec:
+    """A Lambda function.
+
+    Attributes:
+        handler: ``module.function``, importable from ``task_root`` or from this Python's packages.
+        task_root: folder of the code, where the function's processes run.
+        timeout_seconds: of one invocation.
+        concurrency: most invocations at once, each in an instance of its own; one more is throttled.
+        tmp_mb: size of ``/tmp``.
+        environment: the function's variables, at most 4 KB in all.
+        url_auth: who may call its function URL; empty gives it none.
+        retries: of events (``InvocationType="Event"``) whose function failed.
+        on_failure: queue that takes events which failed every time; empty drops them.
+    """
+
+    name: str
+    handler: str
+    task_root: str = "."
+    memory_mb: int = 128
+    timeout_seconds: float = 3.0
+    concurrency: int = 10
+    tmp_mb: int = 512
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    url_auth: Literal["", "AWS_IAM", "NONE"] = ""
+    retries: int = 2
+    on_failure: str = ""
+
+    def __post_init__(self) -> None:
+        if not _LAMBDA_NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not a function name: 1 to 64 of A-Z, a-z, 0-9, '-' and '_'")
+        if "." not in self.handler:
+            raise ValueError(f"handler={self.handler!r} of {self.name} is not module.function")
+        if not Path(self.task_root).is_dir():
+            raise ValueError(f"task_root={self.task_root!r} of {self.name} is no folder")
+        if self.memory_mb not in _MEMORY_MB or self.tmp_mb not in _TMP_MB:
+            raise ValueError(
+                f"{self.name}: memory_mb={self.memory_mb} is not within [128, 10240] "
+                f"or tmp_mb={self.tmp_mb} not within [512, 10240]"
+            )
+        if not 0 < self.timeout_seconds <= _MAX_LAMBDA_SECONDS:
+            raise ValueError(f"timeout_seconds={self.timeout_seconds} of {self.name} is not within (0, 900]")
+        if self.concurrency < 1 or not 0 <= self.retries <= 2:
+            raise ValueError(
+                f"{self.name}: concurrency={self.concurrency} is not positive "
+                f"or retries={self.retries} not within [0, 2]"
+            )
+        if self.url_auth not in ("", "AWS_IAM", "NONE"):
+            raise ValueError(f"url_auth={self.url_auth!r} of {self.name} is not '', 'AWS_IAM' or 'NONE'")
+        size_bytes = check_variables(self.environment, owner=self.name)
+        if size_bytes > _ENVIRONMENT_BYTES:
+            raise ValueError(f"the environment of {self.name} has {size_bytes} bytes; Lambda takes 4096")
+
+    @property
+    def memory_bytes(self) -> int:
+        """The configured memory."""
+        return self.memory_mb << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSpec:
+    """A queue.
+
+    Attributes:
+        visibility_seconds: how long a received message is hidden; not deleted by then, it comes back.
+        max_receives: a message received so often without being deleted goes to ``dead_letters``.
+        dead_letters: a queue; empty gives messages back for ever.
+        duplicate_probability: chance that a received message will come again although it is deleted, as queues that
+            deliver at least once may do.
+    """
+
+    name: str
+    visibility_seconds: float = 30.0
+    max_receives: int = 5
+    dead_letters: str = ""
+    duplicate_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.visibility_seconds > 0 or self.max_receives < 1:
+            raise ValueError(
+                f"visibility_seconds={self.visibility_seconds} or max_receives={self.max_receives} of {self.name} "
+                "is not positive"
+            )
+        if self.dead_letters == self.name:
+            raise ValueError(f"{self.name} cannot be its own queue of dead letters")
+        if not 0 <= self.duplicate_probability < 1:
+            raise ValueError(f"duplicate_probability={self.duplicate_probability} of {self.name} is not within [0, 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """Tells a queue of objects that are created in a bucket of the local S3, by keys' beginning and end."""
+
+    bucket: str
+    queue: str
+    prefix: str = ""
+    suffix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSource:
+    """Feeds a function from a queue.
+
+    Attributes:
+        batch_size: most messages of one invocation.
+        window_seconds: how long a batch waits to be full, from its first message.
+        concurrency: most invocations at once; each waits for the function's own concurrency rather than be throttled.
+        report_failures: the function says which messages failed (``ReportBatchItemFailures``); else a batch succeeds
+            or fails whole.
+    """
+
+    queue: str
+    function: str
+    batch_size: int = 10
+    window_seconds: float = 0.0
+    concurrency: int = 2
+    report_failures: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= _MAX_BATCH or self.concurrency < 1 or not 0 <= self.window_seconds <= 300:
+            raise ValueError(
+                f"batch_size={self.batch_size} is not within [1, {_MAX_BATCH}], concurrency={self.concurrency} "
+                f"not positive or window_seconds={self.window_seconds} not within [0, 300]"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Calls a function again and again.
+
+    Attributes:
+        rate: ``rate(5 minutes)``; beside EventBridge's units there are seconds.
+        input: the event; None is what EventBridge sends.
+        enabled: if not, it only fires when it is told to.
+    """
+
+    name: str
+    function: str
+    rate: str
+    input: Mapping[str, Any] | None = field(default=None)
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        match = _RATE.fullmatch(self.rate)
+        if match is None or (match["count"] == "1") == bool(match["plural"]):
+            raise ValueError(f"{self.rate!r} of {self.name} is not like 'rate(1 minute)' or 'rate(5 minutes)'")
+
+    @property
+    def period_seconds(self) -> float:
+        """The time between two calls."""
+        match = _RATE.fullmatch(self.rate)
+        assert match is not None  # noqa: S101  (checked when it was made)
+        return int(match["count"]) * _UNIT_SECONDS[match["unit"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoogleSpec:
+    """A Google Cloud Function, second generation.
+
+    Attributes:
+        source: the Python file.
+        target: the function in it.
+        signature: what it takes.
+        cpus: of an instance; billed beside its memory.
+        timeout_seconds: of one request.
+        instances: most instances at once.
+        concurrency: most requests at once in one instance.
+        environment: the function's variables.
+        token: bearer token that requests must carry, as the platform demands of who may not be anybody; empty lets
+            everybody on this machine in.
+    """
+
+    name: str
+    source: str
+    target: str
+    signature: Literal["http", "cloudevent"] = "http"
+    memory_mb: int = 512
+    cpus: float = 1.0
+    timeout_seconds: float = 60.0
+    instances: int = 4
+    concurrency: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    token: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if not _SERVICE_NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not a service name: 1 to 63 of a-z, 0-9 and '-'")
+        if not Path(self.source).is_file():
+            raise ValueError(f"source={self.source!r} of {self.name} is no file")
+        if not self.target.isidentifier():
+            raise ValueError(f"target={self.target!r} of {self.name} is not the name of a function")
+        if self.signature not in ("http", "cloudevent"):
+            raise ValueError(f"signature={self.signature!r} of {self.name} is not 'http' or 'cloudevent'")
+        if not (self.memory_mb >= 128 and self.cpus > 0 and self.instances >= 1 and 1 <= self.concurrency <= 1000):
+            raise ValueError(
+                f"{self.name}: memory_mb={self.memory_mb} is less than 128, cpus={self.cpus} or "
+                f"instances={self.instances} not positive, or concurrency={self.concurrency} not within [1, 1000]"
+            )
+        if not 0 < self.timeout_seconds <= _MAX_SERVICE_SECONDS:
+            raise ValueError(f"timeout_seconds={self.timeout_seconds} of {self.name} is not within (0, 3600]")
+        check_variables(self.environment, owner=self.name)
+
+    @property
+    def folder(self) -> str:
+        """Where the code lies."""
+        return str(Path(self.source).absolute().parent)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The configured memory."""
+        return self.memory_mb << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFinalized:
+    """Tells a Google function of objects that are created in a bucket of the local GCS, as CloudEvents.
+
+    Attributes:
+        queue: holds events until the function has answered them with a 2xx status; its dead letters take the others.
+        concurrency: most events under way at once.
+    """
+
+    bucket: str
+    function: str
+    queue: str
+    concurrency: int = 2
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency={self.concurrency} is not positive")
+
+
+def check_variables(variables: Mapping[str, str], *, owner: str) -> int:
+    """Return the size of the variables in bytes; errors name them and never show a value.
+
+    Raises:
+        ValueError: a process cannot have them.
+    """
+    size_bytes = 0
+    for name, value in variables.items():
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"{name!r} in the environment of {owner} is no name: letters, digits and '_'")
+        if not isinstance(value, str) or not _VARIABLE_VALUE.fullmatch(value):
+            raise ValueError(f"{name} in the environment of {owner} is not a text that a process can have")
+        size_bytes += len(name) + len(value.encode())
+    return size_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from stoker_local.functions._specs import FunctionSpec
+from stoker_local.functions._config import FunctionSpec
 
 __all__ = [
     "MAX_EVENT_BYTES",

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Output", "ProcessPlan", "Warden", "choose_tmp", "peak_memory_bytes", "signal_group", "tail", "warden"]
+__all__ = ["Output", "ProcessPlan", "Warden", "choose_tmp", "peak_memory_bytes", "tail", "warden"]
 
 _GUARDIAN = Path(__file__).with_name("_guardian.py")
 _LAUNCHER = Path(__file__).with_name("_launcher.py")

@@ -14,8 +14,7 @@ from stoker_local._gcs import GcsConfig, LocalGcs
 from stoker_local._host import stopping
 from stoker_local._s3.model import BucketSpec
 from stoker_local.functions._cloud import FunctionCloud, function_cloud
-from stoker_local.functions._config import FunctionCloudConfig
-from stoker_local.functions._specs import FunctionSpec
+from stoker_local.functions._config import FunctionCloudConfig, FunctionSpec
 from stoker_local.functions._statistics import total
 
 __all__ = ["run"]

@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker_local.functions._config import EventSource, QueueSpec
 from stoker_local.functions._outcome import MAX_REQUEST_BYTES, Outcome, ServiceError
-from stoker_local.functions._specs import EventSource, QueueSpec
 
 __all__ = ["LocalQueue", "Message", "batch_event", "failed_messages", "poll"]
 

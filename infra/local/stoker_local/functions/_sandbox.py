@@ -22,10 +22,10 @@ from types import MappingProxyType
 from aiohttp import web
 
 from stoker_local._serving import serving
+from stoker_local.functions._config import FunctionSpec
 from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
 from stoker_local.functions._outcome import MAX_RESULT_BYTES, Answer, Invocation, failure, read_body
 from stoker_local.functions._processes import FunctionProcess, ProcessPlan, Warden, peak_memory_bytes
-from stoker_local.functions._specs import FunctionSpec
 
 __all__ = ["InstanceState", "RuntimeApi", "Sandbox", "SandboxConfig"]
 

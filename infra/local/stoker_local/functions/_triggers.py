@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import quote_plus
 
 from stoker_local._objects import ObjectCreated
+from stoker_local.functions._config import Notification, QueueSpec, Schedule
 from stoker_local.functions._queue import LocalQueue
-from stoker_local.functions._specs import Notification, QueueSpec, Schedule
 
 __all__ = [
     "create_queues",

@@ -9,7 +9,7 @@ import pytest
 from stoker._base.clock import run_virtual
 from stoker_local._objects import ObjectCreated, StoredObject
 from stoker_local.functions import Notification, Schedule
-from stoker_local.functions._google_service import finalized_message
+from stoker_local.functions._google import finalized_message
 from stoker_local.functions._triggers import created_message, keep_firing, matches, opening_message, scheduled_event
 
 
