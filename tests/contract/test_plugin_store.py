@@ -60,8 +60,11 @@ class TestSqliteStore(StoreTests):
         )
 
 
-def test_the_example_has_about_forty_lines_of_code() -> None:
-    _, _, body = EXAMPLE.read_text().partition("class SqliteStore")
+def test_the_page_shows_the_example_which_has_about_forty_lines() -> None:
+    page = (EXAMPLE.parents[1] / "docs" / "plugins.md").read_text("utf-8")
+    _, _, code = EXAMPLE.read_text("utf-8").partition("import sqlite3\n")
+    assert code in page
+    _, _, body = code.partition("class SqliteStore")
     assert len([line for line in body.splitlines() if line.strip()]) <= 46
 
 
