@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeVar, get_args
 
+from stoker._base.meter import Operation
 from stoker._format.manifest import POINTER_KEY
 from stoker.abc import Store
 from stoker.testing import WatchedStore
@@ -87,14 +88,14 @@ class _KillingStore(WatchedStore):
         super().__init__(store)
         self._death = death
 
-    async def _do(self, operation: str, key: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
         number, death = len(self.calls), self._death
-        self.calls.append(f"{operation} {key}")
-        if death is None or not death.is_at(number, operation, key):
-            result = await work()
+        self.calls.append(f"{operation.lower()} {key}")
+        if death is None or not death.is_at(number, operation.lower(), key):
+            result = await request()
         else:
-            result = await self._last(death, work)
-        if operation == "put" and key == POINTER_KEY:
+            result = await self._last(death, request)
+        if operation is Operation.PUT and key == POINTER_KEY:
             self._death = None
         return result
 
