@@ -1,4 +1,4 @@
-"""For tests of plug-ins: suites that say what a store, tier, eviction policy or executor does; doubles; virtual time.
+"""For tests of plug-ins: suites for stores, tiers, sources, eviction policies and executors; doubles; virtual time.
 
 A suite is a class of tests for pytest. Subclass it in a module of tests, under a name that begins with ``Test``, and
 override the method that creates the thing under test, or give the fixture that says where it is::
@@ -12,10 +12,10 @@ override the method that creates the thing under test, or give the fixture that 
         def place(self, tmp_path: Path) -> StorePlace:
             return StorePlace(url=f"mine://{tmp_path}/bucket")
 
-The same suites run over every store, tier, policy and executor of stoker's. What is known not to hold is told as a
-:class:`Deviation`, and skipped. Suites need no network. Doubles take their time from the loop, so :func:`run_virtual`
-runs hours of faults in milliseconds, the same way every time. A name is loaded when it is first used, and pytest with
-the suites alone (``pip install 'stoker[testing]'``).
+The same suites run over all that stoker has of these kinds. What is known not to hold is told as a :class:`Deviation`,
+and skipped. Suites need no network. Doubles take their time from the loop, so :func:`run_virtual` runs hours of faults
+in milliseconds, the same way every time. A name is loaded when it is first used, and pytest with the suites alone
+(``pip install 'stoker[testing]'``).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ _NAMES_OF = {
     "stoker.testing._doubles": "DyingStore FlakyStore WatchedStore",
     "stoker.testing._executors": "CONTRACT_FUNCTIONS ExecutorTests",
     "stoker.testing._policies": "EvictionPolicyTests",
+    "stoker.testing._sources": "SourceTests",
     "stoker.testing._stores": "Deviation StorePlace StoreTests keys_of read_range run_with",
     "stoker.testing._tiers": "TierTests",
 }
@@ -39,6 +40,7 @@ __all__ = [
     "EvictionPolicyTests",
     "ExecutorTests",
     "FlakyStore",
+    "SourceTests",
     "StorePlace",
     "StoreTests",
     "TierTests",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from stoker.testing._doubles import DyingStore, FlakyStore, WatchedStore
     from stoker.testing._executors import CONTRACT_FUNCTIONS, ExecutorTests
     from stoker.testing._policies import EvictionPolicyTests
+    from stoker.testing._sources import SourceTests
     from stoker.testing._stores import Deviation, StorePlace, StoreTests, keys_of, read_range, run_with
     from stoker.testing._tiers import TierTests
 else:  # type checkers would take any name for one that __getattr__ has
