@@ -160,7 +160,8 @@ class Store(Readable, Listable, Writable, Deletable, Protocol):
     """A bucket, or a prefix of one. Opened by :func:`stoker.open_store`; closed by whoever opened it.
 
     A plug-in has the methods of those protocols above that it can: what is asked for and missing is an error that names
-    the store, the method and the remedy.
+    the store, the method and the remedy. Its attribute ``prices``, which loaders need, is the name of the store in the
+    price list whose prices hold, such as ``"s3"``, or ``"file"`` where nothing is charged.
     """
 
     async def close(self) -> None:

@@ -71,6 +71,18 @@ def test_the_command_counts_samples(my_package: Path, url: str, capsys: pytest.C
     assert re.search(r"^ +size +say how many samples a data set has$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_a_data_set_is_packed_into_the_store_and_read_by_url_and_from_an_object(
+    my_package: Path, tmp_path: Path
+) -> None:
+    url = f"sqlite://{tmp_path}/set.db"
+    with stoker.Packer(url, schema={"x": stoker.Array("int64")}) as packer:
+        packer.extend({"x": number} for number in range(SAMPLES))
+    with stoker.open(url) as dataset:
+        assert dataset[7]["x"] == 7
+    with Loader(import_module("my_package.store").SqliteStore(url), batch_size=10) as loader:
+        assert sorted(number for batch in loader for number in batch["x"].tolist()) == [*range(SAMPLES)]
+
+
 @pytest.mark.parametrize("is_object", [False, True])
 def test_the_tier_delivers_the_second_epoch(my_package: Path, url: str, is_object: bool) -> None:
     tier = import_module("my_package.tier").Copies(1 << 20) if is_object else "copies://1"
