@@ -28,7 +28,6 @@ import numpy as np
 import stoker
 from benchmarks.virtual_clock import BODY, REF, SleepingStore
 from stoker import Continuous
-from stoker._base.clock import VirtualClockLoop, run_virtual
 from stoker._base.fetch_record import strand
 from stoker._base.recorder import Recorder
 from stoker._fetch.fetcher import Fetcher
@@ -36,6 +35,7 @@ from stoker._fetch.materialized_feed import BatchSource
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
+from stoker.testing import VirtualClockLoop, run_virtual
 from stoker.trace import ChromeTrace, Phase, Request
 from stoker_torch import Loader
 

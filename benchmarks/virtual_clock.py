@@ -17,11 +17,11 @@ from typing import Any
 
 from stoker import Continuous, FetchConfig
 from stoker._base.checksum import crc32c
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectInfo, ObjectRef
+from stoker.testing import run_virtual
 
 FETCHES = 2000
 ROUNDS = 7

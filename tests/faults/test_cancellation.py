@@ -6,10 +6,10 @@ import asyncio
 import random
 
 from stoker import Continuous, FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
+from stoker.testing import run_virtual
 from support.faulty_store import FAULTS, FaultyStore, Weather, pin
 
 OBJECTS = {f"data/{number:02}": bytes([number]) * 4000 for number in range(30)}

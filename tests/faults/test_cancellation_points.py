@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from stoker import Continuous, FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.errors import StokerError
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather, pin
 from support.suspensions import Suspensions
 

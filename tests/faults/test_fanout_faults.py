@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stoker import RetryPolicy
-from stoker._base.clock import run_virtual
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, DeadlineError, FanoutError, FunctionError, ThrottledError
 from stoker.fanout import Driver, FanoutConfig
+from stoker.testing import run_virtual
 from support.fanout import ScriptedExecutor, answer, numbered
 
 SEEDS = range(100)

@@ -14,10 +14,10 @@ from statistics import harmonic_mean, median
 import pytest
 
 from stoker import Continuous, FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import Fetcher, FetchStatistics
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather, pin
 
 SMALLER = 64

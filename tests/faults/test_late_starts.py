@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from stoker import Array, Continuous, FetchConfig, OrderConfig, Schema
-from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import task_group
 from stoker._fetch.fetcher import Fetcher
@@ -23,6 +22,7 @@ from stoker._memory.ring import Ring
 from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
 from stoker.abc import ObjectInfo
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects
 

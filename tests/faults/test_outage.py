@@ -10,11 +10,11 @@ from contextlib import nullcontext
 import pytest
 
 from stoker import Continuous, FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.errors import FetchError
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather, pin
 
 OBJECTS = {f"data/{number:03}": bytes([number]) * 500 for number in range(200)}

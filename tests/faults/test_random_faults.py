@@ -10,10 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from stoker._base.clock import VirtualClockError
 from stoker._fetch import fetcher as fetch_module
 from stoker._fetch.hedge import Hedges
 from stoker._memory.ring import Ring, RingStateError
+from stoker.testing import VirtualClockError
 from support.fault_schedules import LEVELS, play
 from support.fault_weather import Tables
 from support.faulty_store import FAULTS

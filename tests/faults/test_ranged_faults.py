@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Continuous, FetchConfig, OrderConfig, Schema
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
@@ -22,6 +21,7 @@ from stoker._memory.ring import Ring
 from stoker._order.sharding import Partition
 from stoker._order.steps import PlannedStep, Stretch
 from stoker.errors import CopiedBucketWarning, CredentialsError, FetchError, ObjectChangedError
+from stoker.testing import run_virtual
 from support.fault_weather import stormy
 from support.faulty_store import FAULTS, FaultyStore, Weather
 from support.packed_objects import packed_objects, value_at

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Schema
-from stoker._base.clock import run_virtual
 from stoker._format.supersample import Head
 from stoker._memory.sample_memory import SampleMemory
 from stoker.errors import (
@@ -23,6 +22,7 @@ from stoker.errors import (
     NotFoundError,
     ObjectChangedError,
 )
+from stoker.testing import run_virtual
 from support.fault_weather import stormy
 from support.faulty_store import FAULTS, Weather
 from support.packed_objects import packed_objects

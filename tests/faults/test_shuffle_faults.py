@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Order, OrderConfig, Schema
-from stoker._base.clock import run_virtual
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest, version_key
 from stoker._format.supersample import SuperSample
@@ -26,6 +25,7 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
+from stoker.testing import run_virtual
 from stoker_functions._shuffle_job.task import Way
 from stoker_functions._shuffle_job.work import perform
 from support.faulty_store import FAULTS, FaultyStore, Weather

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from stoker import FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._cache import disk_tier as module
 from stoker._cache.keeper import KeepingTier
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather
 from support.tiers import LARGEST_BYTES, MANIFEST, OBJECTS, body, disk_tier, future, memory_tier
 

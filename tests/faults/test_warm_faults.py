@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stoker import RetryingStore, open_store
-from stoker._base.clock import run_virtual
 from stoker._maintenance.compaction import Compacted, compact
 from stoker._maintenance.garbage import gc
 from stoker._pack.catalog import BucketCatalog
 from stoker.abc import ObjectInfo
+from stoker.testing import run_virtual
 from stoker_functions._commit import commit
 from stoker_functions._ingest import ingest_objects
 from support.deployments import Place, TardyStore, plenty

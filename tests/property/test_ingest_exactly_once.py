@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from stoker import open_store
-from stoker._base.clock import run_virtual
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker.abc import ObjectInfo
 from stoker.errors import StokerError
-from stoker.testing import DyingStore
+from stoker.testing import DyingStore, run_virtual
 from stoker_functions._commit import commit, compact
 from stoker_functions._ingest import ingest_objects
 from support.deployments import Place, TardyStore, plenty

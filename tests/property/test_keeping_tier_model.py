@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from stoker import OrderConfig
-from stoker._base.clock import run_virtual
 from stoker._cache.eviction import POLICIES
 from stoker._cache.future import Future
 from stoker._cache.keeper import KeepingTier
@@ -23,6 +22,7 @@ from stoker._cache.naming import name_of
 from stoker._fetch.prefetcher import StepQueue
 from stoker._order.sharding import Partition
 from stoker._order.steps import Steps, Stretch
+from stoker.testing import run_virtual
 from support.tiers import LARGEST_BYTES, MANIFEST, body, disk_tier, future, kept, memory_tier, offer
 
 

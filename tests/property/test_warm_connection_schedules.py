@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError
+from stoker.testing import run_virtual
 from stoker_warm._connection import Answer, Connection, ConnectionConfig
 from stoker_warm._handshake import PeerSide, ProxySide, Secret
 from stoker_warm._wire import Head, Kind

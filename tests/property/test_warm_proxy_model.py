@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker._base.clock import VirtualClockLoop
+from stoker.testing import VirtualClockLoop
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from support.warm_platform import Tier, named

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-from stoker._base.clock import run_virtual
 from stoker.errors import CopiedBucketWarning
+from stoker.testing import run_virtual
 from support.fault_objects import ObjectRun
 from support.fault_samples import SampleRun
 

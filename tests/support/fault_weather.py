@@ -7,8 +7,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stoker._base.clock import VirtualClockLoop
 from stoker._fetch.statistics import FetchStatistics
+from stoker.testing import VirtualClockLoop
 from support.faulty_store import FAULTS, FaultyStore, Weather
 
 __all__ = ["DEADLINE_SECONDS", "ClockJumps", "Tables", "random_weather", "stormy"]

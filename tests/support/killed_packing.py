@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeVar, get_args
 
-from stoker._base.meter import Operation
+from stoker import Operation
 from stoker._format.manifest import POINTER_KEY
 from stoker.abc import Store
 from stoker.testing import WatchedStore

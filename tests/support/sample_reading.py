@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from stoker import FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._fetch.samples import SampleReader
 from stoker._format.manifest import Manifest
 from stoker._memory.sample_memory import SampleMemory
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather
 
 __all__ = ["AMPLE_BYTES", "SampleBench"]

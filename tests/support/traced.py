@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from stoker import Continuous, FetchConfig, Schedule
 from stoker._base.checksum import crc32c
-from stoker._base.clock import run_virtual
 from stoker._base.recorder import Recorder
 from stoker._base.task_group import task_group
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier, TraceSink
+from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from support.faulty_store import FaultyStore, Weather, pin

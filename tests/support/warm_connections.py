@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker._base.clock import run_virtual
 from stoker.errors import NotFoundError
+from stoker.testing import run_virtual
 from stoker_warm._connection import Answer, Connection, Serve
 from stoker_warm._handshake import PeerSide, ProxySide, Secret
 from stoker_warm._wire import Head, Kind

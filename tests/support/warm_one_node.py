@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._fleet import Node
 from stoker_warm._settings import WarmConfig

@@ -15,12 +15,12 @@ from multiprocessing import get_context
 from typing import Any
 
 from stoker import FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._cache.naming import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef
 from stoker.errors import ServerError
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._tier import WarmTier

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._base.task_group import InOrder
 from stoker.errors import ServerError
+from stoker.testing import run_virtual
 
 
 class Pieces:

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from stoker._base.clock import VirtualClockError, VirtualClockLoop, run_virtual
+from stoker.testing import VirtualClockError, VirtualClockLoop, run_virtual
 
 
 def test_years_pass_at_once_and_timers_fire_in_order() -> None:

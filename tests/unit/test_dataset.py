@@ -16,10 +16,10 @@ import pytest
 
 import stoker
 from stoker import FetchConfig, open_store
-from stoker._base.clock import run_virtual
 from stoker._base.sizes import parse_bytes
 from stoker._stores.memory import MemoryStore
 from stoker.errors import BudgetError, ConfigError, CopiedBucketWarning, FetchError, NotFoundError, StokerError
+from stoker.testing import run_virtual
 from support.datasets import SCHEMA, pack_numbers, sample_of
 
 SAMPLES = 200

@@ -8,8 +8,8 @@ from collections.abc import Awaitable
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError, NotFoundError
+from stoker.testing import run_virtual
 from stoker_sim._models.dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 
 STILL = DiskModel(settle_seconds=0.0, stroke_seconds=1.0, turn_seconds=0.0, bytes_per_second=1e6, pieces=1)

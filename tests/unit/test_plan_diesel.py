@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import Constant
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
+from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._experiments.diesel import HeldView
 from stoker_sim._models.bucket import BucketView, SimulatedBucket

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
 from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
+from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._models.bucket import BucketView, Shared, SharedLink, SimulatedBucket
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from stoker import FetchConfig, NextBatch, Operation, OrderConfig, Prices
-from stoker._base.clock import run_virtual
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._diagnostics.latency import Constant, Late, LogNormal
 from stoker._fetch.pipeline import FeedConfig
 from stoker.errors import BudgetError, ConfigError
+from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import Constant, Late, LogNormal
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, DeadlineError, ServerError
+from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.dataset import described, size_of

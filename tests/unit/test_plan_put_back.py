@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError
+from stoker.testing import run_virtual
 from stoker_sim._models.put_back import PutBackModel, PutBackTally, put_back
 from stoker_sim._models.reclaim import Reclaim
 from stoker_sim._models.warm_fleet import NodeCalls, NodeLife

@@ -9,11 +9,11 @@ from operator import attrgetter
 import pytest
 
 from stoker import OrderConfig
-from stoker._base.clock import run_virtual
 from stoker._cache.eviction import Lru, Residents, Uniform
 from stoker._diagnostics.latency import Constant
 from stoker._fetch.pipeline import FeedConfig
 from stoker.abc import ObjectRef, Tier
+from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._models.caches import SimulatedTier
 from stoker_sim._models.dataset import described

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from stoker import Prices
-from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import Constant, Late
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
+from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._models.bucket import BucketView, SimulatedBucket
 from stoker_sim._models.reclaim import Reclaim

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
+from stoker.testing import run_virtual
 from stoker_sim._models.reclaim import Reclaim, Strike, Struck, kept_hours, lost_between_reads, placed, strikes
 from stoker_sim._models.warm_fleet import NodeCalls, NodeLife, Served, lived
 from stoker_warm._bill import Used

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker import RetryingStore, RetryPolicy
-from stoker._base.clock import run_virtual
 from stoker._base.retry import PACK_POLICY
 from stoker._pack.plan import PackConfig
 from stoker.abc import Store
@@ -23,7 +22,7 @@ from stoker.errors import (
     TransientError,
     UnexpectedAnswerError,
 )
-from stoker.testing import WatchedStore
+from stoker.testing import WatchedStore, run_virtual
 from support.packing import SCHEMA, fresh_store
 
 Operation = Callable[[RetryingStore], Awaitable[object]]

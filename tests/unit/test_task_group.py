@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._base.task_group import task_group
+from stoker.testing import run_virtual
 
 
 async def fail(error: Exception, after_seconds: float = 1.0) -> None:

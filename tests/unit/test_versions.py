@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from stoker import RetryingStore, RetryPolicy
-from stoker._base.clock import run_virtual
 from stoker._base.retry import RetryingReader
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
 from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PreconditionFailedError, ServerError, StoreError
-from stoker.testing import DyingStore, FlakyStore, WatchedStore
+from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
 from support.packing import NO_WAIT, fresh_store, labels, numbered, pack, stored
 
 

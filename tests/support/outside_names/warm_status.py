@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._commands.bench import measured
 from stoker_warm._settings import WarmConfig

@@ -5,8 +5,8 @@ import io
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._base.progress import Amount, Progress, format_seconds
+from stoker.testing import run_virtual
 
 
 class Terminal(io.StringIO):

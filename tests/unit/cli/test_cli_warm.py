@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stoker import cli
-from stoker._base.clock import run_virtual
 from stoker._cache.naming import size_of
 from stoker.errors import ConnectionLostError, DeadlineError
+from stoker.testing import run_virtual
 from stoker_warm._commands import warm as warm_command
 from stoker_warm._commands.bench import measured
 from stoker_warm._handshake import Secret

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from stoker import RetryPolicy
-from stoker._base.clock import run_virtual
 from stoker._base.progress import Amount
 from stoker.abc import Answer
 from stoker.errors import (
@@ -21,6 +20,7 @@ from stoker.errors import (
     ThrottledError,
 )
 from stoker.fanout import Driver, FanoutConfig, Report, Task
+from stoker.testing import run_virtual
 from support.fanout import Behaviour, ScriptedExecutor, answer, numbered
 
 RETRY = RetryPolicy(attempts=4, first_seconds=1.0, longest_seconds=8.0, seed=1)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._fetch.concurrency import Aimd, ConcurrencyLimiter
+from stoker.testing import run_virtual
 
 
 def test_urgent_requests_pass_others_that_keep_their_order() -> None:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from stoker._base.clock import VirtualClockLoop, run_virtual
 from stoker._base.retry import Deadline
+from stoker.testing import VirtualClockLoop, run_virtual
 from support.fetching import seconds
 
 

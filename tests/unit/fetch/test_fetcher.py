@@ -13,7 +13,6 @@ import pytest
 
 from stoker import FetchConfig
 from stoker._base.checksum import crc32c
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import RangePart
 from stoker._memory.ring import RingStateError
 from stoker.abc import ObjectRef
@@ -28,6 +27,7 @@ from stoker.errors import (
     ObjectChangedError,
     ObjectTruncatedError,
 )
+from stoker.testing import run_virtual
 from support.faulty_store import Weather
 from support.fetching import BODY, SLOT_BYTES, Bench, seconds
 

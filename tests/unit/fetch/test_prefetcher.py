@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stoker import Continuous, FetchConfig, FetchSize, NextBatch, Schedule
-from stoker._base.clock import run_virtual
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.ring import Ring, RingStateError
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, FetchError, NotFoundError, StokerError
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather, pin
 
 OBJECTS = {f"data/{number:03}": bytes([number]) * (1000 + number) for number in range(40)}

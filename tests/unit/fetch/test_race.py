@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker import FetchConfig
-from stoker._base.clock import run_virtual
 from stoker.abc import ObjectRef
 from stoker.errors import ConnectionLostError, FetchError
+from stoker.testing import run_virtual
 from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds
 

@@ -8,7 +8,6 @@ import logging
 import pytest
 
 from stoker import FetchConfig
-from stoker._base.clock import VirtualClockLoop, run_virtual
 from stoker._fetch.fetcher import RangePart
 from stoker.errors import (
     ConnectionLostError,
@@ -18,6 +17,7 @@ from stoker.errors import (
     ObjectDamagedError,
     StoreError,
 )
+from stoker.testing import VirtualClockLoop, run_virtual
 from support.faulty_store import Weather
 from support.fetching import BODY, Bench, seconds
 

@@ -8,11 +8,11 @@ import random
 import pytest
 
 from stoker import FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._fetch.concurrency import RateLimit
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.errors import ConfigError
+from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather, pin
 from support.fetching import seconds
 

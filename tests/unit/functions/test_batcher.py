@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_functions._ingest import Batcher
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from stoker import Bytes, RetryingStore, Schema, Text, open_store
-from stoker._base.clock import run_virtual
 from stoker._format import versions
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
@@ -19,7 +18,7 @@ from stoker._pack.part import Part
 from stoker._pack.record import REMEMBERED_SECONDS, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
-from stoker.testing import DyingStore, WatchedStore
+from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import open_catalog
 from stoker_functions._pack import pack

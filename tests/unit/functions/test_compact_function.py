@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from stoker import RetryingStore, open_store
-from stoker._base.clock import run_virtual
 from stoker._format import versions
 from stoker._format.manifest import PackRun
 from stoker._maintenance.compaction import _MOST_REPLACED, Compacted
@@ -26,7 +25,7 @@ from stoker._pack.merge import remembered
 from stoker._pack.record import PackRecord, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DeadlineError, EventError, NotFoundError, StokerError
-from stoker.testing import DyingStore, WatchedStore
+from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import Deadline
 from stoker_functions._pack import pack

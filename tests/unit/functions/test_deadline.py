@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, DeadlineError
+from stoker.testing import run_virtual
 from stoker_functions._deployment import Deadline
 
 

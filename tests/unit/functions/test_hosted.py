@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stoker import open_store
-from stoker._base.clock import run_virtual
 from stoker.abc import ObjectInfo
 from stoker.errors import (
     ConfigError,
@@ -27,6 +26,7 @@ from stoker.errors import (
     StoreError,
     ThrottledError,
 )
+from stoker.testing import run_virtual
 from stoker_functions._commit import commit
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._ingest import ingest_object

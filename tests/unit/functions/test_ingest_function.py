@@ -15,7 +15,6 @@ from urllib.parse import quote_plus
 import pytest
 
 from stoker import Array, Schema, Text, open_store
-from stoker._base.clock import run_virtual
 from stoker._format import versions
 from stoker._format.supersample import SuperSample
 from stoker._maintenance.garbage import gc
@@ -26,7 +25,7 @@ from stoker._pack.plan import PackConfig
 from stoker._sources.folders import files_schema
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
-from stoker.testing import WatchedStore
+from stoker.testing import WatchedStore, run_virtual
 from stoker_functions._commit import commit
 from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._ingest import ingest_queue

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from stoker import open_store
-from stoker._base.clock import run_virtual
 from stoker._pack.record import PackRecord, record_key
 from stoker.errors import (
     ConfigError,
@@ -23,7 +22,7 @@ from stoker.errors import (
     ServerError,
     StoreError,
 )
-from stoker.testing import DyingStore, WatchedStore
+from stoker.testing import DyingStore, WatchedStore, run_virtual
 from stoker_functions._deployment import Deadline
 from stoker_functions._pack import pack
 from support.deployments import Place, TardyStore, plenty

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._memory.sample_memory import ByteBudget
 from stoker.errors import BudgetError
+from stoker.testing import run_virtual
 
 
 async def holding(budget: ByteBudget, size_bytes: int, log: list[int], seconds: float = 1.0) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 import stoker
 from stoker import FetchConfig, Schema
-from stoker._base.clock import run_virtual
 from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher
 from stoker._fetch.gather import gather
@@ -22,6 +21,7 @@ from stoker._format.supersample import Head
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Tier
 from stoker.errors import FetchError, FormatError
+from stoker.testing import run_virtual
 from stoker_torch import Loader
 from support.faulty_store import FaultyStore, Weather
 from support.packed_objects import packed_objects, value_at

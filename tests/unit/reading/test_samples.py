@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Ragged, Schema, Text
-from stoker._base.clock import run_virtual
 from stoker._fetch.config import GAP_BYTES
 from stoker._format.supersample import Head
 from stoker._memory.sample_memory import SampleMemory, head_bytes_held
 from stoker.errors import BudgetError
+from stoker.testing import run_virtual
 from support.faulty_store import Weather
 from support.memory import ROUNDS, Memory
 from support.packed_objects import packed_objects

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Order, OrderConfig, Prices, Schema, open_store
-from stoker._base.clock import run_virtual
 from stoker._base.store_wrapper import FolderStore
 from stoker._fetch.heads import HeadMemory
 from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
@@ -23,7 +22,7 @@ from stoker._format.supersample import Packed, SuperSample
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import BudgetError, DeadlineError, NotFoundError, PackError, StoreError
-from stoker.testing import DyingStore, FlakyStore, WatchedStore
+from stoker.testing import DyingStore, FlakyStore, WatchedStore, run_virtual
 from stoker_functions._shuffle_job.plan import PlanConfig, Worker, plan_ways
 from stoker_functions._shuffle_job.task import ShuffleTask, Way
 from stoker_functions._shuffle_job.work import perform

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from stoker import HttpOptions
-from stoker._base.clock import run_virtual
 from stoker._stores.http import Call, Destination, Reply
 from stoker._stores.http_direct import DirectReader, _Connection
 from stoker.errors import ConnectionLostError, DeadlineError, StoreError, TruncatedError
+from stoker.testing import run_virtual
 from support.speaking import BODY, HEAD, WHOLE, Server, answer_all, saying, serving, with_server
 from support.waiting import until
 

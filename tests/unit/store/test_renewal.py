@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._stores.credentials import RenewedCredentials
 from stoker.errors import ConnectionLostError, CredentialsError, StoreError
+from stoker.testing import run_virtual
 
 LIFE_SECONDS, MARGIN_SECONDS = 3600.0, 200.0
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 
 from stoker import FetchConfig, FetchSize
-from stoker._base.clock import VirtualClockLoop, run_virtual
 from stoker._base.fetch_record import Strand, strand
 from stoker._base.recorder import Recorder, explained
 from stoker.abc import ObjectRef
 from stoker.errors import StoreError, TransientError
+from stoker.testing import VirtualClockLoop, run_virtual
 from stoker.trace import Fetch, Phase, Request, Span
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun

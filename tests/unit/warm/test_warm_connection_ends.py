@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, WireError
+from stoker.testing import run_virtual
 from stoker_warm._connection import ConnectionConfig
 from stoker_warm._wire import Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run

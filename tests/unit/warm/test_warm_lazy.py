@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError
+from stoker.testing import run_virtual
 from stoker_warm._tier import LazyKeeper
 
 NAME = "0" * 32

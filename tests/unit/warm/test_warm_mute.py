@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._fleet import Node
 from stoker_warm._life import State

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError
+from stoker.testing import run_virtual
 from stoker_warm._connection import Connection, Reply
 from stoker_warm._handshake import Secret
 from stoker_warm._node import LISTED_AT_ONCE, NodeServer

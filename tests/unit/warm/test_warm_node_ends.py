@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_warm._connection import Connection
 from stoker_warm._shard import ShardId
 from stoker_warm._wire import Kind

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker._cache.naming import name_of
 from stoker._format.manifest import Manifest
 from stoker.abc import ObjectRef
 from stoker.errors import NotFoundError, ObjectChangedError
-from stoker.testing import WatchedStore
+from stoker.testing import WatchedStore, run_virtual
 from stoker_warm._put_back import BucketOrigin
 from support.packing import fresh_store, numbered, pack
 

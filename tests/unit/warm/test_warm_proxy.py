@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError, WireError
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stoker import Prices
-from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError, ObjectChangedError, ServerError, StoreError
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._life import State
 from stoker_warm._put_back import takes_whole

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker._base.clock import run_virtual
 from stoker.errors import ConfigError, StokerError
+from stoker.testing import run_virtual
 from stoker_warm._connection import Answer, Connection
 from stoker_warm._door import MOST_STRANGERS, TcpDoor
 from stoker_warm._handshake import PeerSide, ProxySide, Secret

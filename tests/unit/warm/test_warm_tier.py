@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker import FetchConfig
-from stoker._base.clock import run_virtual
 from stoker._cache.naming import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
+from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._tier import WarmTier

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_local.functions import EventSource, LocalQueue, Outcome, QueueSpec, ServiceError
 from stoker_local.functions._outcome import MAX_REQUEST_BYTES
 from stoker_local.functions._queue import Message, batch_event, failed_messages, poll

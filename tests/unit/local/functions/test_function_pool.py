@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_local._serving import background
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
 from stoker_local.functions._faults import FunctionFaultInjector

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_local.functions import LocalQueue, QueueSpec
 from stoker_local.functions._queue import Message
 

@@ -6,7 +6,7 @@ from urllib.parse import unquote_plus
 
 import pytest
 
-from stoker._base.clock import run_virtual
+from stoker.testing import run_virtual
 from stoker_local._objects import ObjectCreated, StoredObject
 from stoker_local.functions import Notification, Schedule
 from stoker_local.functions._google import finalized_message
