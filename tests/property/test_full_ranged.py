@@ -86,6 +86,30 @@ def test_after_its_ranges_are_read_every_value_lies_where_the_plan_says(
         assert bytes(slot[address : address + size]) == objects[which[value]][starts[value] : ends[value]]
 
 
+@given(case=values(), gap_bytes=st.integers(0, 60))
+def test_with_room_for_every_gap_exactly_those_that_are_narrow_are_bridged(
+    case: tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], gap_bytes: int
+) -> None:
+    objects, which, starts, ends = case
+    size_bytes = 1 + sum(map(len, objects))
+    reads = plan_reads(
+        which, starts, ends, ReadLimits(slot_bytes=2 * size_bytes, gap_bytes=gap_bytes, range_bytes=size_bytes)
+    )
+    merged: list[list[int]] = []
+    for of, start, end in sorted(zip(which.tolist(), starts.tolist(), ends.tolist(), strict=True)):
+        if start == end:
+            continue
+        if merged and merged[-1][0] == of and start - merged[-1][2] <= gap_bytes:
+            merged[-1][2] = max(merged[-1][2], end)
+        else:
+            merged.append([of, start, end])
+    assert np.transpose([reads.objects, reads.starts, reads.ends]).tolist() == merged
+    if len(set(which.tolist())) == 1:
+        assert [(part.offset, part.start, part.end) for part in reads.parts_in_place()] == [
+            (start, start, end) for _, start, end in merged
+        ]
+
+
 def plan_of(starts: list[int], ends: list[int], **limits: int) -> list[tuple[int, int]]:
     given_limits = {"slot_bytes": 1000, "gap_bytes": 10, "range_bytes": 1000} | limits
     places = np.zeros(len(starts), np.int64), np.array(starts), np.array(ends)

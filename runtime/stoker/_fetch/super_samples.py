@@ -14,11 +14,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._fetch.config import GAP_BYTES
 from stoker._fetch.fetcher import Fetcher, RangePart
 from stoker._fetch.forecast import Forecast, mean_row_bytes, super_samples_read
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.heads import fetch_head, open_head
+from stoker._fetch.range_plan import ReadLimits, plan_reads
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head
@@ -34,16 +34,14 @@ LEAST_SAVING = 0.3
 
 
 def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
-    """Return the ranges to read of columns, beside the head: in order, those that (nearly) touch as one."""
+    """Return the ranges to read of columns, beside the head: in order, those that (nearly) touch as one.
+
+    Each goes where it lies in the object, so what is bridged needs no memory besides.
+    """
     outside = [head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name)]
-    parts: list[RangePart] = []
-    for start, end in sorted(outside):
-        if start == end:
-            continue
-        if parts and start - parts[-1].end <= GAP_BYTES:
-            start = parts.pop().start
-        parts.append(RangePart(start, end, start))
-    return parts
+    starts, ends = np.array(outside, np.int64).reshape(-1, 2).T
+    limits = ReadLimits(slot_bytes=head.size_bytes, range_bytes=head.size_bytes)
+    return plan_reads(np.zeros(len(outside), np.int64), starts, ends, limits).parts_in_place()
 
 
 class SuperSampleReading:
@@ -112,17 +110,15 @@ class SuperSampleReading:
             data = ring.view(slot, wanted.size_bytes)
             if not (self._leaves_out and self.saving >= LEAST_SAVING):
                 await fetcher.fetch_whole(wanted, data, urgent=urgent)
-                head = open_head(manifest, ref, data)
+                self._note(ref, slot, open_head(manifest, ref, data))
             elif await fetcher.read_tiers(wanted, data):
-                head = open_head(manifest, ref, data)
+                self._note(ref, slot, open_head(manifest, ref, data))
             else:
                 head = await fetch_head(fetcher, manifest, ref, data, urgent=urgent)
-                parts = column_parts(head, self.columns)
-                parts = [piece for part in parts for piece in fetcher.split(part, urgent=urgent)]
+                parts = [piece for part in self._note(ref, slot, head) for piece in fetcher.split(part, urgent=urgent)]
                 if parts:
                     verify = partial(self._verify, head)
                     await fetcher.fetch_ranges(wanted, parts, into=data, verify=verify, urgent=urgent)
-        self._note(ref, slot, head)
         return slot
 
     def _verify(self, head: Head, data: memoryview) -> None:
@@ -131,12 +127,15 @@ class SuperSampleReading:
                 start, end = head.row_range(name, 0, head.samples)
                 head.verify_rows(name, 0, data[start:end])
 
-    def _note(self, row: int, slot: int, head: Head) -> None:
+    def _note(self, row: int, slot: int, head: Head) -> list[RangePart]:
+        """Note what a slot holds; return the ranges of its wanted columns, if some are left out."""
         self._opened[slot] = row, head
-        if self._leaves_out:
-            wanted = sum(part.size_bytes for part in column_parts(head, self.columns))
-            self._wanted_bytes += head.head_bytes + wanted
-            self._seen_bytes += head.size_bytes
+        if not self._leaves_out:
+            return []
+        parts = column_parts(head, self.columns)
+        self._wanted_bytes += head.head_bytes + sum(part.size_bytes for part in parts)
+        self._seen_bytes += head.size_bytes
+        return parts
 
     def picked(self, slots: Sequence[int], which: NDArray[np.int64], rows: NDArray[np.int64]) -> SuperSampleRows:
         """Return where rows of super-samples lie."""
