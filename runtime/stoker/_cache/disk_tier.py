@@ -69,7 +69,7 @@ class DiskTier:
 
     Args:
         config: whose part of which folder.
-        policy: who goes, one of :data:`~stoker._cache.eviction.POLICIES`.
+        policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
         largest_bytes: of the super-samples; what is larger is not kept.
         behind_bytes: of memory for what waits to be written, or four objects if that is more; what is offered beyond
             is not kept.

@@ -26,7 +26,7 @@ class MemoryTier:
 
     Args:
         limit_bytes: of all slots; their memory is taken as they are filled.
-        policy: who goes, one of :data:`~stoker._cache.eviction.POLICIES`.
+        policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
         largest_bytes: of the super-samples; what is larger is not kept.
 
     Raises:

@@ -213,7 +213,7 @@ def hit_rates(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -
     Args:
         epochs: ``int64 [readings]``, the objects that are read in each.
         capacity: of the cache, in objects.
-        policy: one of :data:`~stoker._cache.eviction.POLICIES`.
+        policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
 
     Raises:
         ConfigError: there is no such policy.
