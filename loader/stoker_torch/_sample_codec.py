@@ -106,17 +106,22 @@ def _described(value: Any, values: list[Buffer], place: str, depth: int) -> Any:
         if unusual := [key for key in value if type(key) is not str]:
             raise _unsupported(f"the key {unusual[0]!r:.80} of {place}", unusual[0])
         return ["dict", {key: _described(item, values, f"{place}[{key!r}]", depth - 1) for key, item in value.items()}]
-    if kind is bytes:
+    return _described_bytes(value, values, place)
+
+
+def _described_bytes(value: Any, values: list[Buffer], place: str) -> list[Any]:
+    """Return the structure of a value that has bytes of its own, and append them."""
+    if type(value) is bytes:
         values.append(value)
         return ["bytes", len(value)]
-    if kind is torch.Tensor:
+    if type(value) is torch.Tensor:
         return ["tensor", *_described_tensor(value, values, place)]
-    if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
-        if not _ARRAY_DTYPE.fullmatch(value.dtype.str) or value.ndim > _MAX_DIMENSIONS:
-            raise _unsupported(place, value, f" of dtype {value.dtype} and {value.ndim} dimensions")
-        values.append(value.tobytes())
-        return ["scalar" if isinstance(value, np.generic) else "array", value.dtype.str, list(value.shape)]
-    raise _unsupported(place, value)
+    if type(value) not in (np.ndarray, np.memmap) and not isinstance(value, np.generic):
+        raise _unsupported(place, value)
+    if not _ARRAY_DTYPE.fullmatch(value.dtype.str) or value.ndim > _MAX_DIMENSIONS:
+        raise _unsupported(place, value, f" of dtype {value.dtype} and {value.ndim} dimensions")
+    values.append(value.tobytes())
+    return ["scalar" if isinstance(value, np.generic) else "array", value.dtype.str, list(value.shape)]
 
 
 def _described_tensor(tensor: torch.Tensor, values: list[Buffer], place: str) -> tuple[str, list[int]]:
@@ -231,26 +236,26 @@ def _elements(shape: Any) -> int:
     return math.prod(sizes)
 
 
+_READERS: dict[tuple[str, int], Callable[..., Any]] = {
+    ("bytes", 1): _Reader.bytes,
+    ("tensor", 2): _Reader.tensor,
+    ("array", 2): _Reader.array,
+    ("scalar", 2): _Reader.scalar,
+}
+"""Tag of a value with bytes of its own, and its number of arguments → what reads it."""
+
+
 def _rebuilt(structure: Any, reader: _Reader, depth: int) -> Any:
     """Return the value that a structure describes."""
     if not isinstance(structure, list | dict):
         return structure
-    if depth == 0 or not isinstance(structure, list) or not structure or not isinstance(structure[0], str):
-        raise FormatError(f"{structure!r:.80} is no structure of a sample, or too deep in one")
-    tag, *inner = structure
-    if tag == "list":
-        return [_rebuilt(item, reader, depth - 1) for item in inner]
-    if tag == "tuple":
-        return tuple([_rebuilt(item, reader, depth - 1) for item in inner])
-    if tag == "dict" and len(inner) == 1 and isinstance(inner[0], dict):
-        return {key: _rebuilt(item, reader, depth - 1) for key, item in inner[0].items()}
-    leaves: dict[str, tuple[Callable[..., Any], int]] = {
-        "bytes": (reader.bytes, 1),
-        "tensor": (reader.tensor, 2),
-        "array": (reader.array, 2),
-        "scalar": (reader.scalar, 2),
-    }
-    read, arguments = leaves.get(tag, (None, 0))
-    if read is None or len(inner) != arguments:
-        raise FormatError(f"{structure!r:.80} is no structure of a sample")
-    return read(*inner)
+    match structure if depth else None:
+        case ["list", *items]:
+            return [_rebuilt(item, reader, depth - 1) for item in items]
+        case ["tuple", *items]:
+            return tuple([_rebuilt(item, reader, depth - 1) for item in items])
+        case ["dict", dict(entries)]:
+            return {key: _rebuilt(item, reader, depth - 1) for key, item in entries.items()}
+        case [str(tag), *arguments] if (tag, len(arguments)) in _READERS:
+            return _READERS[tag, len(arguments)](reader, *arguments)
+    raise FormatError(f"{structure!r:.80} is no structure of a sample, or too deep in one")
