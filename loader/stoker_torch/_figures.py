@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +12,14 @@ from stoker._base.recorder import Recorder, Wait
 from stoker._base.sizes import counted, format_bytes, format_dollars
 from stoker._cache.keeper import CacheStatistics
 from stoker._cost.prices import Prices
+from stoker._fetch.batch_stream import Batch
 from stoker._fetch.materialized_feed import BatchSource
 from stoker._fetch.pipeline import FeedStatistics
 from stoker._format.display import Rows, html_table, plain, text_table
 from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError
 
-__all__ = ["LoaderPlan", "LoaderStatistics"]
+__all__ = ["LoaderPlan", "LoaderStatistics", "LoopStatistics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,75 +247,72 @@ def _shown(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:,.1f} s"
 
 
-@dataclass(slots=True)
-class LoopTimes:
-    """Times of the training loop, in seconds of ``time.perf_counter``.
+class LoopStatistics:
+    """What a training loop was given, and how long it waited, in seconds of ``time.perf_counter``.
+
+    Args:
+        recorder: is told of what is noted here, and says what was waited for.
 
     Attributes:
-        construction_seconds: that constructing the loader took.
-        first_asked: when the first iteration was begun.
-        first_yielded: when the first batch was yielded.
-        last_yielded: when the latest was.
-        beginning: spent on beginning iterations that have not yielded yet.
-        waited: spent on beginning iterations, and between asking for a batch and yielding it, in all.
+        construction_seconds: time that constructing the loader took.
     """
 
-    construction_seconds: float = 0.0
-    first_asked: float | None = None
-    first_yielded: float | None = None
-    last_yielded: float | None = None
-    beginning: float = 0.0
-    waited: float = 0.0
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.construction_seconds = 0.0
+        self._batches = self._samples = 0
+        self._first_asked: float | None = None  # when the first iteration was begun
+        self._first_yielded: float | None = None
+        self._last_yielded: float | None = None
+        self._beginning = 0.0  # spent on beginning iterations that have not yielded yet
+        self._waited = 0.0  # on beginning iterations, and between asking for a batch and yielding it, in all
 
-    def begun(self, asked: float, now: float) -> None:
+    def begun(self, asked: float) -> None:
         """Note an iteration that was asked for and has begun, which may have to read something first."""
-        self.first_asked = asked if self.first_asked is None else self.first_asked
-        self.beginning += now - asked
+        now = time.perf_counter()
+        self._first_asked = asked if self._first_asked is None else self._first_asked
+        self._beginning += now - asked
+        self._recorder.begun(asked, now)
 
-    def yielded(self, asked: float, now: float) -> None:
-        """Note a batch that was asked for and yielded."""
-        self.first_yielded = now if self.first_yielded is None else self.first_yielded
-        self.last_yielded = now
-        self.waited += self.beginning + now - asked
-        self.beginning = 0.0
+    def yielded(self, batch: Batch, asked: float) -> None:
+        """Note a batch that was asked for and is being yielded."""
+        self._batches += 1
+        self._samples += len(batch)
+        now = time.perf_counter()
+        self._first_yielded = now if self._first_yielded is None else self._first_yielded
+        self._last_yielded = now
+        self._waited += self._beginning + now - asked
+        self._beginning = 0.0
+        self._recorder.yielded(batch.epoch, asked, now)
 
-
-def statistics(
-    feed: FeedStatistics,
-    reading: Reading,
-    prices: Prices,
-    times: LoopTimes,
-    yielded: tuple[int, int],
-    bad_samples: int,
-    recorder: Recorder,
-) -> LoaderStatistics:
-    """Return a snapshot made of what the parts have counted."""
-    loop_seconds, first_batch_seconds = 0.0, None
-    if times.first_asked is not None and times.last_yielded is not None and times.first_yielded is not None:
-        loop_seconds = times.last_yielded - times.first_asked
-        first_batch_seconds = times.first_yielded - times.first_asked
-    return LoaderStatistics(
-        batches=yielded[0],
-        samples=yielded[1],
-        repeated_samples=feed.repeated,
-        bad_samples=bad_samples,
-        wait_seconds=times.waited,
-        bucket_wait_seconds=feed.wait_seconds,
-        waits=recorder.by_phase(),
-        worst_waits=recorder.worst(),
-        loop_seconds=loop_seconds,
-        construction_seconds=times.construction_seconds,
-        first_batch_seconds=first_batch_seconds,
-        look_ups=feed.look_ups,
-        misses=feed.misses,
-        get_requests=reading.requests[Operation.GET],
-        read_bytes=reading.read_bytes,
-        retries=sum(feed.fetch.retries.values()),
-        hedges=feed.fetch.hedges,
-        hedge_wins=feed.fetch.hedge_wins,
-        tier_hits=feed.fetch.tier_hits,
-        tier_late=feed.fetch.tier_late,
-        tier_states=feed.fetch.tier_states,
-        dollars=prices.dollars(reading),
-        caches=feed.caches,
-    )
+    def snapshot(self, feed: FeedStatistics, reading: Reading, prices: Prices, bad_samples: int) -> LoaderStatistics:
+        """Return what was counted here, by a feed and by a store's meter."""
+        loop_seconds, first_batch_seconds = 0.0, None
+        if self._first_asked is not None and self._last_yielded is not None and self._first_yielded is not None:
+            loop_seconds = self._last_yielded - self._first_asked
+            first_batch_seconds = self._first_yielded - self._first_asked
+        return LoaderStatistics(
+            batches=self._batches,
+            samples=self._samples,
+            repeated_samples=feed.repeated,
+            bad_samples=bad_samples,
+            wait_seconds=self._waited,
+            bucket_wait_seconds=feed.wait_seconds,
+            waits=self._recorder.by_phase(),
+            worst_waits=self._recorder.worst(),
+            loop_seconds=loop_seconds,
+            construction_seconds=self.construction_seconds,
+            first_batch_seconds=first_batch_seconds,
+            look_ups=feed.look_ups,
+            misses=feed.misses,
+            get_requests=reading.requests[Operation.GET],
+            read_bytes=reading.read_bytes,
+            retries=sum(feed.fetch.retries.values()),
+            hedges=feed.fetch.hedges,
+            hedge_wins=feed.fetch.hedge_wins,
+            tier_hits=feed.fetch.tier_hits,
+            tier_late=feed.fetch.tier_late,
+            tier_states=feed.fetch.tier_states,
+            dollars=prices.dollars(reading),
+            caches=feed.caches,
+        )

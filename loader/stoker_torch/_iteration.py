@@ -6,64 +6,115 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from stoker._base.fetch_record import Phase
-from stoker._base.recorder import Recorder
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.materialized_feed import BatchSource
 from stoker._order.random_words import SampleContext
 from stoker.errors import StokerError
+from stoker_torch._figures import LoopStatistics
 from stoker_torch._pool import PendingBatch, SamplePool
-from stoker_torch._supply import OneAhead, Supply
+from stoker_torch._resources import LoaderResources, OneAhead
 from stoker_torch._tensors import pinned, to_tensors
 from stoker_torch._user_functions import ContextOf
 
-__all__ = [
-    "Iteration",
-    "IterationParts",
-]
+__all__ = ["Cursor", "Iteration", "RunCursor"]
 
 _BATCHES_IN_POOL = 3
 """Batches that are worked on ahead of the one asked for: enough to keep the pool busy while a step runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IterationParts:
-    """What an iteration works with.
+class Cursor(Protocol):
+    """Where an iteration is: it sends the feed there, and follows the batches that are yielded."""
+
+    def seek(self) -> None:
+        """Have the feed deliver what is to be yielded next, unless it does."""
+        ...
+
+    def commit(self, batch: Batch) -> None:
+        """Go behind a batch that is being yielded."""
+        ...
+
+    def end(self) -> None:
+        """Take note that the loop has come to the end."""
+        ...
+
+    def fail(self) -> None:
+        """Take note that an error ended the iteration, which the next one may go on with."""
+        ...
+
+
+class RunCursor:
+    """Where a loader's run is: a position of an epoch, over all ranks.
+
+    Args:
+        resources: have the feed.
 
     Attributes:
-        feed: gives the batches.
-        go: sends the feed to where the batch to be yielded next begins.
-        note: takes note of a batch that is being yielded, and when it was asked for.
-        pool: works on samples, None if there is nothing to do.
-        with_ids: whether batches have ``"__id__"``.
-        pin_memory: whether they are put into page-locked memory.
-        supply: of the feed; is told what gathers, so that closing it ends that, too.
-        gathers_ahead: whether, where there is no pool, a batch is gathered ahead of a training loop that is busy.
-        ended: is called where a loop comes to the end.
-        failed: is called where an error ends the iteration, which may be gone on with at its place.
-        check: is called before each batch, and may raise to end the iteration there.
-        recorder: is told of waits for the pool.
+        place: epoch and position; one value, so that a signal's handler never sees half a change.
+        is_fresh: whether the next iteration begins at the place, or behind what was abandoned there.
+        is_resumed: whether a state was loaded.
+        is_share_over: whether this rank has come to the end of its share of the epoch; others may have a batch more.
     """
 
-    feed: BatchSource
-    go: Callable[[], None]
-    note: Callable[[Batch, float], None]
-    pool: SamplePool | None
-    with_ids: bool
-    pin_memory: bool
-    supply: Supply
-    gathers_ahead: bool = False
-    ended: Callable[[], None] = lambda: None
-    failed: Callable[[], None] = lambda: None
-    check: Callable[[], None] | None = None
-    recorder: Recorder | None = None
+    def __init__(self, resources: LoaderResources) -> None:
+        self._resources = resources
+        self.place = (0, 0)
+        self.is_fresh, self.is_resumed, self.is_share_over = True, False, False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the epoch was begun and left."""
+        return not self.is_fresh and self.place[1] > 0
+
+    def begin(self) -> None:
+        """Have an iteration begin: with the next epoch, if this one was abandoned."""
+        if self.is_abandoned:
+            self.place = (self.place[0] + 1, 0)
+        self.is_fresh = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self.place, self.is_fresh, self.is_share_over = (epoch, 0), True, False
+
+    def resume(self, epoch: int, position: int) -> None:
+        """Go where a state was taken; at an epoch's end, to the start of the next one.
+
+        Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
+        """
+        self.place = (epoch, position) if not position or self._is_left(position) else (epoch + 1, 0)
+        self.is_fresh, self.is_resumed, self.is_share_over = True, True, False
+
+    def _is_left(self, position: int) -> bool:
+        feed = self._resources.feed
+        return replace(feed.config.partition(feed.manifest.samples), rank=0).steps_from(position) > 0
+
+    def seek(self) -> None:
+        """Have the feed deliver from the place on, unless it does."""
+        feed = self._resources.feed
+        if feed.place != self.place:
+            feed.start(*self.place)
+            self._resources.register_finalizer(self)
+
+    def commit(self, batch: Batch) -> None:
+        """Go behind a batch; behind the last one of all ranks, to the next epoch."""
+        self.place, self.is_share_over = (batch.epoch, batch.end), batch.is_last
+        if batch.is_last and not (self._resources.config.evaluation and self._is_left(batch.end)):
+            self.end()
+
+    def end(self) -> None:
+        """Go to the next epoch, if this rank has come to the end of its share."""
+        if self.is_share_over:
+            self.place, self.is_share_over = (self.place[0] + 1, 0), False
+
+    def fail(self) -> None:
+        """Have the next iteration go on at the place."""
+        self.is_fresh = True
 
 
 class Iteration:
@@ -72,8 +123,10 @@ class Iteration:
     A forked child may go on with it: it has its own connections and threads then, and gets the same batches.
     """
 
-    def __init__(self, parts: IterationParts, steps: int) -> None:
-        self._parts = parts
+    def __init__(
+        self, resources: LoaderResources, cursor: Cursor, steps: int, statistics: LoopStatistics | None = None
+    ) -> None:
+        self._resources, self._cursor, self._statistics = resources, cursor, statistics
         self._left = steps
         self._begin()
 
@@ -83,12 +136,12 @@ class Iteration:
         self._turn = threading.RLock()  # of who asks
         self._decision = threading.RLock()  # whether a batch is yielded, or the iteration was closed before
         self._pending: deque[tuple[Batch, PendingBatch] | Exception] = deque()
-        parts = self._parts
-        make = partial(_gathered, parts.feed, parts.with_ids)  # lives on in the supply: must not refer to the loader
-        thread = parts.supply.thread if parts.gathers_ahead and parts.pool is None else None
-        self._ahead = parts.supply.ahead = OneAhead(make, self._left, parts.feed.is_ready, thread)
+        resources, feed = self._resources, self._resources.feed
+        make = partial(_gathered, feed, resources.config.with_ids)  # outlives this: must not refer to the cursor
+        thread = resources.thread if resources.gathers_ahead and resources.pool is None else None
+        self._ahead = resources.ahead = OneAhead(make, self._left, feed.is_ready, thread)
         if self._left:
-            self._parts.go()
+            self._cursor.seek()
 
     def __iter__(self) -> Iteration:
         return self
@@ -100,17 +153,17 @@ class Iteration:
                 asked = time.perf_counter()
                 self._begin()
             with self._turn:
-                if self._left and self._parts.check is not None:
-                    self._parts.check()
+                if self._left:
+                    self._resources.check_spending()
                 return self._next(time.perf_counter() if asked is None else asked)
         except StopIteration:
-            self._parts.ended()
+            self._cursor.end()
             self.close()
             raise
         except BaseException:
             with self._decision:
                 if self._left:  # nobody else has ended it
-                    self._parts.failed()
+                    self._cursor.fail()
             self.close()
             raise
 
@@ -120,7 +173,9 @@ class Iteration:
             if taken is None or not self._left:
                 raise StopIteration
             self._left -= 1
-            self._parts.note(taken[0], asked)
+            self._cursor.commit(taken[0])
+            if self._statistics is not None:
+                self._statistics.yielded(taken[0], asked)
         return taken[1]
 
     def close(self) -> None:
@@ -136,14 +191,14 @@ class Iteration:
 
     def _taken(self) -> tuple[Batch, Any] | None:
         """Return the next batch, as gathered and as it is to be yielded, or None where the run ends."""
-        parts = self._parts
-        if parts.pool is None:
+        resources = self._resources
+        if resources.pool is None:
             gathered = self._ahead.next()
-            if gathered is None or not parts.pin_memory:
+            if gathered is None or not resources.pins_memory:
                 return gathered
             return gathered[0], pinned(gathered[1])
         pending = self._pending
-        self._fill(parts.pool, pending)
+        self._fill(resources.pool, pending)
         if not pending:
             return None
         oldest = pending.popleft()
@@ -154,13 +209,13 @@ class Iteration:
     def _result(self, pending: PendingBatch) -> Any:
         asked = time.perf_counter()
         result = pending.result()
-        if self._parts.recorder is not None:
-            self._parts.recorder.waited(Phase.DECODE, asked, time.perf_counter())
+        if self._resources.recorder is not None:
+            self._resources.recorder.waited(Phase.DECODE, asked, time.perf_counter())
         return result
 
     def _fill(self, pool: SamplePool, pending: deque[tuple[Batch, PendingBatch] | Exception]) -> None:
         """Have the pool begin with batches that are there; waits for one only if it has none."""
-        feed = self._parts.feed
+        feed = self._resources.feed
         while len(pending) < _BATCHES_IN_POOL and (not pending or feed.is_ready()):
             try:
                 gathered = self._ahead.next()

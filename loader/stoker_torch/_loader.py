@@ -17,9 +17,7 @@ import numpy as np
 from stoker._base.arguments import takes_settings
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
-from stoker._cost.prices import Prices
 from stoker._cost.spending import Allowance, parse_dollars
-from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import gather_rows
 from stoker._fetch.materialized_feed import BatchSource
 from stoker._format.display import describe_manifest, html_table
@@ -27,15 +25,15 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
-from stoker.errors import BudgetExceededError, ConfigError, StateError
+from stoker.errors import ConfigError, StateError
 from stoker_torch._config import LoaderArguments
-from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopTimes, statistics
-from stoker_torch._iteration import Iteration, IterationParts
-from stoker_torch._options import Budget, WorkerOptions
-from stoker_torch._pool import SamplePool, SampleWork
+from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
+from stoker_torch._iteration import Iteration, RunCursor
+from stoker_torch._options import Budget
+from stoker_torch._pool import SamplePool
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
+from stoker_torch._resources import LoaderResources
 from stoker_torch._state import RunState, SourceState
-from stoker_torch._supply import Supply
 from stoker_torch._tensors import BufferPool, can_pin_memory
 
 __all__ = ["Loader"]
@@ -71,36 +69,34 @@ class Loader:
     def __init__(self, config: LoaderArguments) -> None:
         begun_seconds = time.perf_counter()
         self.config, self._budget = config, Budget.of(config.budget)
-        self.rank, self.world_size = find_rank(self.config.rank, self.config.world_size)
+        self.rank, self.world_size = find_rank(config.rank, config.world_size)
         self.url = url_of(config.url)
-        self._prices = Prices.load()
-        dollars = self._budget.dollars
-        self._allowance = None if dollars is None else Allowance(parse_dollars(dollars), self.world_size)
-        self._lanes = self.world_size if self.config.lanes is None else self.config.lanes
-        self._pins_memory = self.config.pin_memory and can_pin_memory()
-        self._buffers = BufferPool(pinned=self._pins_memory) if self.config.reuse_buffers else None
-        self._pool = self._made_pool()
-        self._supply = Supply.open(config.url, config)
+        self._lanes = self.world_size if config.lanes is None else config.lanes
+        pins_memory = config.pin_memory and can_pin_memory()
+        self._buffers = BufferPool(pinned=pins_memory) if config.reuse_buffers else None
+        self._resources = resources = LoaderResources.open(config.url, config)
+        resources.pins_memory, resources.gathers_ahead = pins_memory, self._buffers is None
+        resources.rows = gather_rows if self._buffers is None else self._buffers.gather_rows  # which knows the stream
+        resources.pool = SamplePool.of(config, threads=os.cpu_count() or 1, pin_memory=pins_memory)
+        if self._budget.dollars is not None:
+            resources.allowance = Allowance(parse_dollars(self._budget.dollars), self.world_size)
         try:
-            self._manifest = self._supply.read_manifest(self.config.version)
+            self._manifest = resources.read_manifest(config.version)
             self._trace = self._made_trace()
-            self._recorder = Recorder([*self.config.sinks(), *([] if self._trace is None else [self._trace])])
-            self._feed = self._made_feed(self._manifest, self._lanes)
+            self._recorder = Recorder([*config.sinks(), *([] if self._trace is None else [self._trace])])
+            resources.recorder = self._recorder
+            resources.current = self._made_feed(self._manifest, self._lanes)
             plan = self.plan
             plan.check_dollars(self._budget.max_dollars_per_epoch)
         except BaseException:
-            self._supply.close()
+            resources.close()
             raise
-        self._supply.feed = self._feed
-        self._supply.arm(self)
-        self._place = (0, 0)  # epoch and position; one value, so that a signal's handler never sees half a change
-        self._is_fresh = True  # whether the next iteration begins at the place, or behind what was abandoned there
-        self._is_resumed = False
-        self._is_share_over = False  # of the epoch of the place: other ranks may still have a batch of it
+        self._cursor = RunCursor(resources)
+        resources.register_finalizer(self._cursor)  # which an iteration has, too, when the loader is garbage
         self._empty_loops = 0
-        self._batches = self._samples = 0
         self._iteration: weakref.ref[Iteration] | None = None
-        self._times = LoopTimes(time.perf_counter() - begun_seconds)
+        self._statistics = LoopStatistics(self._recorder)
+        self._statistics.construction_seconds = time.perf_counter() - begun_seconds
         _log.info("%s, rank %d of %d: %s", self.url, self.rank, self.world_size, plan)
 
     # What is being read, and how.
@@ -113,13 +109,18 @@ class Loader:
     @property
     def plan(self) -> LoaderPlan:
         """What an epoch takes: steps, lanes, bytes, GETs, dollars and memory; its text is one line."""
-        return replace(LoaderPlan.of(self._feed, self._prices, self._budget.egress), shuffle=self.config.shuffle)
+        plan = LoaderPlan.of(self._feed, self._resources.prices, self._budget.egress)
+        return replace(plan, shuffle=self.config.shuffle)
+
+    @property
+    def _feed(self) -> BatchSource:
+        return self._resources.feed
 
     def _columns(self) -> dict[str, Column]:
         return self._manifest.schema.chosen(self.config.columns)
 
     def __repr__(self) -> str:
-        epoch, position = self._place
+        epoch, position = self._cursor.place
         return (
             f"<Loader {self.url} rank {self.rank} of {self.world_size}: "
             f"{describe_manifest(self._manifest, self._columns())}; {self._batches_of()}; "
@@ -130,7 +131,7 @@ class Loader:
         return f"{len(self):,} batches of {self.config.batch_size:,} an epoch"
 
     def _repr_html_(self) -> str:
-        epoch, position = self._place
+        epoch, position = self._cursor.place
         manifest = self._manifest
         rows = [
             ("data set", f"version {manifest.version}: {describe_manifest(manifest, self._columns())}"),
@@ -161,12 +162,11 @@ class Loader:
     @property
     def remaining(self) -> int:
         """How many batches the current epoch has left on this rank."""
-        return self._feed.partition.steps_from(self._place[1])
+        return self._feed.partition.steps_from(self._cursor.place[1])
 
     def _made_feed(self, manifest: Manifest, lanes: int) -> BatchSource:
         config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
-        rows = gather_rows if self._buffers is None else self._buffers.gather_rows
-        return self._supply.made_feed(manifest, self.config, config, rows, self._recorder)
+        return self._resources.create_feed(manifest, config)
 
     def _made_trace(self) -> ChromeTrace | None:
         path = self.config.trace
@@ -176,20 +176,6 @@ class Loader:
         if self.world_size > 1:
             file = file.with_name(f"{file.stem}.rank{self.rank}{file.suffix}")
         return ChromeTrace(file, name=f"stoker rank {self.rank} of {self.world_size}")
-
-    def _made_pool(self) -> SamplePool | None:
-        config, workers = self.config, WorkerOptions.of(self.config.workers)
-        work = SampleWork(
-            decode=config.decode or {},
-            transform=config.transform,
-            collate=config.collate,
-            batch_transform=config.batch_transform,
-            timeout_seconds=workers.timeout_seconds or None,
-            pin_memory=self._pins_memory,
-        )
-        return (
-            None if work.is_none else SamplePool(work, workers.threads or os.cpu_count() or 1, workers.max_bad_samples)
-        )
 
     # Iterating.
 
@@ -204,38 +190,20 @@ class Loader:
         """
         if self.config.rank is None:
             confirm_rank(self.rank, self.world_size)
-        self._check_spending()  # the place stays where it is for a state to be saved
+        resources, cursor = self._resources, self._cursor
+        resources.check_spending()  # the place stays where it is for a state to be saved
         self._leave()
-        self._end_epoch()
-        is_abandoned = not self._is_fresh and self._place[1] > 0
-        epoch = self._place[0] + is_abandoned
+        cursor.end()
+        epoch = cursor.place[0] + cursor.is_abandoned
         is_over = self.config.epochs is not None and epoch >= self.config.epochs
         if is_over:
-            self._tell_over(epoch, raises=is_abandoned and not self._is_resumed)
-        if is_abandoned:
-            self._place = (epoch, 0)
-        self._is_fresh = False
+            self._tell_over(epoch, raises=cursor.is_abandoned and not cursor.is_resumed)
+        cursor.begin()
         compare_ranks(asdict(self._state()) | {name: getattr(self.config, name) for name in _ALIKE}, self.world_size)
-        parts = IterationParts(
-            feed=self._feed,
-            go=self._go,
-            note=self._note,
-            pool=self._pool,
-            with_ids=self.config.with_ids,
-            pin_memory=self._pins_memory,
-            check=None if self._allowance is None else self._check_spending,
-            supply=self._supply,
-            gathers_ahead=self._buffers is None,  # buffers know the asking thread's stream
-            recorder=self._recorder,
-            ended=self._end_epoch,
-            failed=self._keep_place,
-        )
         asked = time.perf_counter()
-        iteration = Iteration(parts, 0 if is_over else self.remaining)
-        now = time.perf_counter()
-        self._times.begun(asked, now)
-        self._recorder.begun(asked, now)
-        self._is_share_over = not is_over and not self.remaining  # nothing for this rank
+        iteration = Iteration(resources, cursor, 0 if is_over else self.remaining, self._statistics)
+        self._statistics.begun(asked)
+        cursor.is_share_over = not is_over and not self.remaining  # nothing for this rank
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -246,12 +214,13 @@ class Loader:
             ConfigError: ``raises``.
         """
         self._empty_loops += 1
+        left, position = self._cursor.place
         over = f"epochs={self.config.epochs} are over: the next would be epoch {epoch}, counted from 0"
         if raises:
             raise ConfigError(
-                f"{over}, since the loop before this one left epoch {self._place[0]} at position {self._place[1]} (by "
+                f"{over}, since the loop before this one left epoch {left} at position {position} (by "
                 f"next(iter(loader)) or a break). Give epochs={epoch + 1} or none at all; or call set_epoch("
-                f"{self._place[0]}) to begin that epoch again, or load_state_dict(loader.state_dict()) to go on with it"
+                f"{left}) to begin that epoch again, or load_state_dict(loader.state_dict()) to go on with it"
             )
         warnings.warn(
             f"{over}. This loop, number {self._empty_loops} behind the last epoch, is empty: give epochs= as many "
@@ -260,60 +229,13 @@ class Loader:
             stacklevel=3,
         )
 
-    def _others_have_more(self, batch: Batch) -> bool:
-        """Return whether another rank has a batch behind this one, so that the epoch is not over."""
-        if not batch.is_last or not self.config.evaluation:
-            return not batch.is_last
-        return replace(self._feed.config.partition(self._manifest.samples), rank=0).steps_from(batch.end) > 0
-
-    def _end_epoch(self) -> None:
-        """Go to the next epoch, if this rank has come to the end of its share."""
-        if self._is_share_over:
-            self._place, self._is_share_over = (self._place[0] + 1, 0), False
-
-    def _keep_place(self) -> None:
-        """Have the next iteration go on where this one is."""
-        self._is_fresh = True
-
     def _leave(self) -> None:
         """End the iteration that is under way, if any."""
         iteration = None if self._iteration is None else self._iteration()
         if iteration is not None:
             iteration.close()
         self._iteration = None
-        self._supply.leave()
-
-    def _go(self) -> None:
-        """Have the feed fetch from the loader's place on, unless it does."""
-        if self._feed.place != self._place:
-            self._feed.start(*self._place)
-            self._supply.arm(self)
-
-    def _note(self, batch: Batch, asked: float) -> None:
-        """Take note of a batch that is being yielded."""
-        self._place = (batch.epoch, batch.end)
-        self._is_share_over = batch.is_last
-        if not self._others_have_more(batch):
-            self._end_epoch()
-        self._batches += 1
-        self._samples += len(batch)
-        now = time.perf_counter()
-        self._times.yielded(asked, now)
-        self._recorder.yielded(batch.epoch, asked, now)
-
-    def _check_spending(self) -> None:
-        """Warn of the end of the budget; at its end, fetch nothing more.
-
-        Raises:
-            BudgetExceededError: it is spent.
-        """
-        if self._allowance is None:
-            return
-        try:
-            self._allowance.check(self._prices.dollars(self._supply.store.meter.reading()))
-        except BudgetExceededError:
-            self._feed.stop()
-            raise
+        self._resources.leave()
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one that the next iteration begins.
@@ -326,10 +248,10 @@ class Loader:
         """
         if not isinstance(epoch, int | np.integer) or epoch < 0:
             raise ConfigError(f"epoch {epoch!r} is not an integer from 0")
-        if self._is_fresh and epoch == self._place[0]:
+        if self._cursor.is_fresh and epoch == self._cursor.place[0]:
             return
         self._leave()
-        self._place, self._is_fresh, self._is_share_over = (int(epoch), 0), True, False
+        self._cursor.set_epoch(int(epoch))
 
     # State.
 
@@ -338,7 +260,7 @@ class Loader:
         source = SourceState.of_config(
             self.config, dataset=manifest.dataset, version=manifest.version, lanes=self._lanes
         )
-        return RunState(epoch=self._place[0], position=self._place[1], **asdict(source))
+        return RunState(epoch=self._cursor.place[0], position=self._cursor.place[1], **asdict(source))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place behind the batch yielded last, with all that fixes the order: plain values, fit for JSON.
@@ -361,8 +283,8 @@ class Loader:
         loaded.check(self._state(), self.config)
         manifest, feed = self._manifest, self._feed
         if loaded.version != manifest.version:
-            manifest = self._supply.read_manifest(loaded.version)
-            self._supply.arm(self)
+            manifest = self._resources.read_manifest(loaded.version)
+            self._resources.register_finalizer(self._cursor)
         if (loaded.version, loaded.lanes) != (self._manifest.version, self._lanes):
             feed = self._made_feed(manifest, loaded.lanes)
         if loaded.position > feed.partition.samples:
@@ -370,33 +292,25 @@ class Loader:
         self._leave()
         if feed is not self._feed:
             self._feed.stop()
-            self._manifest, self._lanes, self._feed, self._supply.feed = manifest, loaded.lanes, feed, feed
-        # Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
-        is_left = replace(feed.config.partition(manifest.samples), rank=0).steps_from(loaded.position)
-        self._place = (loaded.epoch, loaded.position) if is_left or not loaded.position else (loaded.epoch + 1, 0)
-        self._is_fresh, self._is_resumed, self._is_share_over = True, True, False
+            self._manifest, self._lanes, self._resources.current = manifest, loaded.lanes, feed
+        self._cursor.resume(loaded.epoch, loaded.position)
 
     # The end.
 
     def stats(self) -> LoaderStatistics:
         """Return what was done so far: waits, requests, bytes, retries, hedges, dollars."""
-        found = statistics(
-            self._feed.statistics(),
-            self._supply.store.meter.reading(),
-            self._prices,
-            self._times,
-            (self._batches, self._samples),
-            0 if self._pool is None else self._pool.bad_samples,
-            self._recorder,
-        )
-        return replace(found, hedges=found.hedges + self._supply.manifest_hedges)
+        resources = self._resources
+        bad_samples = 0 if resources.pool is None else resources.pool.bad_samples
+        reading = resources.store.meter.reading()
+        found = self._statistics.snapshot(self._feed.statistics(), reading, resources.prices, bad_samples)
+        return replace(found, hedges=found.hedges + resources.manifest_hedges)
 
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent; iterating again starts anew."""
         self._leave()
-        self._supply.close()
-        if self._pool is not None:
-            self._pool.close()
+        self._resources.close()
+        if self._resources.pool is not None:
+            self._resources.pool.close()
         self._recorder.flush()
         if self._trace is not None:
             self._trace.close()

@@ -19,6 +19,8 @@ import torch
 from torch.utils.data import default_collate
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
+from stoker_torch._config import StreamConfig
+from stoker_torch._options import WorkerOptions
 from stoker_torch._tensors import pinned, stacked
 from stoker_torch._user_functions import ContextOf, Crew, asks_for_context, with_context
 
@@ -144,6 +146,34 @@ class SamplePool:
         self._allowed = max_bad_samples
         self.bad_samples = 0
         self._begin()
+
+    @classmethod
+    def of(
+        cls,
+        config: StreamConfig,
+        *,
+        threads: int,
+        collate: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+    ) -> SamplePool | None:
+        """Return the pool that settings ask for, None if there is nothing to do.
+
+        Args:
+            config: the settings.
+            threads: number of threads where the settings name none.
+            collate: function of the list of samples, in place of the settings' own.
+            pin_memory: whether batches are put into page-locked memory.
+        """
+        workers = WorkerOptions.of(config.workers)
+        work = SampleWork(
+            decode=config.decode or {},
+            transform=config.transform,
+            collate=collate or config.collate,
+            batch_transform=config.batch_transform,
+            pin_memory=pin_memory,
+            timeout_seconds=workers.timeout_seconds or None,
+        )
+        return None if work.is_none else cls(work, workers.threads or threads, workers.max_bad_samples)
 
     def _begin(self) -> None:
         """Make what belongs to this process."""

@@ -22,9 +22,9 @@ from stoker_torch._figures import LoaderPlan
 from stoker_torch._iteration import Iteration
 from stoker_torch._options import Budget
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank, refuse_resharding, trusts_length, warn_of_length
+from stoker_torch._resources import LoaderResources
 from stoker_torch._state import SourceState, StreamState
-from stoker_torch._stream_reader import Part, Progress, StreamReader, Worker, samples_of
-from stoker_torch._supply import Supply
+from stoker_torch._stream_reader import Progress, StreamReader, Worker, samples_of
 
 __all__ = ["StreamDataset"]
 
@@ -168,21 +168,16 @@ class StreamDataset(IterableDataset[Any]):
             if self._manifest is not None and self._reader.is_for(self._manifest, worker, lanes):
                 return self._reader
             self._reader.close()
-        supply = Supply.open(self.config.url, self.config)
+        resources = LoaderResources.open(self.config.url, self.config)
         try:
             if self._manifest is None:
-                self._manifest = supply.read_manifest(self._version)
+                self._manifest = resources.read_manifest(self._version)
                 self._version = self._manifest.version
-            part = Part(
-                worker=worker,
-                rank=self.rank,
-                world_size=self.world_size,
-                lanes=lanes,
-                is_chunked=self.batch_size is None,
-            )
-            self._reader = StreamReader(supply, self._manifest, self.config, part)
+            feed_config = self.config.feed_config(rank=self.rank, world_size=self.world_size, lanes=lanes)
+            feed_config = replace(feed_config, chunks=self.batch_size is None)
+            self._reader = StreamReader(resources, self._manifest, worker, feed_config)
         except BaseException:
-            supply.close()
+            resources.close()
             raise
         return self._reader
 

@@ -10,14 +10,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from stoker._fetch.batch_stream import Batch
+from stoker._fetch.pipeline import FeedConfig
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
-from stoker_torch._config import StreamConfig
 from stoker_torch._epoch_board import Seat
-from stoker_torch._iteration import Iteration, IterationParts
-from stoker_torch._options import WorkerOptions
-from stoker_torch._pool import SamplePool, SampleWork
-from stoker_torch._supply import Supply
+from stoker_torch._iteration import Iteration
+from stoker_torch._pool import SamplePool
+from stoker_torch._resources import LoaderResources
 
 __all__ = ["Progress", "StreamReader", "Worker", "samples_of"]
 
@@ -73,72 +72,39 @@ class Progress:
     fetched: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What of a data set is read, and how.
-
-    Attributes:
-        worker: whose share.
-        rank: this rank.
-        world_size: how many ranks there are.
-        lanes: into how many parts the order is cut.
-        is_chunked: whether samples are asked for, not batches.
-    """
-
-    worker: Worker
-    rank: int
-    world_size: int
-    lanes: int
-    is_chunked: bool
-
-
 class StreamReader:
     """Reads a worker's share in the process that made it; ends with it, or when it is garbage.
 
     Args:
-        supply: of the data set; the reader closes it.
+        resources: of the data set; the reader closes them.
         manifest: the pinned version.
-        config: of the data set.
-        part: what of it is this worker's.
+        worker: whose share it is.
+        feed_config: of the rank; says whether samples are asked for, not batches.
 
     Raises:
         ConfigError: the lanes cannot be dealt evenly.
         BudgetError: the memory is too small; names the rank's figure.
     """
 
-    def __init__(self, supply: Supply, manifest: Manifest, config: StreamConfig, part: Part) -> None:
+    def __init__(self, resources: LoaderResources, manifest: Manifest, worker: Worker, feed_config: FeedConfig) -> None:
         self._pid = os.getpid()
-        self._supply, self._config, self._part = supply, config, part
-        feed_config = replace(
-            config.feed_config(rank=part.rank, world_size=part.world_size, lanes=part.lanes),
-            worker=part.worker.number,
-            workers=part.worker.count,
-            chunks=part.is_chunked,
-            batch_size=config.batch_size or _chunk_samples(manifest),
-        )
+        self.resources, self.is_chunked, self._worker = resources, feed_config.chunks, worker
+        feed_config = replace(feed_config, worker=worker.number, workers=worker.count)
+        if self.is_chunked:
+            feed_config = replace(feed_config, batch_size=_chunk_samples(manifest))
         self.share = feed_config.lane_share(manifest.samples)
-        self.feed = supply.feed = supply.made_feed(manifest, config, feed_config)
-        self._pool = self._made_pool()
+        self.feed = resources.current = resources.create_feed(manifest, feed_config)
+        config, threads = resources.config, 1 if worker.is_child else os.cpu_count() or 1
+        by_sample = bool(config.decode) or config.transform is not None
+        collate = list if self.is_chunked and by_sample else None
+        resources.pool = SamplePool.of(config, threads=threads, collate=collate)
         self._begun: Progress | None = None
         self._end_epoch: int | None = None
-        supply.arm(self)
-
-    def _made_pool(self) -> SamplePool | None:
-        config, workers = self._config, WorkerOptions.of(self._config.workers)
-        by_sample = bool(config.decode) or config.transform is not None
-        work = SampleWork(
-            decode=config.decode or {},
-            transform=config.transform,
-            collate=list if self._part.is_chunked and by_sample else config.collate,
-            batch_transform=config.batch_transform,
-            timeout_seconds=workers.timeout_seconds or None,
-        )
-        threads = workers.threads or (1 if self._part.worker.is_child else os.cpu_count() or 1)
-        return None if work.is_none else SamplePool(work, threads, workers.max_bad_samples)
+        resources.register_finalizer(self)
 
     def is_for(self, manifest: Manifest, worker: Worker, lanes: int) -> bool:
         """Return whether it was made in this process, and for this version, worker and lanes."""
-        mine = self._pid, self.feed.manifest, self._part.worker, self._part.lanes
+        mine = self._pid, self.feed.manifest, self._worker, self.feed.config.order.lanes
         return mine == (os.getpid(), manifest, worker, lanes)
 
     def iterate(self, progress: Progress) -> Iteration:
@@ -148,36 +114,51 @@ class StreamReader:
         if before is not None and (is_resumed or progress.epoch in (before.epoch, self._end_epoch)):
             self.feed.stop()  # nothing of what was fetched ahead is what comes now
         # Most worker processes end with their epoch; only one that begins another may look ahead beyond it.
-        end_epoch = self._end_epoch = progress.epoch + 1 if self._part.worker.is_child and before is None else None
-
-        def go() -> None:
-            if self.feed.place != (progress.epoch, progress.fetched):
-                self.feed.start(progress.epoch, progress.fetched, partition=progress.share, end_epoch=end_epoch)
-                self._supply.arm(self)
-
-        def note(batch: Batch, _: float) -> None:
-            progress.fetched = batch.end
-            if not self._part.is_chunked:
-                progress.position = batch.end
-
-        parts = IterationParts(
-            feed=self.feed,
-            go=go,
-            note=note,
-            pool=self._pool,
-            with_ids=self._config.with_ids,
-            pin_memory=False,
-            supply=self._supply,
-        )
-        is_over = self._config.epochs is not None and progress.epoch >= self._config.epochs
-        return Iteration(parts, 0 if is_over else progress.share.steps_from(0))
+        end_epoch = self._end_epoch = progress.epoch + 1 if self._worker.is_child and before is None else None
+        cursor = _ShareCursor(self, progress, end_epoch)
+        is_over = self.resources.config.epochs is not None and progress.epoch >= self.resources.config.epochs
+        return Iteration(self.resources, cursor, 0 if is_over else progress.share.steps_from(0))
 
     def close(self) -> None:
         """End fetching and threads and close connections. Idempotent."""
         if self._pid == os.getpid():
-            self._supply.close()
-            if self._pool is not None:
-                self._pool.close()
+            self.resources.close()
+            if self.resources.pool is not None:
+                self.resources.pool.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _ShareCursor:
+    """Where an iteration over a worker's share is.
+
+    Attributes:
+        reader: of the share.
+        progress: is kept here.
+        end_epoch: that the feed does not look ahead into.
+    """
+
+    reader: StreamReader
+    progress: Progress
+    end_epoch: int | None
+
+    def seek(self) -> None:
+        """Have the feed deliver what is behind the batch that was taken last, unless it does."""
+        reader, progress = self.reader, self.progress
+        if reader.feed.place != (progress.epoch, progress.fetched):
+            reader.feed.start(progress.epoch, progress.fetched, partition=progress.share, end_epoch=self.end_epoch)
+            reader.resources.register_finalizer(reader)
+
+    def commit(self, batch: Batch) -> None:
+        """Go behind a batch; of a chunk, each sample that is yielded counts."""
+        self.progress.fetched = batch.end
+        if not self.reader.is_chunked:
+            self.progress.position = batch.end
+
+    def end(self) -> None:
+        """Do nothing: the epoch board says which epoch comes next."""
+
+    def fail(self) -> None:
+        """Do nothing: the data set goes on from the progress."""
 
 
 def _chunk_samples(manifest: Manifest) -> int:

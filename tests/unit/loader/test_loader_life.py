@@ -85,9 +85,9 @@ def test_a_loader_that_is_collected_on_its_own_thread_leaves_no_thread(url: str,
     next(iter(loader))
 
     async def collect() -> None:
-        loader._supply.close()
+        loader._resources.close()
 
-    loader._supply.thread.run(collect())
+    loader._resources.thread.run(collect())
 
 
 def test_a_closed_loader_iterates_again(url: str) -> None:

@@ -21,6 +21,7 @@ from stoker._base.threads import LoopThread
 from stoker._cache.keeper import Nearer
 from stoker._cache.tiers import made_tiers
 from stoker._cost.prices import Prices
+from stoker._cost.spending import Allowance
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.materialized_feed import BatchSource, MaterializedFeed
 from stoker._fetch.pipeline import Feed, FeedConfig
@@ -29,12 +30,13 @@ from stoker._format.versions import read_manifest
 from stoker._stores import open_reader
 from stoker._stores.object_store import ObjectStore, metered
 from stoker.abc import RangeReadable
-from stoker.errors import ConfigError
+from stoker.errors import BudgetExceededError, ConfigError
 from stoker_torch._config import StreamConfig
 from stoker_torch._figures import LoaderPlan
 from stoker_torch._options import Budget
+from stoker_torch._pool import SamplePool
 
-__all__ = ["OneAhead", "Supply"]
+__all__ = ["OneAhead", "LoaderResources"]
 
 
 T = TypeVar("T")
@@ -138,22 +140,38 @@ def _prepare(reference: weakref.ref[OneAhead[T]]) -> None:
         ahead.prepare()
 
 
-@dataclass(slots=True)
-class Supply:
+@dataclass(slots=True, kw_only=True)
+class LoaderResources:
     """A data set that is open. Nothing is connected to before the first read.
 
     Attributes:
+        config: settings of the loader or stream data set.
         store: where the data set is; counts what is asked of it.
         thread: the only one that uses the store.
-        feed: in use, None before there is one.
+        prices: what the store asks for what is counted.
+        pool: works on samples, None if there is nothing to do.
+        recorder: follows fetches, and is told of waits.
+        rows: how rows are copied out of the ring.
+        pins_memory: whether batches are put into page-locked memory.
+        gathers_ahead: whether, where there is no pool, a batch is gathered ahead of a training loop that is busy.
+        allowance: dollars that this rank may spend, None without a limit.
+        current: feed in use, None before there is one.
         nearer: where super-samples are looked for first, by one feed after the other; None before there is one.
         ahead: what gathers from the feed, for an iteration that may be garbage already; None if nothing does.
         manifest_hedges: second requests for manifests that were late.
     """
 
+    config: StreamConfig
     store: ObjectStore
     thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
-    feed: BatchSource | None = None
+    prices: Prices = field(default_factory=Prices.load)
+    pool: SamplePool | None = None
+    recorder: Recorder | None = None
+    rows: GatherRows = gather_rows
+    pins_memory: bool = False
+    gathers_ahead: bool = False
+    allowance: Allowance | None = None
+    current: BatchSource | None = None
     nearer: Nearer | None = None
     ahead: OneAhead[Any] | None = None
     _own: Nearer = field(default_factory=Nearer)  # without a tier that the caller has made, and closes
@@ -162,9 +180,16 @@ class Supply:
     _finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
-    def open(cls, place: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> Supply:
+    def open(cls, place: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
         """Open the data set at a path or URL, or in a store."""
-        return cls(metered(open_reader(place, options=config.options), egress=Budget.of(config.budget).egress))
+        store = metered(open_reader(place, options=config.options), egress=Budget.of(config.budget).egress)
+        return cls(config=config, store=store)
+
+    @property
+    def feed(self) -> BatchSource:
+        """The feed in use."""
+        assert self.current is not None  # noqa: S101 - whoever asks has made it
+        return self.current
 
     def read_manifest(self, version: int | None) -> Manifest:
         """Return a version of the manifest, by default the newest.
@@ -178,42 +203,53 @@ class Supply:
         finally:
             self.manifest_hedges += reader.hedges
 
-    def made_feed(
-        self,
-        manifest: Manifest,
-        config: StreamConfig,
-        feed_config: FeedConfig,
-        rows: GatherRows = gather_rows,
-        recorder: Recorder | None = None,
-    ) -> BatchSource:
+    def create_feed(self, manifest: Manifest, feed_config: FeedConfig) -> BatchSource:
         """Return a feed that is not in use yet.
 
         Raises:
             ConfigError: a column is not in the data set, or it cannot be dealt as is asked.
             BudgetError: the memory is too small, or a cache.
         """
+        config = self.config
         unknown = [name for name in config.decode or () if name not in manifest.schema]
         if unknown:
             raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
-        if self.nearer is None:
-            caches = config.caches()
-            tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
-            processes = feed_config.world_size * (feed_config.workers or 1)
-            tier = config.shared_tier(self.store, processes)
-            self.nearer = Nearer(tiers, tier)
-            is_lent = tier is not None and tier in (config.tier, config.warm)
-            self._own = Nearer(tiers) if is_lent else self.nearer
+        nearer = self.nearer = self.nearer or self._open_tiers(manifest, feed_config)
+        given = self.store, manifest, feed_config, self.thread, self.rows
         if config.shuffle != "materialized":
-            return Feed(self.store, manifest, feed_config, self.thread, rows, recorder=recorder, nearer=self.nearer)
-
+            return Feed(*given, recorder=self.recorder, nearer=nearer)
         budget = Budget.of(config.budget)
 
         def check(feed: Feed) -> None:
-            LoaderPlan.of(feed, Prices.load(), budget.egress).check_dollars(budget.max_dollars_per_epoch)
+            LoaderPlan.of(feed, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)
 
-        return MaterializedFeed(self.store, manifest, feed_config, self.thread, rows, check, recorder, self.nearer)
+        return MaterializedFeed(*given, check, self.recorder, nearer)
 
-    def arm(self, owner: object) -> None:
+    def _open_tiers(self, manifest: Manifest, feed_config: FeedConfig) -> Nearer:
+        config = self.config
+        caches = config.caches()
+        tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
+        shared = config.shared_tier(self.store, feed_config.world_size * (feed_config.workers or 1))
+        is_lent = shared is not None and shared in (config.tier, config.warm)
+        self._own = Nearer(tiers, None if is_lent else shared)
+        return Nearer(tiers, shared)
+
+    def check_spending(self) -> None:
+        """Warn of the end of the budget; at its end, fetch nothing more.
+
+        Raises:
+            BudgetExceededError: it is spent.
+        """
+        if self.allowance is None:
+            return
+        try:
+            self.allowance.check(self.prices.dollars(self.store.meter.reading()))
+        except BudgetExceededError:
+            if self.current is not None:
+                self.current.stop()
+            raise
+
+    def register_finalizer(self, owner: object) -> None:
         """Have everything closed when its owner is garbage or the interpreter exits.
 
         To be called after each start of the thread, and in the process that it runs in: what was registered last runs
@@ -229,8 +265,8 @@ class Supply:
         if ahead is None:
             return
         ahead.end()
-        if ahead.is_asked and self.feed is not None:
-            self.feed.stop()  # or it would be waited for until the bucket has answered
+        if ahead.is_asked and self.current is not None:
+            self.current.stop()  # or it would be waited for until the bucket has answered
         ahead.close()
         self.ahead = None
 
@@ -245,8 +281,8 @@ class Supply:
             if ahead is not None:
                 ahead.end()
             try:
-                if self.feed is not None:
-                    self.feed.stop()
+                if self.current is not None:
+                    self.current.stop()
                 if self.thread.is_running:
                     self.thread.run(self._own.close())
             finally:
