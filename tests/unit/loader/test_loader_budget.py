@@ -83,7 +83,8 @@ def test_a_budget_that_is_not_spent_changes_nothing() -> None:
     with loader() as free, loader(budget="1000 USD") as bounded, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert numbers(free) == numbers(bounded)
-        assert bounded.stats().dollars == bounded.stats().get_requests <= 300
+        stats = bounded.stats()  # once: it may be fetching ahead
+        assert stats.dollars == stats.get_requests <= 300
 
 
 def test_a_budget_follows_the_prices_of_the_endpoint_and_those_that_the_user_names(
