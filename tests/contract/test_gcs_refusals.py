@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker import GcsOptions, open_store
-from stoker._stores.gcs_access import GcsAccess
+from stoker._stores.gcs import GcsAccess
 from stoker.abc import Store
 from stoker.errors import (
     BucketNotFoundError,
@@ -118,8 +118,8 @@ def test_a_token_is_fetched_once_for_many_and_again_once_it_is_refused(
         return issued[-1], float("inf")
 
     monkeypatch.setattr(GcsAccess, "_fetch_token", fetch)
-    monkeypatch.setattr("stoker._stores.gcs_access._emulator", lambda *_: None)
-    monkeypatch.setattr("stoker._stores.gcs_access._GOOGLE", gcs.url)
+    monkeypatch.setattr("stoker._stores.gcs._emulator", lambda *_: None)
+    monkeypatch.setattr("stoker._stores.gcs._GOOGLE", gcs.url)
 
     async def check(store: Store) -> None:
         found = await asyncio.gather(*(store.get("none") for _ in range(8)), return_exceptions=True)

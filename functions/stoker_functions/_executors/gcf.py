@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from stoker._stores.failures import Failure
 from stoker._stores.google_credentials import IdentityTokens
-from stoker._stores.http import Call, Reply
+from stoker._stores.http import Call, Failure, Reply
 from stoker._stores.http_session import exchange, translated
 from stoker.abc import Answer
 from stoker.errors import ConfigError, CredentialsError, StokerError

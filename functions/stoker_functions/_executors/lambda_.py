@@ -24,8 +24,7 @@ from aiobotocore.config import AioConfig
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
-from stoker._stores.failures import Failure
-from stoker._stores.http import Call, without_secrets
+from stoker._stores.http import Call, Failure, without_secrets
 from stoker._stores.http_session import exchange, translated
 from stoker.abc import Answer
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, StokerError

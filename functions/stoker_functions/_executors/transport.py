@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from aiohappyeyeballs import AddrInfoType
 
-from stoker._stores.failures import Failure, Rule, error_of
+from stoker._stores.http import Failure, Rule, error_of
 from stoker._stores.network import proxy_of, trusted
 from stoker.errors import (
     CredentialsError,

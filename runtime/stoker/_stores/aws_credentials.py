@@ -28,7 +28,7 @@ from botocore.exceptions import ConnectionError as BotoCoreConnectionError
 from botocore.loaders import Loader, create_loader
 
 from stoker._stores.credentials import Identity, RenewedCredentials
-from stoker._stores.failures import Failure, error_of
+from stoker._stores.http import Failure, error_of
 from stoker._stores.network import machine_vendor
 from stoker.errors import (
     ConfigError,

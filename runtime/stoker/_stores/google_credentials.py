@@ -26,7 +26,7 @@ from gcloud.aio.auth.token import (
 from gcloud.aio.storage import Blob, Bucket, Storage
 
 from stoker._stores.credentials import RenewedCredentials
-from stoker._stores.failures import Failure, error_of
+from stoker._stores.http import Failure, error_of
 from stoker._stores.network import machine_vendor, proxy_of, trusted
 from stoker.errors import ConnectionLostError, CredentialsError, ServerError, StokerError, StoreError, TransientError
 

@@ -14,11 +14,9 @@ from contextlib import suppress
 from itertools import accumulate
 
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._stores.failures import Failure, Rule, error_of
-from stoker._stores.http import Destination, Reply
+from stoker._stores.http import Destination, Failure, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, HttpObjects
-from stoker._stores.http_store_access import ServedAccess, said_of
-from stoker._stores.http_store_auth import callers_of
+from stoker._stores.http_store_access import ServedAccess, callers_of, said_of
 from stoker._stores.location import Location, check_key, check_text
 from stoker._stores.network import PerLoop
 from stoker._stores.options import ServedOptions

@@ -1,24 +1,273 @@
-"""Reaching a function that serves: who calls is for it alone, and one redirect of its is followed without that."""
+"""Reaching a function that serves, as the bearer of a token of ours, a principal of AWS's, or one of Google's.
+
+The function, or the platform in front of it, wants to know who calls. A proof goes with the request to the function and
+nowhere else: one redirect of its is followed without it. An SDK is imported when its platform's identities are wanted.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from stoker._stores.credentials import Endpoint, Identity, parse_date, with_renewal
-from stoker._stores.failures import Failure, Rule, error_of
-from stoker._stores.http import Call, Destination, HttpReader, Reply
+from stoker._stores.access_token import end_of
+from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, Renewable, parse_date, with_renewal
+from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, Rule, error_of
 from stoker._stores.http_session import open_reader, open_session
-from stoker._stores.http_store_auth import LAMBDA_URL, Caller
 from stoker._stores.network import check_endpoint, is_this_machine
-from stoker._stores.options import HttpOptions
-from stoker.errors import ConfigError, ServerError, StoreError
+from stoker._stores.options import Auth, HttpOptions, ServedOptions
+from stoker.errors import (
+    ConfigError,
+    CredentialsError,
+    MissingExtraError,
+    PermissionDeniedError,
+    ServerError,
+    StoreError,
+)
 
-__all__ = ["ServedAccess", "said_of"]
+if TYPE_CHECKING:
+    from botocore.credentials import ReadOnlyCredentials
+
+    from stoker._stores.aws_credentials import AwsCredentials
+    from stoker._stores.google_credentials import IdentityTokens
+
+__all__ = [
+    "LAMBDA_URL",
+    "AwsCaller",
+    "Bearer",
+    "Caller",
+    "GoogleCaller",
+    "auth_of",
+    "callers_of",
+    "ServedAccess",
+    "said_of",
+]
+
+_P = TypeVar("_P")
+
+LAMBDA_URL = re.compile(r"[a-z0-9]+\.lambda-url\.([a-z0-9-]+)\.on\.aws", re.ASCII)
+"""The host of a Lambda function URL, in small letters, and its region."""
+
+_WITHOUT = "send none with ServedOptions(anonymous=True) or --anonymous"
+# What those can do who have no credentials of the platform that a host belongs to.
+_OTHERWISE = f", set STOKER_TOKEN if the function wants a token, or {_WITHOUT}"
+_NEEDED = "lambda:InvokeFunctionUrl and lambda:InvokeFunction on the function"
+_GOOGLE_DOMAINS = (".run.app", ".cloudfunctions.net")
+
+
+class Caller(Renewable[_P], Protocol[_P]):
+    """Who calls, by a proof that may end under way."""
+
+    def headers(self, url: str, headers: Mapping[str, str], proof: _P) -> Mapping[str, str]:
+        """Return the headers of a GET of ``url``, and among them who asks for it."""
+        ...
+
+    def rule(self, status: int, code: str) -> Rule:
+        """Return what it means that the platform refuses: by its status, 401 or 403, and its own code or none."""
+        ...
+
+    async def identity(self) -> Identity:
+        """Return whose credentials these are.
+
+        Raises:
+            CredentialsError: there are none.
+        """
+        ...
+
+
+def auth_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Auth | None:
+    """Return how a reader of the data set at ``url`` says who it is; None is not at all.
+
+    It is what the options say; else there is a token in the environment; else it is what the platform that the host
+    belongs to wants by default.
+    """
+    host = urlsplit(url).hostname or ""
+    if options.anonymous or options.named_auth is not None:
+        return options.named_auth
+    if environment.get("STOKER_TOKEN"):
+        return "token"
+    if LAMBDA_URL.fullmatch(host):
+        return "aws"
+    return "google" if host.endswith(_GOOGLE_DOMAINS) else None
+
+
+class Bearer:
+    """Who has a ready token, or none."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    @classmethod
+    def of(cls, options: ServedOptions, environment: Mapping[str, str]) -> Bearer:
+        """Return who has the token of the options, else of the environment.
+
+        Raises:
+            ConfigError: there is none, or no header can carry it.
+        """
+        token = options.token or environment.get("STOKER_TOKEN")
+        if not token:
+            raise ConfigError(
+                f"a token is wanted, and there is none: set STOKER_TOKEN, or ServedOptions(token=...), or {_WITHOUT}"
+            )
+        return cls(ServedOptions(token=token).token)  # which checks it
+
+    async def current(self) -> str | None:
+        """Return the token."""
+        return self._token
+
+    async def renew(self, used: str | None) -> str | None:
+        """Return the same: there is no other."""
+        return used
+
+    def headers(self, _url: str, headers: Mapping[str, str], proof: str | None) -> Mapping[str, str]:
+        """Return the headers with the token."""
+        return headers if proof is None else {**headers, "Authorization": f"Bearer {proof}"}
+
+    async def identity(self) -> Identity:
+        """Return what kind of token it is, and when it ends if it is one of ours."""
+        if self._token is None:
+            return Identity(kind="none")
+        expires = end_of(self._token)
+        return Identity(kind="a ready token" if expires is None else "a token of stoker's", expires=expires)
+
+    def rule(self, status: int, _code: str) -> Rule:
+        """Say which identities there are."""
+        others = "ServedOptions(auth='aws') or (auth='google'), or --auth"
+        if self._token is None:
+            return CredentialsError, f"the platform wants to know who calls; set STOKER_TOKEN, or use {others}"
+        kind = CredentialsError if status == 401 else PermissionDeniedError
+        return kind, f"the platform, not the function, refuses the token; for identities of its own, use {others}"
+
+
+class AwsCaller:
+    """Who has AWS credentials: each request is signed, for Lambda in the function's region.
+
+    The default of functions on Lambda (``AWS_IAM``). AWS Lambda, developer guide: "Control access to Lambda function
+    URLs".
+    """
+
+    def __init__(self, credentials: AwsCredentials, sign: Callable[..., Mapping[str, str]]) -> None:
+        self._credentials, self._sign = credentials, sign
+
+    @classmethod
+    def of(cls, url: str, options: ServedOptions, environment: Mapping[str, str]) -> AwsCaller:
+        """Return who calls the function at ``url``, whose region its host names, else the configuration.
+
+        Raises:
+            ConfigError: the region is not known.
+        """
+        from stoker._stores.aws_credentials import AwsCredentials, configured_region, signed
+
+        credentials = AwsCredentials(profile=options.profile, otherwise=_OTHERWISE)
+        match = LAMBDA_URL.fullmatch(urlsplit(url).hostname or "")
+        region = options.region or (match[1] if match else environment.get("AWS_REGION"))
+        region = region or configured_region(credentials.session)
+        if not region:
+            raise ConfigError(
+                f"{url} does not tell its AWS region; set AWS_REGION, ServedOptions(region=...) or --region"
+            )
+        return cls(credentials, partial(signed, service="lambda", region=region))
+
+    async def current(self) -> ReadOnlyCredentials:
+        """Return credentials, refreshed if they are about to expire."""
+        return await self._credentials.current()
+
+    async def renew(self, used: ReadOnlyCredentials) -> ReadOnlyCredentials:
+        """Look for credentials afresh."""
+        return await self._credentials.renew(used)
+
+    def headers(self, url: str, headers: Mapping[str, str], proof: ReadOnlyCredentials) -> Mapping[str, str]:
+        """Return the headers with a signature over them."""
+        return self._sign(url, headers, proof)
+
+    async def identity(self) -> Identity:
+        """Return whose credentials sign."""
+        return await self._credentials.identity()
+
+    def rule(self, _status: int, code: str) -> Rule:
+        """Say what is missing. AWS does not always tell expired credentials from others, so new ones are tried."""
+        if code == "AccessDeniedException":
+            return PermissionDeniedError, f"these AWS credentials may not call the function; they need {_NEEDED}"
+        return ExpiredCredentialsError, (
+            f"AWS refuses these credentials: they need {_NEEDED}; or they have expired, are wrong, or sign for "
+            "another region (AWS_REGION, --region), or this machine's clock is off"
+        )
+
+
+class GoogleCaller:
+    """Who has Google credentials: each request carries an identity token for this function alone.
+
+    The default of functions on Cloud Run. Google Cloud, Cloud Run: "Authenticating service-to-service".
+    """
+
+    def __init__(self, tokens: IdentityTokens, audience: str) -> None:
+        self._tokens, self._audience = tokens, audience
+
+    @classmethod
+    def of(cls, url: str, options: ServedOptions, _environment: Mapping[str, str]) -> GoogleCaller:
+        """Return who calls the function at ``url``, less ``/v1/NAME``: that is what its tokens are made out to."""
+        from stoker._stores.google_credentials import IdentityTokens
+
+        return cls(IdentityTokens(options.service_account, otherwise=_OTHERWISE), url.rsplit("/", 2)[0])
+
+    async def current(self) -> str:
+        """Return a token that has not expired."""
+        return await self._tokens.get(self._audience)
+
+    async def renew(self, used: str) -> str:
+        """Return another one than was used, if it can be had."""
+        self._tokens.forget(self._audience, used)
+        return await self.current()
+
+    def headers(self, _url: str, headers: Mapping[str, str], proof: str) -> Mapping[str, str]:
+        """Return the headers with the token."""
+        return {**headers, "Authorization": f"Bearer {proof}"}
+
+    async def identity(self) -> Identity:
+        """Get a token, to know that one can be had; others follow it."""
+        await self.current()
+        return Identity(kind="identity tokens of Google's", is_renewed=True)
+
+    def rule(self, status: int, _code: str) -> Rule:
+        """Say what is missing."""
+        if status == 401:
+            return ExpiredCredentialsError, "Google does not take the identity token; log in again"
+        return PermissionDeniedError, "this Google account may not call the function; it needs roles/run.invoker on it"
+
+
+# Auth → the module that loads the platform's SDK, its caller, its extra.
+_PLATFORMS: Mapping[Auth, tuple[str, type[AwsCaller | GoogleCaller], str]] = {
+    "aws": ("stoker._stores.aws_credentials", AwsCaller, "s3"),
+    "google": ("stoker._stores.google_credentials", GoogleCaller, "gcs"),
+}
+
+
+def callers_of(url: str, options: ServedOptions, environment: Mapping[str, str]) -> Callable[[], Caller[Any]]:
+    """Return what makes who reads the data set at ``url``, for one event loop, in which it raises ConfigError.
+
+    Raises:
+        MissingExtraError: the platform's SDK is not installed.
+    """
+    auth = auth_of(url, options, environment)
+    if auth is None:
+        return partial(Bearer, None)
+    if auth == "token":
+        return partial(Bearer.of, options, environment)
+    module, caller, extra = _PLATFORMS[auth]
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{url} is called with an identity of {auth}'s, which needs {error.name}; pip install 'stoker[{extra}]'"
+        ) from error
+    return partial(caller.of, url, options, environment)
+
 
 _REDIRECT = 307
 _STALE: Rule = (

@@ -20,8 +20,7 @@ from botocore.parsers import ResponseParserError
 
 from stoker._base.meter import PriceKey
 from stoker._stores.credentials import ExpiredCredentialsError, with_renewal
-from stoker._stores.failures import Failure, Rule, error_of
-from stoker._stores.http import Call, Reply
+from stoker._stores.http import Call, Failure, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, BucketObjects, said_in
 from stoker._stores.http_session import translated
 from stoker._stores.location import Location

@@ -11,8 +11,7 @@ from dataclasses import replace
 from stoker import Schema
 from stoker._format import schema as schema_module
 from stoker._stores import gcs, s3
-from stoker._stores.failures import error_of, retry_after_seconds
-from stoker._stores.http import Reply
+from stoker._stores.http import Reply, error_of, retry_after_seconds
 from stoker._stores.http_objects import said_in
 from stoker.errors import SchemaError, ServerError, StateError, StoreError, UnexpectedAnswerError
 from stoker_torch._state import RunState, SourceState, checked_integer

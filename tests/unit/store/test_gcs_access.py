@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from stoker import GcsOptions
-from stoker._stores.gcs_access import GcsAccess
+from stoker._stores.gcs import GcsAccess
 from stoker.errors import (
     ConnectionLostError,
     CredentialsError,

@@ -16,7 +16,7 @@ import pytest
 
 from stoker import open_store
 from stoker._base.threads import in_thread
-from stoker._stores.local_files import is_partial, locked, sweep
+from stoker._stores.local import is_partial, locked, sweep
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import (
     BucketNotFoundError,
@@ -115,7 +115,7 @@ def test_a_process_forked_while_a_folder_is_locked_does_not_keep_the_lock(tmp_pa
     program = """
 import os, signal, sys
 from pathlib import Path
-from stoker._stores.local_files import locked
+from stoker._stores.local import locked
 folder = Path(sys.argv[1])
 with locked(folder):
     if not (child := os.fork()):
@@ -360,7 +360,7 @@ def test_a_writer_killed_while_it_holds_the_lock_stops_nobody(tmp_path: Path) ->
     program = """
 import os, signal, sys
 from pathlib import Path
-from stoker._stores.local_files import locked
+from stoker._stores.local import locked
 with locked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGKILL)
 """

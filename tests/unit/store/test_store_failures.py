@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from stoker._stores.failures import Failure, error_of, retry_after_seconds
+from stoker._stores.http import Failure, error_of, retry_after_seconds
 from stoker.errors import ServerError, StoreError
 
 
