@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -69,9 +68,7 @@ class GcfExecutor:
             self._tokens = IdentityTokens(self._options.service_account)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()

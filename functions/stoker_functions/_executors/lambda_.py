@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import aioboto3
@@ -89,9 +88,7 @@ class LambdaExecutor:
             raise ConfigError(f"the AWS configuration is not valid: {error}") from None
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._client = None
         await self._stack.aclose()
 

@@ -10,7 +10,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from stoker.abc import Answer
@@ -52,9 +51,7 @@ class LocalExecutor:
         self._turns = asyncio.Semaphore(self.concurrency)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._turns = None
         idle, self._idle = self._idle, []
         for process in self._workers - set(idle):

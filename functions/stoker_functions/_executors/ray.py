@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import ray
@@ -51,9 +50,7 @@ class RayExecutor:
         self._task = ray.remote(num_cpus=1, max_retries=0)(perform)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._task = None
         if self._is_ours:
             ray.shutdown()

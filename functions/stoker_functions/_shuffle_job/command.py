@@ -8,7 +8,6 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, get_args
 
 from stoker._base.meter import Operation, PriceKey
@@ -293,9 +292,7 @@ class InProcess:
     async def __aenter__(self) -> InProcess:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Do nothing: every call has ended when its caller has."""
 
     def vcpus(self, _function: str) -> float:

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -335,9 +334,7 @@ class PartWriter:
     async def __aenter__(self) -> PartWriter:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._uploads.cancel()
 
     async def write(self, samples: Samples) -> bool:

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import cache
 from typing import Any, cast
 
@@ -167,9 +167,7 @@ async def serve_url(event: object, deployment: Deployment, deadline: Deadline) -
     Raises:
         EventError: the event is no request.
     """
-    request = from_lambda_url(cast("Mapping[str, Any]", event))
-    service = _service(deployment, LAMBDA_ANSWER_BYTES)
-    return to_lambda_url(await service.answer(request, deadline.remaining_seconds() - _RESERVED_SECONDS))
+    return await _serve_url(_service(deployment, LAMBDA_ANSWER_BYTES).answer, event, deadline)
 
 
 async def serve_url_with_token(event: object, deployment: Deployment, deadline: Deadline) -> dict[str, Any]:
@@ -178,9 +176,14 @@ async def serve_url_with_token(event: object, deployment: Deployment, deadline: 
     Raises:
         EventError: the event is no request.
     """
+    return await _serve_url(_service(deployment, LAMBDA_ANSWER_BYTES).answer_with_token, event, deadline)
+
+
+async def _serve_url(
+    answer: Callable[[Request, float], Awaitable[Response]], event: object, deadline: Deadline
+) -> dict[str, Any]:
     request = from_lambda_url(cast("Mapping[str, Any]", event))
-    service = _service(deployment, LAMBDA_ANSWER_BYTES)
-    return to_lambda_url(await service.answer_with_token(request, deadline.remaining_seconds() - _RESERVED_SECONDS))
+    return to_lambda_url(await answer(request, deadline.remaining_seconds() - _RESERVED_SECONDS))
 
 
 async def serve_scope(scope: MutableMapping[str, Any], deployment: Deployment) -> AsgiApp:

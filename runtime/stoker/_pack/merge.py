@@ -15,7 +15,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,7 +105,7 @@ async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, j
                 await catalog.forget([*fresh.dropped, *lapsed])
             return Merged(manifest=base, repeated_samples=fresh.repeated_samples, refused=refused)
         try:
-            manifest = await versions.commit(store, _Successor(base, added))
+            manifest = await versions.commit(store, partial(_successor, base, added))
         except _MovedError:
             continue
         await catalog.save(_committed(added, manifest, now_seconds))
@@ -135,23 +135,17 @@ class _MovedError(Exception):
     """Another writer has committed a version."""
 
 
-class _Successor:
-    """Builds the version that follows ``base``, for :func:`stoker._format.versions.commit`."""
-
-    def __init__(self, base: Manifest | None, added: Sequence[PackRecord]) -> None:
-        self._base = base
-        self._added = added
-
-    def __call__(self, newest: Manifest | None) -> Manifest:
-        if _version(newest) != _version(self._base):
-            raise _MovedError
-        prefixes = [record.prefix for record in self._added if record.prefix is not None]
-        packed = [prefix.rows.packed(row, row) for prefix in prefixes for row in range(len(prefix))]
-        runs = tuple(run for prefix in prefixes for run in prefix.runs)
-        if newest is None:
-            return replace(prefixes[0], version=1, rows=Rows.of(packed), runs=runs)
-        kept = newest.without(run for record in self._added for run in record.replaces)
-        return kept.extended(Rows.of(packed), *runs)
+def _successor(base: Manifest | None, added: Sequence[PackRecord], newest: Manifest | None) -> Manifest:
+    """Return the version that follows ``base``; for :func:`stoker._format.versions.commit`, which gives the newest."""
+    if _version(newest) != _version(base):
+        raise _MovedError
+    prefixes = [record.prefix for record in added if record.prefix is not None]
+    packed = [prefix.rows.packed(row, row) for prefix in prefixes for row in range(len(prefix))]
+    runs = tuple(run for prefix in prefixes for run in prefix.runs)
+    if newest is None:
+        return replace(prefixes[0], version=1, rows=Rows.of(packed), runs=runs)
+    kept = newest.without(run for record in added for run in record.replaces)
+    return kept.extended(Rows.of(packed), *runs)
 
 
 async def _settled(
