@@ -174,7 +174,7 @@ class StreamConfig:
         self._check_tier()
         WorkerOptions.of(self.workers)
         Budget.of(self.budget)
-        if not callable(getattr(self.schedule, "admit", None)):
+        if isinstance(self.schedule, type) or not callable(getattr(self.schedule, "admit", None)):
             raise ConfigError(f"schedule is a stoker.Schedule, such as stoker.Continuous(), not {self.schedule!r}")
         check_fetch(self.fetch)
 
@@ -194,6 +194,8 @@ class StreamConfig:
         if self.tier is not None and self.warm is not None:
             raise ConfigError("tier= and warm= are two names of one setting: give tier= alone")
         tier = self.warm if self.tier is None else self.tier
+        if isinstance(tier, type):
+            raise ConfigError(f"tier is the class {tier.__name__}; give an object of it")
         missing = [name for name in ("name", "read", "offer", "close") if not hasattr(tier, name)]
         if tier is not None and not isinstance(tier, str) and missing:
             raise ConfigError(
@@ -322,8 +324,8 @@ class LoaderConfig(StreamConfig):
             return ()
         sinks: tuple[Any, ...] = tuple(self.trace) if isinstance(self.trace, Sequence) else (self.trace,)
         for sink in sinks:
-            if not callable(getattr(sink, "waited", None)):
-                raise ConfigError(f"trace is the name of a file, or a sink such as ChromeTrace, not {sink!r}")
+            if isinstance(sink, type) or not callable(getattr(sink, "waited", None)):
+                raise ConfigError(f"trace is the name of a file, or a sink such as ChromeTrace(path), not {sink!r}")
         return sinks
 
 

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 import stoker
 from stoker import FetchConfig
 from stoker.errors import ArgumentError, ConfigError, SchemaError
+from stoker.testing import DyingStore
+from stoker.trace import ChromeTrace
 from stoker_torch import CachedDataset, Loader, LoaderConfig, RaggedColumn, StreamDataset
 
 SCHEMA = {"x": stoker.Array("int64")}
@@ -152,3 +154,16 @@ def test_without_torch_the_import_names_the_line_that_installs_it() -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("stoker.errors.MissingExtraError:")
     assert last.endswith("pip install 'stoker[torch]'")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"schedule": stoker.Continuous}, r"such as stoker\.Continuous\(\), not <class"),
+        ({"tier": DyingStore}, r"tier is the class DyingStore; give an object of it"),
+        ({"trace": [ChromeTrace]}, r"a sink such as ChromeTrace\(path\), not <class"),
+    ],
+)
+def test_a_class_in_the_place_of_an_object_of_it_is_refused(url: str, setting: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Loader(url, batch_size=4, **setting)
