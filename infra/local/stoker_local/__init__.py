@@ -1,17 +1,11 @@
-"""A cloud on this machine: a bucket that can be slow and faulty, for tests, benchmarks and the demo."""
+"""A cloud on this machine: a bucket that can be slow and faulty, for tests, benchmarks and the demo.
 
-from typing import TYPE_CHECKING
+A name is loaded when it is first used: ``stoker --help`` loads this package for the demo.
+"""
 
-from stoker_local._bucket import LocalBucket
-from stoker_local._config import BucketConfig
-from stoker_local._faults import Fault, FaultKind, FaultPlan
-from stoker_local._host import BucketProcess, bucket_process, running_bucket, running_server
-from stoker_local._s3.model import BucketSpec
-from stoker_local._s3.signature import KeyPair
-from stoker_local._shape import PROFILES, Shape
+from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from stoker_local._gcs import GcsConfig, LocalGcs, running_gcs
+from stoker._base.lazy_names import load_name
 
 __all__ = [
     "PROFILES",
@@ -32,11 +26,31 @@ __all__ = [
     "running_server",
 ]
 
+_NAMES_OF = {
+    "stoker_local._bucket": "LocalBucket",
+    "stoker_local._config": "BucketConfig",
+    "stoker_local._faults": "Fault FaultKind FaultPlan",
+    "stoker_local._gcs": "GcsConfig LocalGcs running_gcs",
+    "stoker_local._host": "BucketProcess bucket_process running_bucket running_server",
+    "stoker_local._s3.model": "BucketSpec",
+    "stoker_local._s3.signature": "KeyPair",
+    "stoker_local._shape": "PROFILES Shape",
+}
+"""Module → the public names that it defines."""
 
-def __getattr__(name: str) -> object:
-    """Import the local GCS when it is first used: ``stoker --help`` loads this package, and aiohttp takes 0.1 s."""
-    if name in ("GcsConfig", "LocalGcs", "running_gcs"):
-        from stoker_local import _gcs
+if TYPE_CHECKING:
+    from stoker_local._bucket import LocalBucket
+    from stoker_local._config import BucketConfig
+    from stoker_local._faults import Fault, FaultKind, FaultPlan
+    from stoker_local._gcs import GcsConfig, LocalGcs, running_gcs
+    from stoker_local._host import BucketProcess, bucket_process, running_bucket, running_server
+    from stoker_local._s3.model import BucketSpec
+    from stoker_local._s3.signature import KeyPair
+    from stoker_local._shape import PROFILES, Shape
+else:  # type checkers would take any name for one that __getattr__ has
 
-        return getattr(_gcs, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        return load_name(__name__, name, _NAMES_OF)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
