@@ -46,5 +46,5 @@ def load(name: str) -> Experiment:
     if name not in _PLACES:
         raise ConfigError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
     module = import_module(f"{__name__}.{_PLACES[name]}")
-    experiment: Experiment = module.EXPERIMENTS[name]
-    return experiment
+    experiments: tuple[Experiment, ...] = module.EXPERIMENTS
+    return next(each for each in experiments if each.name == name)

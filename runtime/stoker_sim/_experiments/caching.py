@@ -199,18 +199,17 @@ def _ddp(quick: bool) -> Outcome:
     return Outcome(tables=[table], panels=[panel], remarks=remarks)
 
 
-EXPERIMENTS = {
-    "caching": Experiment(
+EXPERIMENTS = (
+    Experiment(
         name="caching",
         title="Hit rate by policy and size of the cache",
         source="uniform: SiloD (EuroSys 2023), CoorDL (VLDB 2021); next-use: Belady (1966), NoPFS (SC'21)",
         run=_caching,
     ),
-    "ddp": Experiment(
+    Experiment(
         name="ddp",
         title="Caches of nodes that train together",
         source="next-use: Belady (1966), NoPFS (SC'21); figures simulated for policies alone",
         run=_ddp,
     ),
-}
-"""By name."""
+)

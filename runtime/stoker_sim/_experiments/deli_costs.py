@@ -341,7 +341,4 @@ def _remarks(assumed: _Assumptions) -> list[str]:
     ]
 
 
-EXPERIMENTS = {
-    "deli-table-2": Experiment(name="deli-table-2", title="Cost of two epochs", source=SOURCE, run=_run),
-}
-"""By name."""
+EXPERIMENTS = (Experiment(name="deli-table-2", title="Cost of two epochs", source=SOURCE, run=_run),)

@@ -232,18 +232,10 @@ def _figure_9(quick: bool) -> Outcome:
 _FIGURE_5 = partial(_swept, "deli-figure-5", "cache size / a node's samples (3: the whole data set)", _cache_sizes, "")
 _FIGURE_6 = partial(_swept, "deli-figure-6", "fetch size (samples)", _fetch_sizes, "")
 
-EXPERIMENTS = {
-    each.name: each
-    for each in (
-        Experiment(name="deli-figure-5", title="A cache alone: miss rate by its size", source=SOURCE, run=_FIGURE_5),
-        Experiment(name="deli-figure-6", title="Miss rate by fetch size", source=SOURCE, run=_FIGURE_6),
-        Experiment(
-            name="deli-figure-7", title="Miss rate by cache size, fetches of 1,024", source=SOURCE, run=_figure_7
-        ),
-        Experiment(
-            name="deli-figure-8", title="Miss rate by threshold, fetches of 1,024", source=SOURCE, run=_figure_8
-        ),
-        Experiment(name="deli-figure-9", title="The best settings for a cache of 2,048", source=SOURCE, run=_figure_9),
-    )
-}
-"""By name."""
+EXPERIMENTS = (
+    Experiment(name="deli-figure-5", title="A cache alone: miss rate by its size", source=SOURCE, run=_FIGURE_5),
+    Experiment(name="deli-figure-6", title="Miss rate by fetch size", source=SOURCE, run=_FIGURE_6),
+    Experiment(name="deli-figure-7", title="Miss rate by cache size, fetches of 1,024", source=SOURCE, run=_figure_7),
+    Experiment(name="deli-figure-8", title="Miss rate by threshold, fetches of 1,024", source=SOURCE, run=_figure_8),
+    Experiment(name="deli-figure-9", title="The best settings for a cache of 2,048", source=SOURCE, run=_figure_9),
+)

@@ -197,11 +197,8 @@ def _figure_4(quick: bool) -> Outcome:
     return Outcome(tables=[Table(name="deli-figure-4", columns=columns, rows=rows)], panels=panels, remarks=remarks)
 
 
-EXPERIMENTS = {
-    "deli-table-1": Experiment(
-        name="deli-table-1", title="Speed of reading small samples", source=SOURCE, run=_table_1
-    ),
-    "deli-figure-3": Experiment(name="deli-figure-3", title="Wait for data by setting", source=SOURCE, run=_figure_3),
-    "deli-figure-4": Experiment(name="deli-figure-4", title="Wait for data by miss rate", source=SOURCE, run=_figure_4),
-}
-"""By name."""
+EXPERIMENTS = (
+    Experiment(name="deli-table-1", title="Speed of reading small samples", source=SOURCE, run=_table_1),
+    Experiment(name="deli-figure-3", title="Wait for data by setting", source=SOURCE, run=_figure_3),
+    Experiment(name="deli-figure-4", title="Wait for data by miss rate", source=SOURCE, run=_figure_4),
+)

@@ -440,18 +440,17 @@ def _remarks(files: int) -> tuple[str, ...]:
     )
 
 
-EXPERIMENTS = {
-    "diesel-reads": Experiment(
+EXPERIMENTS = (
+    Experiment(
         name="diesel-reads",
         title="Shuffled reads of small files, by chunk and one by one",
         source=_PAPER["source"],
         run=_reads,
     ),
-    "diesel-start-up": Experiment(
+    Experiment(
         name="diesel-start-up",
         title="Until workers know the data set: snapshot, lists, servers",
         source=_PAPER["source"],
         run=_start_up,
     ),
-}
-"""By name."""
+)

@@ -248,12 +248,11 @@ _REMARKS = (
     "The bucket is durable: an object that is lost is read from it again.",
 )
 
-EXPERIMENTS = {
-    "infinicache": Experiment(
+EXPERIMENTS = (
+    Experiment(
         name="infinicache",
         title="A cache in functions: what lasts an hour, dollars, and latency by parity",
         source=_PAPER["source"],
         run=_run,
-    )
-}
-"""By name."""
+    ),
+)

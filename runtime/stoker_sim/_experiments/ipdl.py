@@ -290,12 +290,11 @@ _REMARKS = (
     "No file is in the page cache.",
 )
 
-EXPERIMENTS = {
-    "ipdl": Experiment(
+EXPERIMENTS = (
+    Experiment(
         name="ipdl",
         title="The next batch while one trains, beside loader workers",
         source=_PAPER["source"],
         run=_run,
-    )
-}
-"""By name."""
+    ),
+)

@@ -222,8 +222,7 @@ def _scale(quick: bool) -> Outcome:
     return Outcome(tables=[Table(name="scale", columns=columns, rows=rows)], panels=panels, remarks=remarks)
 
 
-EXPERIMENTS = {
-    "ours": Experiment(name="ours", title="The paper's workloads with our schedules", source=SOURCE, run=_ours),
-    "scale": Experiment(name="scale", title="What simulating takes", source="this machine", run=_scale),
-}
-"""By name."""
+EXPERIMENTS = (
+    Experiment(name="ours", title="The paper's workloads with our schedules", source=SOURCE, run=_ours),
+    Experiment(name="scale", title="What simulating takes", source="this machine", run=_scale),
+)

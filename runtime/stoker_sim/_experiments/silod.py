@@ -414,18 +414,17 @@ def _remark(kind: str, found: _Found) -> str:
     )
 
 
-EXPERIMENTS = {
-    "silod": Experiment(
+EXPERIMENTS = (
+    Experiment(
         name="silod",
         title="Job completion times: cache and bandwidth by policy, against equal parts",
         source="SiloD (EuroSys 2023)",
         run=_allocate,
     ),
-    "silod-estimator": Experiment(
+    Experiment(
         name="silod-estimator",
         title="The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time",
         source="SiloD (EuroSys 2023)",
         run=_estimate,
     ),
-}
-"""By name."""
+)

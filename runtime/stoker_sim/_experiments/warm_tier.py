@@ -426,12 +426,11 @@ _REMARKS = (
 )
 
 
-EXPERIMENTS = {
-    "warm-tier": Experiment(
+EXPERIMENTS = (
+    Experiment(
         name="warm-tier",
         title="Our warm tier beside InfiniCache: what lasts an hour, and dollars, if instances are taken at random",
         source=PAPER["source"],
         run=_run,
     ),
-}
-"""By name."""
+)
