@@ -14,8 +14,8 @@ from stoker._fetch.pipeline import FeedConfig
 from stoker.errors import ConfigError
 from stoker_sim import BucketModel
 from stoker_sim._experiments.silod import queue
+from stoker_sim._models.bucket import described
 from stoker_sim._models.caches import TierModel
-from stoker_sim._models.dataset import described
 from stoker_sim._planning.allocation import POLICIES, Cluster, Job
 from stoker_sim._planning.completion import Completion, Submission, completions
 from stoker_sim._scenarios.scenario import Scenario, simulate

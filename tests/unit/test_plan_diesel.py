@@ -15,8 +15,7 @@ from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._experiments.diesel import HeldView
-from stoker_sim._models.bucket import BucketView, SimulatedBucket
-from stoker_sim._models.dataset import described
+from stoker_sim._models.bucket import BucketView, SimulatedBucket, described
 
 
 def held(size: int, **model: Any) -> tuple[HeldView, bytes]:

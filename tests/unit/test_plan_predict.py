@@ -23,8 +23,7 @@ from stoker._fetch.pipeline import FeedConfig
 from stoker.errors import BudgetError, ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._models.bucket import BucketView, SimulatedBucket
-from stoker_sim._models.dataset import described
+from stoker_sim._models.bucket import BucketView, SimulatedBucket, described
 from stoker_sim._planning.advice import Advice, Resources, Suggestion, advise
 from stoker_sim._planning.predict import Prediction, predict
 from stoker_sim._planning.workload import Cache, Workload, settled_hit_rate

@@ -15,8 +15,8 @@ from stoker._fetch.pipeline import FeedConfig
 from stoker._order.steps import Stretch
 from stoker.errors import BudgetError, ConfigError
 from stoker_sim import BucketModel
+from stoker_sim._models.bucket import described, size_of
 from stoker_sim._models.caches import TierModel
-from stoker_sim._models.dataset import described, size_of
 from stoker_sim._scenarios.scenario import Run, Scenario, simulate
 
 MANIFEST = described(super_samples=60, samples=100, super_sample_bytes=4 << 20)

@@ -15,8 +15,8 @@ from stoker._fetch.pipeline import FeedConfig
 from stoker.abc import ObjectRef, Tier
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
+from stoker_sim._models.bucket import described
 from stoker_sim._models.caches import SimulatedTier
-from stoker_sim._models.dataset import described
 from stoker_sim._scenarios.scenario import Scenario, simulate
 
 NOTHING = memoryview(bytearray())

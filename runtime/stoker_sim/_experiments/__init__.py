@@ -10,15 +10,15 @@ from stoker_sim._experiments.outcome import Experiment
 __all__ = ["NAMES", "load"]
 
 _PLACES = {
-    "deli-table-1": "deli_waits",
+    "deli-table-1": "deli_figures",
     "deli-table-2": "deli_costs",
-    "deli-figure-3": "deli_waits",
-    "deli-figure-4": "deli_waits",
-    "deli-figure-5": "deli_misses",
-    "deli-figure-6": "deli_misses",
-    "deli-figure-7": "deli_misses",
-    "deli-figure-8": "deli_misses",
-    "deli-figure-9": "deli_misses",
+    "deli-figure-3": "deli_figures",
+    "deli-figure-4": "deli_figures",
+    "deli-figure-5": "deli_figures",
+    "deli-figure-6": "deli_figures",
+    "deli-figure-7": "deli_figures",
+    "deli-figure-8": "deli_figures",
+    "deli-figure-9": "deli_figures",
     "ours": "ours",
     "caching": "caching",
     "ddp": "caching",

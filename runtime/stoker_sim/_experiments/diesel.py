@@ -29,8 +29,7 @@ from stoker._order.order import OrderConfig
 from stoker.abc import ObjectInfo
 from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._models.bucket import BucketView, Shared, SimulatedBucket
-from stoker_sim._models.dataset import described
+from stoker_sim._models.bucket import BucketView, Shared, SimulatedBucket, described
 from stoker_sim._scenarios.scenario import Scenario, simulate
 
 __all__ = [

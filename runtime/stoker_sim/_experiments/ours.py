@@ -18,7 +18,7 @@ from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measurements, simulated
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.dataset import described
+from stoker_sim._models.bucket import described
 from stoker_sim._scenarios.scenario import EpochResult, Run, Scenario, simulate
 
 __all__ = [

@@ -20,8 +20,8 @@ from stoker._fetch.pipeline import FeedConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker_sim._models.bucket import described
 from stoker_sim._models.caches import SimulatedTier, TierModel
-from stoker_sim._models.dataset import described
 from stoker_sim._planning.allocation import POLICIES, Cluster, Job, Policy, Share
 from stoker_sim._planning.completion import Submission, completions
 from stoker_sim._scenarios.scenario import Scenario, simulate

@@ -37,8 +37,8 @@ from stoker._stores import open_store
 from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
 from stoker_sim._experiments.outcome import Cell, Outcome, Panel, Series, Table
+from stoker_sim._models.bucket import described
 from stoker_sim._models.caches import REPLICA_AWARE, TierModel
-from stoker_sim._models.dataset import described
 from stoker_sim._models.reclaim import Reclaim
 from stoker_sim._models.recorded import read_durations, recorded_bucket
 from stoker_sim._models.simulated_warm import WarmModel, WarmTally
