@@ -83,10 +83,10 @@ class Reads:
         """What is read, and how much memory it takes."""
         return int((self.ends - self.starts).sum())
 
-    def parts_in_place(self) -> list[RangePart]:
+    def parts_in_place(self) -> Sequence[RangePart]:
         """Return the ranges of a single object, to go where they lie in it, not behind one another."""
         ranges = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        return [RangePart(start, end, start) for start, end in ranges]
+        return tuple(RangePart(start, end, start) for start, end in ranges)
 
 
 def plan_reads(

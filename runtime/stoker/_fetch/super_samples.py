@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,15 @@ def column_parts(head: Head, names: Iterable[str]) -> list[RangePart]:
 
     Each goes where it lies in the object, so what is bridged needs no memory besides.
     """
-    outside = [head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name)]
-    starts, ends = np.array(outside, np.int64).reshape(-1, 2).T
-    limits = ReadLimits(slot_bytes=head.size_bytes, range_bytes=head.size_bytes)
-    return plan_reads(np.zeros(len(outside), np.int64), starts, ends, limits).parts_in_place()
+    outside = (head.row_range(name, 0, head.samples) for name in names if not head.is_in_head(name))
+    return list(_planned(tuple(outside), head.size_bytes))
+
+
+@lru_cache(maxsize=64)  # super-samples whose columns are all fixed have one layout, but for the last
+def _planned(ranges: tuple[tuple[int, int], ...], size_bytes: int) -> Sequence[RangePart]:
+    starts, ends = np.array(ranges, np.int64).reshape(-1, 2).T
+    limits = ReadLimits(slot_bytes=size_bytes, range_bytes=size_bytes)
+    return plan_reads(np.zeros(len(ranges), np.int64), starts, ends, limits).parts_in_place()
 
 
 class SuperSampleReading:
@@ -127,11 +132,11 @@ class SuperSampleReading:
                 start, end = head.row_range(name, 0, head.samples)
                 head.verify_rows(name, 0, data[start:end])
 
-    def _note(self, row: int, slot: int, head: Head) -> list[RangePart]:
+    def _note(self, row: int, slot: int, head: Head) -> Sequence[RangePart]:
         """Note what a slot holds; return the ranges of its wanted columns, if some are left out."""
         self._opened[slot] = row, head
         if not self._leaves_out:
-            return []
+            return ()
         parts = column_parts(head, self.columns)
         self._wanted_bytes += head.head_bytes + sum(part.size_bytes for part in parts)
         self._seen_bytes += head.size_bytes
