@@ -24,7 +24,7 @@ from stoker._base.lazy_names import load_name
 
 _NAMES_OF = {
     "stoker._base.clock": "VirtualClockError VirtualClockLoop run_virtual",
-    "stoker.testing._doubles": "DyingStore FlakyStore WatchedStore",
+    "stoker.testing._doubles": "DyingStore FaultyStore FlakyStore WatchedStore",
     "stoker.testing._executors": "CONTRACT_FUNCTIONS ExecutorTests",
     "stoker.testing._policies": "EvictionPolicyTests",
     "stoker.testing._sources": "SourceTests",
@@ -39,6 +39,7 @@ __all__ = [
     "DyingStore",
     "EvictionPolicyTests",
     "ExecutorTests",
+    "FaultyStore",
     "FlakyStore",
     "SourceTests",
     "StorePlace",
@@ -55,7 +56,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from stoker._base.clock import VirtualClockError, VirtualClockLoop, run_virtual
-    from stoker.testing._doubles import DyingStore, FlakyStore, WatchedStore
+    from stoker.testing._doubles import DyingStore, FaultyStore, FlakyStore, WatchedStore
     from stoker.testing._executors import CONTRACT_FUNCTIONS, ExecutorTests
     from stoker.testing._policies import EvictionPolicyTests
     from stoker.testing._sources import SourceTests

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from stoker._base.meter import Operation
 from stoker._base.store_wrapper import StoreWrapper
 from stoker.abc import ObjectInfo, Store
-from stoker.errors import ServerError, StoreError
+from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, ThrottledError, TransientError
 
-__all__ = ["DyingStore", "FlakyStore", "WatchedStore"]
+__all__ = ["DyingStore", "FaultyStore", "FlakyStore", "WatchedStore"]
 
 T = TypeVar("T")
+
+_FAULTS: dict[str, tuple[str, type[TransientError] | None]] = {
+    "throttle": ("before", ThrottledError),
+    "error": ("before", ServerError),
+    "late": ("before", None),
+    "reset": ("after", ConnectionLostError),
+}
+"""Fault → when it happens, and the error; None only takes time."""
 
 
 class WatchedStore(StoreWrapper):
@@ -105,3 +116,52 @@ class FlakyStore(WatchedStore):
         """Fail, if it is time to."""
         if number == self.at:
             raise ServerError("the answer was lost")
+
+
+class FaultyStore(WatchedStore):
+    """Fails by chance, as a bucket does; the same operations on every run.
+
+    Args:
+        store: what it passes on to.
+        probability: of each fault, per operation: ``throttle`` and ``error`` are answers, before which nothing happens;
+            ``reset`` loses the answer of an operation that has had its effect; ``late`` takes ``late_seconds`` longer.
+        seed: of what is drawn.
+        late_seconds: delay of a late operation, in seconds of the event loop.
+
+    Attributes:
+        faults: how many there were, by kind.
+
+    Example:
+        >>> async def main() -> Counter[str]:
+        ...     faulty = FaultyStore(open_store("memory://test"), {"throttle": 0.2, "reset": 0.1})
+        ...     await RetryingStore(faulty).put("x", b"1")
+        ...     return faulty.faults
+        >>> faults = run_virtual(main())
+    """
+
+    def __init__(
+        self, store: Store, probability: Mapping[str, float], *, seed: int = 0, late_seconds: float = 2.0
+    ) -> None:
+        if unknown := probability.keys() - _FAULTS.keys():
+            raise ConfigError(f"there are no faults {', '.join(sorted(unknown))}; give of {', '.join(_FAULTS)}")
+        super().__init__(store)
+        self.faults = Counter[str]()
+        self._probability, self._late_seconds = dict(probability), late_seconds
+        self._random = random.Random(seed)  # noqa: S311 - repeatable, not secret
+
+    async def before(self, number: int, operation: str, key: str) -> None:
+        """Refuse, or wait, as was drawn."""
+        await self._happen("before", key)
+
+    async def after(self, number: int, operation: str, key: str) -> None:
+        """Lose the answer, as was drawn."""
+        await self._happen("after", key)
+
+    async def _happen(self, when: str, key: str) -> None:
+        for name, (moment, kind) in _FAULTS.items():
+            if moment != when or self._random.random() >= self._probability.get(name, 0.0):
+                continue
+            self.faults[name] += 1
+            if kind is not None:
+                raise kind(f"{self.url}/{key}: {name}, by chance")
+            await asyncio.sleep(self._late_seconds)
