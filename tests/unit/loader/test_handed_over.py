@@ -180,6 +180,8 @@ def test_a_tier_of_the_user_is_filled_and_read_and_left_open(folder: Path, name:
         ({"tier": "nowhere"}, r"^a tier is a URL, such as warm://"),
         ({"tier": "none://x"}, r"none"),
         ({"tier": DictTier(), "warm": "warm://10.0.0.5:7411"}, r"^tier= and warm= are two names of one setting"),
+        ({"tier": DictTier}, r"^tier <class .* is a class: give an object of it"),
+        ({"url": FolderStore}, r"^<class .* is a class: give an object of it"),
         ({"url": 7}, r"^7 is neither a path or URL, nor a stoker.abc.Store: it lacks url, get"),
         ({"options": stoker.S3Options()}, r"^options= are for a URL, and mine://"),
     ],
