@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker_local._bucket import LocalBucket
+from stoker_local import LocalBucket
 from stoker_torch import Loader
 
 MOST_FRAMES_TO_STORE = 6
