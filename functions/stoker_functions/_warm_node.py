@@ -12,7 +12,7 @@ from stoker_functions._deployment import Deadline, Deployment
 from stoker_functions._settings import Settings
 from stoker_warm._handshake import Secret
 from stoker_warm._node import NodeServer
-from stoker_warm._shelf import Shelf
+from stoker_warm._shard import Shelf
 from stoker_warm._wake import Wake
 
 __all__ = ["RESERVED_BYTES", "shelf_bytes", "warm_node"]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from stoker.errors import ServerError, StokerError, WireError
-from stoker_warm._outbox import Buffer, Outbox, Outgoing
-from stoker_warm._wire import ANSWERS, MAX_REQUEST, Frame, Head, Kind
+from stoker_warm._wire import ANSWERS, MAX_REQUEST, Buffer, Frame, Head, Kind, Outbox, Outgoing
 
 __all__ = ["Asking", "Reply"]
 

@@ -20,9 +20,8 @@ from typing import cast
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
 from stoker_warm._asking import Asking, Reply
 from stoker_warm._handshake import Handshake, Peer
-from stoker_warm._outbox import Buffer, Outbox, Outgoing
 from stoker_warm._serving import Answer, Serve, Serving
-from stoker_warm._wire import ANSWERS, NOTICES, Frame, FrameReader, Head, Kind
+from stoker_warm._wire import ANSWERS, NOTICES, Buffer, Frame, FrameReader, Head, Kind, Outbox, Outgoing
 
 __all__ = [
     "Answer",

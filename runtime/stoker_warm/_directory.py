@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from stoker._cache.naming import is_name, size_of
 from stoker.errors import ConfigError
 from stoker_warm._code import Code
-from stoker_warm._shard import ShardId
-from stoker_warm._shelf import OVERHEAD_BYTES
+from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 
 __all__ = ["MOST_NODES", "Directory", "Found", "Held", "Loss", "Placement"]
 
@@ -93,7 +92,7 @@ class Directory:
     Args:
         nodes: how many there are.
         codes: that objects may be cut by; where an object is there under several, the first is preferred.
-        limit_bytes: of each node, for payloads and :data:`~stoker_warm._shelf.OVERHEAD_BYTES` a shard.
+        limit_bytes: of each node, for payloads and :data:`~stoker_warm._shard.OVERHEAD_BYTES` a shard.
         most_objects: rows, at most: bounds the directory's own memory, about 160 bytes each with 12 shards.
 
     Raises:

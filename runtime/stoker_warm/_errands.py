@@ -23,8 +23,7 @@ from stoker._base.task_group import task_group
 from stoker_warm._connection import Reply
 from stoker_warm._fleet import Node, deletions, list_all
 from stoker_warm._settings import WarmConfig
-from stoker_warm._shard import ShardId
-from stoker_warm._shelf import OVERHEAD_BYTES
+from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 from stoker_warm._statistics import ProxyTally
 from stoker_warm._upkeep import Errand, Upkeep
 from stoker_warm._wake import Task

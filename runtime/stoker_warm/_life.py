@@ -38,7 +38,7 @@ import enum
 import math
 
 from stoker.errors import ConfigError, StateError
-from stoker_warm._shelf import Digest
+from stoker_warm._shard import Digest
 
 __all__ = ["TRANSITIONS", "Contents", "Event", "Life", "State"]
 

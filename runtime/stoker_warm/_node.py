@@ -16,8 +16,7 @@ from typing import Any
 from stoker.errors import ConnectionLostError, StokerError, WireError
 from stoker_warm._connection import Answer, Connection
 from stoker_warm._handshake import PeerSide, Secret
-from stoker_warm._shard import ShardId
-from stoker_warm._shelf import Shelf
+from stoker_warm._shard import ShardId, Shelf
 from stoker_warm._sockets import Address, dial
 from stoker_warm._wake import Report, Task, Wake
 from stoker_warm._wire import Head, Kind

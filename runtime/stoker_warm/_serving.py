@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import StokerError, WireError
-from stoker_warm._outbox import Buffer, Outbox, Outgoing
-from stoker_warm._wire import ANSWERS, Frame, Head, Kind
+from stoker_warm._wire import ANSWERS, Buffer, Frame, Head, Kind, Outbox, Outgoing
 
 __all__ = ["Answer", "Serve", "Serving"]
 

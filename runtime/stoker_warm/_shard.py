@@ -1,22 +1,37 @@
-"""Shards: what they are called, and how one that is not what its name says becomes an erasure.
+"""Shards: what they are called, what a node holds of them, and how a spoilt one becomes an erasure.
 
-A shard's checksum covers its name, too, position and all. So bytes that are whole, but those of another shard, do not
-pass for it: a damaged, cut or mistaken shard is a lost one, and the code restores lost ones.
+A shard's checksum covers its name, too, position and all. So bytes that are whole, but those of another shard, do
+not pass for it: a damaged, cut or mistaken shard is a lost one, and the code restores lost ones.
+
+A node's shelf holds shards within a budget of bytes. Who goes is decided by CLOCK (F. J. Corbató, "A Paging
+Experiment with the Multics System", MIT Project MAC M-384, 1968): a hand goes round the shards; one that was used
+since it last passed is left, once, and the first that was not goes. A newcomer counts as not used, and the hand
+comes to it last.
 """
 
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from hashlib import blake2b
+from heapq import nsmallest
+from typing import Any, NamedTuple
 
 from stoker._base.checksum import crc32c
 from stoker._cache.naming import is_name, size_of
 from stoker.errors import ConfigError, WireError
 from stoker_warm._code import Code
 
-__all__ = ["Shard", "ShardId", "verified"]
+__all__ = [
+    "OVERHEAD_BYTES",
+    "Digest",
+    "Shard",
+    "ShardId",
+    "Shelf",
+    "verified",
+]
 
 _TEXT = re.compile(r"([0-9a-f]{32})\.([1-9]\d{0,2})\+(0|[1-9]\d{0,2})\.(0|[1-9]\d{0,2})", re.ASCII)
 
@@ -106,3 +121,129 @@ class Shard:
 def verified(shards: Iterable[Shard]) -> dict[int, memoryview]:
     """Return position → payload of the shards that are whole; the others are erasures."""
     return {shard.id.position: memoryview(shard.payload) for shard in shards if shard.is_whole}
+
+
+OVERHEAD_BYTES = 768
+"""What a shard takes besides its payload, in the budget: a bound on what tracemalloc counts for the id with a name of
+its own, the record of it, its places in two tables, and the head of a bytearray."""
+
+
+class Digest(NamedTuple):
+    """What is on a shelf, in two numbers.
+
+    A node that still has what it had answers with the digest that it answered with before. An instance that has just
+    started says (0, 0), which no other shelf says: one that was emptied has counted that. A peer that missed changes
+    has counted fewer; should it have counted as many others, the hashes differ, but for one time in 2^64. Two shelves
+    that came to the same contents in different ways have the same hash.
+
+    Attributes:
+        term: shards that were put onto the shelf or went from it, ever.
+        hash: 64 bits, of which shards with which checksums are there, whatever their order.
+    """
+
+    term: int = 0
+    hash: int = 0
+
+
+class Shelf:
+    """Shards in memory. It decides and never waits; not thread-safe.
+
+    Invariant: payloads, and :data:`OVERHEAD_BYTES` for each shard, never add up to more than the limit.
+
+    A payload belongs to the shelf: nobody changes it. One that goes while it is being sent stays valid for who sends
+    it, outside the budget.
+
+    Args:
+        limit_bytes: of memory.
+
+    Raises:
+        ConfigError: the limit is negative.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        if limit_bytes < 0:
+            raise ConfigError(f"a shelf's limit must be at least 0 bytes, not {limit_bytes}")
+        self.limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._digest = Digest()
+        self._shards: OrderedDict[ShardId, Shard] = OrderedDict()  # the hand is at the first
+        self._used: set[ShardId] = set()
+
+    def __contains__(self, shard_id: ShardId) -> bool:
+        return shard_id in self._shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the limit."""
+        return self._held_bytes
+
+    @property
+    def digest(self) -> Digest:
+        """What is there."""
+        return self._digest
+
+    def set(self, shard_id: ShardId, crc32c: int, payload: bytes | bytearray) -> list[ShardId] | None:
+        """Put a shard onto the shelf, in the place of the one with its id if there is one.
+
+        Returns:
+            Who went for it, the first to go first; None if it is larger than the limit, and then nothing changed.
+        """
+        taken_bytes = len(payload) + OVERHEAD_BYTES
+        if taken_bytes > self.limit_bytes:
+            return None
+        self.delete(shard_id)
+        evicted = []
+        while self._held_bytes + taken_bytes > self.limit_bytes:
+            evicted.append(self._evict())
+        shard = self._shards[shard_id] = Shard(shard_id, crc32c, payload)
+        self._count(shard, taken_bytes)
+        return evicted
+
+    def get(self, shard_id: ShardId) -> Shard | None:
+        """Return a shard, if it is there, and count this as a use of it."""
+        shard = self._shards.get(shard_id)
+        if shard is not None:
+            self._used.add(shard_id)
+        return shard
+
+    def delete(self, shard_id: ShardId) -> bool:
+        """Take a shard from the shelf; return whether it was there."""
+        shard = self._shards.pop(shard_id, None)
+        if shard is None:
+            return False
+        self._used.discard(shard_id)
+        self._count(shard, -len(shard.payload) - OVERHEAD_BYTES)
+        return True
+
+    def ids(self, after: ShardId | None = None, limit: int | None = None) -> list[ShardId]:
+        """Return which shards are there, in the order of ids. Is no use of them.
+
+        Shards that come and go between pages move no others from one page to another.
+
+        Args:
+            after: those behind this id only: the last one of the page before, there or not.
+            limit: so many at most. Fewer are the last page.
+        """
+        behind = (each for each in self._shards if after is None or each > after)
+        return sorted(behind) if limit is None else nsmallest(limit, behind)
+
+    def _evict(self) -> ShardId:
+        """Move the hand on to a shard that was not used, and let it go."""
+        while (shard_id := next(iter(self._shards))) in self._used:
+            self._used.remove(shard_id)
+            self._shards.move_to_end(shard_id)
+        self.delete(shard_id)
+        return shard_id
+
+    def _count(self, shard: Shard, more_bytes: int) -> None:
+        """Account for a shard that came or went. XOR adds it to the hash and takes it out again (Zobrist hashing)."""
+        self._held_bytes += more_bytes
+        content = f"{shard.id.to_text()} {shard.crc32c}".encode()
+        mixed = int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
+        self._digest = Digest(self._digest.term + 1, self._digest.hash ^ mixed)
+
+    def __repr__(self) -> str:
+        return f"<Shelf {len(self)} shards, {self._held_bytes} of {self.limit_bytes} bytes, term {self._digest.term}>"

@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker._base.fields import Fields
 from stoker.errors import EventError, WireError
-from stoker_warm._shelf import Digest
+from stoker_warm._shard import Digest
 
 __all__ = ["MOST_LINGER_SECONDS", "Report", "Task", "Wake"]
 

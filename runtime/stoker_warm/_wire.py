@@ -1,22 +1,23 @@
-"""The wire of the warm tier: frames, and a reader of them that does no I/O.
+"""The wire of the warm tier: frames, a reader of them and an outbox, which do no I/O.
 
 A frame is a header of 16 bytes, a head and a body. The header is ``b"SW"``, a version, a kind, and as big-endian
 32-bit numbers the request, the head's bytes and the body's. The head is a JSON object in UTF-8, or nothing, which is
 the empty object. The body is opaque.
 
-A request has a number that its sender chose, its one answer has the same; both sides number their own. Number 0 is for
-what is no request: the handshake, and notices.
+A request has a number that its sender chose, its one answer has the same; both sides number their own. Number 0 is
+for what is no request: the handshake, and notices.
 
 What arrives comes from anywhere, so every length is checked before anything is allocated. The reader owns no socket
-(see https://sans-io.readthedocs.io): it says where to receive to, is told how much came, and gives out frames. So it is
-tested with bytes alone, and what is received goes straight to where it is wanted.
+(see https://sans-io.readthedocs.io): it says where to receive to, is told how much came, and gives out frames. So it
+is tested with bytes alone, and what is received goes straight to where it is wanted.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite
@@ -33,10 +34,13 @@ __all__ = [
     "MAX_SHARD_BYTES",
     "NOTICES",
     "VERSION",
+    "Buffer",
     "Frame",
     "FrameReader",
     "Head",
     "Kind",
+    "Outbox",
+    "Outgoing",
     "encode_frame",
 ]
 
@@ -331,3 +335,99 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _LOADS = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant).decode
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes of a body, contiguous."""
+
+_JOINED_BYTES = 16 << 10
+"""Up to so many bytes of a body are sent in one piece with their head: a copy costs less than another call."""
+
+
+class Outgoing:
+    """A frame that is to be sent. Its body is not copied, so its memory must stay as it is until ``is_over``.
+
+    Attributes:
+        kind: what it is.
+        request: its number.
+        has_begun: some of it was given out.
+        is_over: all of it was, or it will never be.
+    """
+
+    __slots__ = ("_body", "_head", "has_begun", "is_over", "kind", "request")
+
+    def __init__(self, kind: Kind, request: int, head: Head | None = None, body: Iterable[Buffer] = ()) -> None:
+        parts = (memoryview(part).cast("B") for part in body)
+        self._body = deque(part for part in parts if len(part))
+        self._head = encode_frame(kind, request, head, sum(map(len, self._body)))
+        self.kind = kind
+        self.request = request
+        self.has_begun = False
+        self.is_over = False
+
+    def release(self) -> None:
+        """Copy what of the body is left, so that its memory may be used for something else."""
+        self._body = deque([memoryview(b"".join(self._body))]) if self._body else self._body
+
+    def next_piece(self, most_bytes: int) -> Buffer:
+        """Return what is to be sent next; head and small body in one, then views of the body."""
+        if not self.has_begun:
+            self.has_begun = True
+            piece: Buffer = self._head
+            if sum(map(len, self._body)) <= _JOINED_BYTES:
+                piece = b"".join((piece, *self._body))
+                self._body.clear()
+        else:
+            part = self._body.popleft()
+            piece = part[:most_bytes]
+            if len(part) > most_bytes:
+                self._body.appendleft(part[most_bytes:])
+        self.is_over = not self._body
+        return piece
+
+
+class Outbox:
+    """Frames in the order in which they are to be sent.
+
+    Args:
+        piece_bytes: how large a piece of a body may be.
+    """
+
+    def __init__(self, piece_bytes: int) -> None:
+        self._piece_bytes = piece_bytes
+        self._frames: deque[Outgoing] = deque()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def add(self, frame: Outgoing) -> None:
+        """Send a frame behind all others."""
+        self._frames.append(frame)
+
+    def next_piece(self) -> tuple[Buffer, Outgoing]:
+        """Return the next piece of the first frame, and that. There must be one."""
+        frame = self._frames[0]
+        piece = frame.next_piece(self._piece_bytes)
+        if frame.is_over:
+            self._frames.popleft()
+        return piece, frame
+
+    def withdraw(self, frame: Outgoing) -> bool:
+        """Do not send a frame. Of one that has begun the rest is copied and sent, since its length was promised.
+
+        Returns: whether nothing of it was or will be sent.
+        """
+        if frame.is_over:
+            return False
+        if frame.has_begun:
+            frame.release()
+            return False
+        self._frames.remove(frame)
+        frame.is_over = True
+        return True
+
+    def clear(self) -> None:
+        """Send nothing more."""
+        for frame in self._frames:
+            frame.is_over = True
+        self._frames.clear()

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stoker._cache.naming import size_of
 from stoker_warm._code import Code
 from stoker_warm._directory import Directory, Held, Loss
-from stoker_warm._shard import ShardId
-from stoker_warm._shelf import OVERHEAD_BYTES
+from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 
 CODES = (Code(3, 2), Code(2, 1))
 STRANGE = Code(1, 1)

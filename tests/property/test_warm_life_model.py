@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stoker_warm._life import Contents, Life, State
-from stoker_warm._shelf import Digest
+from stoker_warm._shard import Digest
 
 WHO = st.integers(0, 5)
 

@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_warm._shard import Shard, ShardId
-from stoker_warm._shelf import OVERHEAD_BYTES, Shelf
+from stoker_warm._shard import OVERHEAD_BYTES, Shard, ShardId, Shelf
 
 IDS = [ShardId(f"{number % 4:032x}", 2, 1, number // 4) for number in range(12)]
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import CredentialsError, WireError
 from stoker_warm._handshake import PeerSide, ProxySide, Secret
-from stoker_warm._outbox import Outbox, Outgoing
-from stoker_warm._wire import Frame, FrameReader, Head, Kind
+from stoker_warm._wire import Frame, FrameReader, Head, Kind, Outbox, Outgoing
 from support.fuzzed.wires import frames_of
 
 WITH_BODY = (Kind.SET, Kind.FOUND, Kind.OFFER)

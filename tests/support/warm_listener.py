@@ -9,7 +9,7 @@ from stoker.errors import ConnectionLostError
 from stoker_warm._connection import Connection
 from stoker_warm._handshake import ProxySide, Secret
 from stoker_warm._node import NodeServer
-from stoker_warm._shelf import Shelf
+from stoker_warm._shard import Shelf
 from stoker_warm._wake import Wake
 from stoker_warm._wire import Head, Kind
 from support.warm_platform import ADDRESS, SECRET

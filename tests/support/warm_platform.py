@@ -18,8 +18,7 @@ from stoker_warm._node import NodeServer
 from stoker_warm._proxy import Proxy
 from stoker_warm._put_back import Origin
 from stoker_warm._settings import WarmConfig
-from stoker_warm._shard import ShardId
-from stoker_warm._shelf import Shelf
+from stoker_warm._shard import ShardId, Shelf
 from stoker_warm._wake import Wake
 from support.warm_wires import End, LinkConfig, Network
 

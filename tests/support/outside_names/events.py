@@ -22,7 +22,7 @@ from stoker_functions._pack import pack
 from stoker_functions._shuffle_job.work import shuffle
 from stoker_functions.serve._service import serve_url
 from stoker_warm._handshake import Secret
-from stoker_warm._shelf import Digest
+from stoker_warm._shard import Digest
 from stoker_warm._wake import Report, Wake
 from support.deployments import Place, plenty
 from support.materialized import WAYS, phases

@@ -13,7 +13,7 @@ from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._errands import back_up
 from stoker_warm._settings import WarmConfig
-from stoker_warm._shelf import OVERHEAD_BYTES
+from stoker_warm._shard import OVERHEAD_BYTES
 from support.warm_platform import Instance, Mood, Tier, named
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]

@@ -9,8 +9,7 @@ import pytest
 
 from stoker.errors import ConnectionLostError, NotFoundError, ServerError, WireError
 from stoker_warm._connection import Answer, Connection, ConnectionConfig
-from stoker_warm._outbox import Buffer
-from stoker_warm._wire import Head, Kind
+from stoker_warm._wire import Buffer, Head, Kind
 from support.warm_connections import SHARD, Server, joined, memory, node_side, proxy_side, run
 from support.warm_wires import Link
 

@@ -8,8 +8,7 @@ import pytest
 from stoker.errors import ConfigError
 from stoker_warm._code import Code
 from stoker_warm._directory import MOST_NODES, Directory, Held
-from stoker_warm._shard import ShardId
-from stoker_warm._shelf import OVERHEAD_BYTES
+from stoker_warm._shard import OVERHEAD_BYTES, ShardId
 from support.memory import ROUNDS, Memory
 
 CODE, OLD = Code(2, 1), Code(3, 1)

@@ -9,7 +9,7 @@ import pytest
 from stoker.errors import ConfigError, StateError
 from stoker_warm import _life as life_module
 from stoker_warm._life import TRANSITIONS, Contents, Event, Life, State
-from stoker_warm._shelf import Digest
+from stoker_warm._shard import Digest
 
 FULL, NEWER, NOTHING = Digest(7, 70), Digest(9, 90), Digest()
 ONE, TWO = "1" * 16, "2" * 16

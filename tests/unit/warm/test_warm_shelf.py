@@ -7,8 +7,7 @@ from itertools import chain
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_warm._shard import Shard, ShardId
-from stoker_warm._shelf import OVERHEAD_BYTES, Digest, Shelf
+from stoker_warm._shard import OVERHEAD_BYTES, Digest, Shard, ShardId, Shelf
 from support.memory import memory_of
 
 PAYLOAD = b"x" * 100

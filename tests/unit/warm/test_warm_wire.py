@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from stoker.errors import WireError
-from stoker_warm._outbox import Outbox, Outgoing
 from stoker_warm._wire import (
     ANSWERS,
     HEADER_BYTES,
@@ -17,6 +16,8 @@ from stoker_warm._wire import (
     FrameReader,
     Head,
     Kind,
+    Outbox,
+    Outgoing,
     encode_frame,
 )
 
