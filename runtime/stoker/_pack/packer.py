@@ -141,9 +141,9 @@ class AsyncPacker:
         if cut := self.cut(sample, where):
             await self.submit(cut)
 
-    async def extend(self, source: Source, start: int = 0) -> None:
-        """Pack the samples of a source from number ``start`` on; see :meth:`write`."""
-        async with aclosing(source.read(start)) as samples:
+    async def extend(self, source: Source) -> None:
+        """Pack every sample of a source; see :meth:`write`."""
+        async with aclosing(source.read()) as samples:
             async for where, sample in samples:
                 await self.write(sample, where)
 
