@@ -196,8 +196,6 @@ class StreamConfig:
         tier = self.warm if self.tier is None else self.tier
         if isinstance(tier, type):
             raise ConfigError(f"tier is the class {tier.__name__}; give an object of it")
-        if isinstance(tier, type):
-            raise ConfigError(f"tier {tier!r:.80} is a class: give an object of it")
         missing = [name for name in ("name", "read", "offer", "close") if not hasattr(tier, name)]
         if tier is not None and not isinstance(tier, str) and missing:
             raise ConfigError(

@@ -102,7 +102,7 @@ def url_of(place: str | os.PathLike[str] | RangeReadable) -> str:
     if isinstance(place, str | os.PathLike):
         return os.fspath(place)
     if isinstance(place, type):
-        raise ConfigError(f"{place!r:.80} is a class: give an object of it")
+        raise ConfigError(f"the store is the class {place.__name__}; give an object of it")
     if missing := [name for name in _READING if not hasattr(place, name)]:
         raise ConfigError(
             f"{place!r:.80} is neither a path or URL, nor a stoker.abc.Store: it lacks {', '.join(missing)}"
