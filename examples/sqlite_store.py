@@ -8,12 +8,12 @@ A package that has this module declares the URL scheme in its pyproject.toml, an
 
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
 
 from stoker.abc import Buffer, ObjectInfo
-from stoker.errors import NotFoundError, ObjectChangedError, PreconditionFailedError, RangeBeyondEndError
+from stoker.errors import NotFoundError, ObjectChangedError, PreconditionFailedError, RangeBeyondEndError, StoreError
 
 
 class SqliteStore:
@@ -26,8 +26,11 @@ class SqliteStore:
         self._run("create table if not exists objects (key text primary key, data blob, tag text)")
 
     def _run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self._path, timeout=60)) as database, database:  # which commits
-            return database.execute(statement, values).fetchall()
+        try:
+            with closing(sqlite3.connect(self._path, timeout=60)) as database, database:  # which commits
+                return database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.url}: {error}; check the path and the disk") from error
 
     async def head(self, key: str) -> ObjectInfo:
         for size_bytes, tag in self._run("select length(data), tag from objects where key = ?", self._folder + key):
@@ -35,9 +38,8 @@ class SqliteStore:
         raise NotFoundError(f"{self.url}/{key} does not exist")
 
     async def get_range(
-        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:  # fmt: skip
+        self, key: str, start: int, end: int, *, into: memoryview, tag: str | None = None, **_: object
+    ) -> ObjectInfo:
         info = await self.head(key)
         if end > info.size_bytes:
             raise RangeBeyondEndError(f"{self.url}/{key} has {info.size_bytes} bytes, fewer than {end}")

@@ -11,7 +11,7 @@ from stoker._stores.location import STORES, Location, parse_url
 from stoker._stores.object_store import MeteredStore
 from stoker._stores.options import GcsOptions, HttpOptions, S3Options, ServedOptions, StoreOptions
 from stoker.abc import Buffer, ObjectInfo, Presigner, RangeReadable, Readable, Store, Writable
-from stoker.errors import ConfigError, MissingExtraError
+from stoker.errors import ConfigError, MissingExtraError, StokerError, StoreError
 
 __all__ = [
     "Buffer",
@@ -73,7 +73,12 @@ def _open_plugin(location: Location, options: StoreOptions | None) -> Store:
     if options is not None:
         raise ConfigError(f"{location.url} takes no {type(options).__name__}: it is opened by a plug-in, from its URL")
     opener = load_plugin(STORES, location.scheme, "store for the scheme")
-    return MeteredStore(opener(location.url))
+    try:
+        return MeteredStore(opener(location.url))
+    except StokerError:
+        raise
+    except Exception as error:
+        raise StoreError(f"{location.url} could not be opened by its plug-in {opener!r}: {error!r}") from error
 
 
 _READING = ("url", "get_range", "head")
