@@ -99,13 +99,14 @@ def test_every_entry_point_resolves_to_what_its_group_wants(wheel: Path) -> None
     from pathlib import Path
     (info,) = Path(sys.path[0]).glob("*.dist-info")
     for point in PathDistribution(info).entry_points:
-        print(point.name, type(point.load()).__name__)
+        found = point.load()
+        print(point.name, "callable" if callable(found) else type(found).__name__)
     """.replace("\n    ", "\n")
     groups = PROJECT["project"]["entry-points"]
     wanted = [
         *(f"{name} Command" for name in groups["stoker.commands"]),
-        *(f"{name} function" for name in (*groups["stoker.executors"], *groups["stoker.tiers"])),
-        *(f"{name} function" for name in PROJECT["project"]["scripts"]),
+        *(f"{name} callable" for name in (*groups["stoker.executors"], *groups["stoker.tiers"])),
+        *(f"{name} callable" for name in PROJECT["project"]["scripts"]),
     ]
     assert sorted(run(wheel, program).splitlines()) == sorted(wanted)
 
