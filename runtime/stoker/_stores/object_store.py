@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import nullcontext
 from copy import copy
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from stoker._base.fields import printable
 from stoker._base.meter import Egress, Meter, Operation, PriceKey
@@ -16,7 +16,7 @@ from stoker._stores.location import check_conditions, check_key, check_range, ch
 from stoker.abc import Buffer, ObjectInfo, RangeReadable
 from stoker.errors import PermissionDeniedError, StoreError
 
-__all__ = ["MeteredStore", "ObjectStore", "Priced", "metered", "price_key"]
+__all__ = ["MeteredStore", "ObjectStore", "metered", "price_key"]
 
 _PAGE_KEYS = 1000
 _VERBS = {
@@ -26,15 +26,6 @@ _VERBS = {
     "put": "write objects",
     "delete": "delete objects",
 }
-
-
-@runtime_checkable
-class Priced(Protocol):
-    """A store whose prices its URL alone does not tell."""
-
-    def price_key(self) -> PriceKey:
-        """Return by what its prices are found."""
-        ...
 
 
 class ObjectStore:
@@ -237,7 +228,7 @@ def price_key(store: RangeReadable) -> PriceKey:
 
     A store of the user's own may have an attribute ``prices``: the name of a store in the price file.
     """
-    if isinstance(store, Priced):
+    if isinstance(store, ObjectStore):
         return store.price_key()
     return PriceKey(store.url, name=getattr(store, "prices", ""))
 
