@@ -287,7 +287,7 @@ def test_the_warm_tier_is_advised_where_answers_are_late_and_read_again_without_
     warm = advised(late, tail)[1]["warm tier"]
     assert warm.advised == "on"
     assert "more money" in warm.reason
-    assert "Loader(warm=" in warm.command
+    assert "Loader(tier=" in warm.command
     assert "stoker warm" in warm.command
     assert "docs/warm-tier.md" in warm.command
     assert (Path(__file__).parents[2] / "docs" / "warm-tier.md").exists()
