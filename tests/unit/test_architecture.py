@@ -141,6 +141,11 @@ def test_what_users_may_import_has_no_underscore_and_all_else_has_one() -> None:
     }
 
 
+@pytest.mark.parametrize("name", sorted(EVERY_MODULE))
+def test_a_file_has_at_most_500_lines(name: str) -> None:
+    assert len(EVERY_MODULE[name].read_text(encoding="utf-8").splitlines()) <= 500
+
+
 def test_no_imports_go_round_in_a_circle() -> None:
     graph = {name: {other for other in imported(name) if other != name} for name in EVERY_MODULE}
     assert len(list(TopologicalSorter(graph).static_order())) == len(EVERY_MODULE)

@@ -28,7 +28,8 @@ _NAMES_OF = {
     "stoker.testing._executors": "CONTRACT_FUNCTIONS ExecutorTests",
     "stoker.testing._policies": "EvictionPolicyTests",
     "stoker.testing._sources": "SourceTests",
-    "stoker.testing._stores": "Deviation StorePlace StoreTests keys_of read_range run_with",
+    "stoker.testing._store_places": "Deviation StorePlace keys_of read_range run_with",
+    "stoker.testing._stores": "StoreTests",
     "stoker.testing._tiers": "TierTests",
 }
 """Module → the public names that it defines."""
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
     from stoker.testing._executors import CONTRACT_FUNCTIONS, ExecutorTests
     from stoker.testing._policies import EvictionPolicyTests
     from stoker.testing._sources import SourceTests
-    from stoker.testing._stores import Deviation, StorePlace, StoreTests, keys_of, read_range, run_with
+    from stoker.testing._store_places import Deviation, StorePlace, keys_of, read_range, run_with
+    from stoker.testing._stores import StoreTests
     from stoker.testing._tiers import TierTests
 else:  # type checkers would take any name for one that __getattr__ has
 
