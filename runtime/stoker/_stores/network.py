@@ -130,6 +130,10 @@ class PerLoop(Generic[_T]):
             value = self._made[loop] = self._make()
         return value
 
+    def any(self) -> _T | None:
+        """Return a value that is there, of whatever loop; None if there is none."""
+        return next(iter(tuple(self._made.values())), None)
+
     def take(self) -> _T | None:
         """Remove and return the running loop's value, for its end; None if there is none."""
         self._drop_dead()

@@ -121,7 +121,9 @@ class S3Store(BucketObjects[S3Access]):
 
     def price_key(self) -> PriceKey:
         """Return by what its prices are found: many services speak S3 at endpoints of their own."""
-        return PriceKey(self.url, endpoint_of(self._at.bucket, self._options), self._options.prices or "")
+        access = self._access.any()  # a session of botocore's takes milliseconds, and the loader waits for this
+        endpoint_url = endpoint_of(self._at.bucket, self._options) if access is None else access.endpoint_url
+        return PriceKey(self.url, endpoint_url, self._options.prices or "")
 
     async def presign(self, key: str, *, seconds: int, tag: str = "") -> str:
         """Return a URL that stands for a signed GET; S3 tells no versions of an object apart by their ETag."""

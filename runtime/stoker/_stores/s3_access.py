@@ -60,6 +60,7 @@ class S3Access:
     """Connections, credentials and the control-plane client of one store in one event loop.
 
     Attributes:
+        endpoint_url: of an S3-compatible service; empty for AWS.
         reader: performs reads.
     """
 
@@ -72,6 +73,7 @@ class S3Access:
         self._client: S3Client | None = None
         self._clients = AsyncExitStack()
         bundle: str | None = botocore.get_config_variable("ca_bundle")
+        self.endpoint_url = self._target.endpoint_url or ""
         self._session = open_session(options.http, self._target.base_url, ca_bundle=bundle)
         self.reader: HttpReader = open_reader(options.http, self._target.base_url, self._session, ca_bundle=bundle)
 

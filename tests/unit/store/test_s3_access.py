@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from stoker import S3Options, open_store
+from stoker import ConfigError, NotFoundError, S3Options, open_store
 from stoker._base.meter import PriceKey
 from stoker._stores.aws_credentials import botocore_session
-from stoker._stores.object_store import price_key
+from stoker._stores.object_store import metered, price_key
 from stoker._stores.s3_access import Target, _target
-from stoker.errors import ConfigError
+from stoker_local import LocalBucket
 
 ENVIRONMENT = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
@@ -82,6 +83,25 @@ def test_prices_are_found_by_the_endpoint_wherever_it_is_configured(monkeypatch:
     assert key_of(S3Options(prices="r2")).name == "r2"
     with pytest.raises(ConfigError, match="'s3://' is no name of a store in the price file"):
         S3Options(prices="s3://")
+
+
+def test_prices_of_a_store_in_use_are_found_without_another_session_of_botocore(
+    local_bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", local_bucket.url)
+    keys = {"access_key_id": "stoker", "secret_access_key": "stoker-secret"}
+    store = open_store("s3://stoker/prices", options=S3Options(**keys))
+
+    async def main() -> PriceKey:
+        with pytest.raises(NotFoundError):
+            await store.head("x")
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+        monkeypatch.setattr("stoker._stores.s3_access.botocore_session", None)
+        found = price_key(metered(store))
+        await store.close()
+        return found
+
+    assert asyncio.run(main()).endpoint == local_bucket.url
 
 
 def test_configured_endpoints_can_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
