@@ -89,8 +89,8 @@ def test_prices_of_a_store_in_use_are_found_without_another_session_of_botocore(
     local_bucket: LocalBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", local_bucket.url)
-    keys = {"access_key_id": "stoker", "secret_access_key": "stoker-secret"}
-    store = open_store("s3://stoker/prices", options=S3Options(**keys))
+    options = S3Options(access_key_id="stoker", secret_access_key="stoker-secret")
+    store = open_store("s3://stoker/prices", options=options)
 
     async def main() -> PriceKey:
         with pytest.raises(NotFoundError):
