@@ -66,6 +66,7 @@ class _Member:
         times: of its reads, each divided by the number that were under way, which share a device or a link.
         under_way: reads now.
         failure: what went wrong last.
+        is_faulty: whether it has raised something else than a StoreError.
     """
 
     def __init__(self, tier: Tier) -> None:
@@ -74,6 +75,7 @@ class _Member:
         self.times = TransferTimes()
         self.under_way = 0
         self.failure = ""
+        self.is_faulty = False
 
 
 class TierChain:
@@ -155,7 +157,10 @@ class TierChain:
 
     def _offer(self, ref: ObjectRef, data: memoryview, nearer_than: int) -> None:
         for member in self._members[:nearer_than]:
-            member.tier.offer(ref, data)
+            try:
+                member.tier.offer(ref, data)
+            except Exception as error:  # noqa: BLE001 - a tier may be another package's, and none may end a training
+                self._log_fault(member, "offered", ref, error)
 
     async def _permitted(self, member: _Member, ref: ObjectRef, into: memoryview, store: ReadStore | None) -> _Answer:
         """Ask a tier, if its breaker permits."""
@@ -245,7 +250,9 @@ class TierChain:
                 return _Answer.LACKING
             with strand(ref.key, Phase.VERIFY):
                 self._verify(ref, into)
-        except (StoreError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - a tier may be another package's, and none may end a training
+            if not isinstance(error, StoreError | TimeoutError):
+                self._log_fault(member, "asked for", ref, error)
             self._counters.tier_errors[member.tier.name] += 1
             self._counters.checksum_failures += isinstance(error, ChecksumError)
             member.failure = str(error) or type(error).__name__
@@ -253,6 +260,19 @@ class TierChain:
         sharing = max(1, beside, member.under_way)
         member.times.observe(ref.size_bytes, (loop.time() - begun_seconds) / sharing)
         return _Answer.DELIVERED
+
+    def _log_fault(self, member: _Member, doing: str, ref: ObjectRef, error: Exception) -> None:
+        """Say once for each tier that it raised what no tier may raise."""
+        if not member.is_faulty:
+            member.is_faulty = True
+            self._log.warning(
+                "the tier %s has a fault: %s %s, it raised %r; the bucket serves instead; this is said once for a tier",
+                member.tier.name,
+                doing,
+                ref.key,
+                error,
+                exc_info=error,
+            )
 
     def _log_change(self, member: _Member, before: BreakerState) -> None:
         """Say that a breaker has opened, or has closed again: once each, not at every probe."""

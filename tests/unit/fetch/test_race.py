@@ -121,6 +121,24 @@ def test_a_late_tier_that_then_cannot_leaves_it_to_the_store(answer: bool | Exce
     run_virtual(main())
 
 
+def test_a_tier_with_a_fault_costs_a_read_of_the_store_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Warm):
+        def offer(self, ref: ObjectRef, data: memoryview) -> None:
+            raise KeyError(ref.key)
+
+    async def main() -> None:
+        place = bench(Faulty(after(0.01, TypeError("no memoryview"))))
+        assert [await place.fetch() for _ in range(2)] == [BODY] * 2
+        assert place.fetcher.stats.tier_errors["warm"] == 2
+        assert place.requests == 2
+        assert place.leaves_nothing()
+
+    run_virtual(main())
+    (fault,) = [record.getMessage() for record in caplog.records if "fault" in record.getMessage()]
+    assert "the tier warm" in fault
+    assert "TypeError('no memoryview')" in fault
+
+
 def test_spoilt_bytes_of_the_tier_never_arrive() -> None:
     async def main() -> None:
         warm = Warm(after(0.01, body=BODY[::-1]))
