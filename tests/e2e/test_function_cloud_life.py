@@ -233,7 +233,9 @@ def left_behind() -> tuple[int, set[str], set[Path]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's files")
-def test_the_block_leaves_no_file_thread_or_folder_behind() -> None:
+def test_the_block_leaves_no_file_thread_or_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where no other test makes folders
+
     async def scenario() -> None:
         files, threads, folders = left_behind()
         async with cloud_of(function("about"), function("leave"), tmp="folder") as cloud:

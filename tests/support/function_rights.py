@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stoker.abc import Buffer, ObjectInfo, Store
 from stoker.errors import NotFoundError, PermissionDeniedError
@@ -47,7 +47,6 @@ RIGHTS: Mapping[str, Rights] = {
 """By the functions' names: a right more or less in a deployment file is a change to be made here, too."""
 
 
-@dataclass(slots=True)
 class GuardedStore(WatchedStore):
     """A data set, or raw objects, as one function sees them.
 
@@ -56,10 +55,9 @@ class GuardedStore(WatchedStore):
         is_raw: whether these are raw objects.
     """
 
-    store: Store
-    rights: Rights
-    is_raw: bool
-    calls: list[str] = field(default_factory=list)
+    def __init__(self, store: Store, rights: Rights, is_raw: bool) -> None:
+        super().__init__(store)
+        self.rights, self.is_raw = rights, is_raw
 
     async def before(self, number: int, operation: str, key: str) -> None:
         """Refuse what is not allowed."""
