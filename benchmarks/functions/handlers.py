@@ -25,8 +25,8 @@ def one_by_one(event: Any, context: Any) -> dict[str, Any]:
 
 @cache
 def _instance() -> Instance:
+    from stoker_functions._deployment import Settings
     from stoker_functions._instance import Instance
-    from stoker_functions._settings import Settings
 
     return Instance(Settings.from_environment())
 

@@ -22,8 +22,7 @@ from stoker.errors import (
     ThrottledError,
     TransientError,
 )
-from stoker_functions._deployment import Deadline, Deployment
-from stoker_functions._settings import Settings
+from stoker_functions._deployment import Deadline, Deployment, Settings
 
 __all__ = [
     "GOOGLE_HANDLERS",

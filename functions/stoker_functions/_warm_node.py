@@ -8,8 +8,7 @@ from typing import Any
 
 from stoker._base.sizes import format_bytes
 from stoker.errors import ConfigError, ThrottledError
-from stoker_functions._deployment import Deadline, Deployment
-from stoker_functions._settings import Settings
+from stoker_functions._deployment import Deadline, Deployment, Settings
 from stoker_warm._handshake import Secret
 from stoker_warm._node import NodeServer
 from stoker_warm._shard import Shelf

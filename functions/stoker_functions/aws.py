@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from stoker_functions._deployment import Settings
 from stoker_functions._instance import LAMBDA_HANDLERS, Instance, handler_of
-from stoker_functions._settings import Settings
 
 __all__ = [*LAMBDA_HANDLERS]
 

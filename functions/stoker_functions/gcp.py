@@ -8,8 +8,8 @@ from typing import Any
 
 import functions_framework.aio as framework
 
+from stoker_functions._deployment import Settings
 from stoker_functions._instance import GOOGLE_HANDLERS, SERVING_HANDLERS, Hosted, handler_of
-from stoker_functions._settings import Settings
 
 __all__ = [*GOOGLE_HANDLERS, *SERVING_HANDLERS]
 

@@ -47,7 +47,7 @@ variable "image" {
 }
 
 variable "ingest" {
-  description = "What becomes of raw objects that appear; the fields are those of stoker_functions._settings.Ingest."
+  description = "What becomes of raw objects that appear; the fields are those of stoker_functions._deployment.Ingest."
   type = object({
     kind               = optional(string, "files")
     classes            = optional(list(string), [])

@@ -18,7 +18,7 @@ from cfnlint.config import ManualArgs
 
 from stoker._stores.access_token import DATASET_NAME
 from stoker_functions._commit import CommitEvent, CompactEvent
-from stoker_functions._settings import Settings
+from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
 from stoker_warm._settings import WarmConfig
 from stoker_warm._wake import Task, Wake

@@ -15,9 +15,8 @@ from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
 from stoker.abc import ObjectInfo, Store
 from stoker.testing import WatchedStore
-from stoker_functions._deployment import Deadline, Deployment
-from stoker_functions._notifications import Notified
-from stoker_functions._settings import Ingest, Settings
+from stoker_functions._deployment import Deadline, Deployment, Ingest, Settings
+from stoker_functions._ingest import Notified
 
 _serial = itertools.count()
 PLENTY_SECONDS = 900.0

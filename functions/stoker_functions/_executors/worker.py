@@ -21,9 +21,8 @@ from typing import Any
 from stoker.abc import Answer
 from stoker.errors import ConfigError
 from stoker.fanout import error_of_function
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deadline, Deployment, Settings
 from stoker_functions._instance import HANDLERS, handler_of
-from stoker_functions._settings import Settings
 
 __all__ = ["Runner", "answer_of", "frame", "main", "read_frame"]
 

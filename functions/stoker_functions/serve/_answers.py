@@ -22,8 +22,7 @@ from stoker._stores import ObjectInfo, Presigner
 from stoker._stores.access_token import DATASET_NAME, TokenKeys
 from stoker.abc import ObjectRef
 from stoker.errors import ChecksumError, ConfigError, CredentialsError, ObjectChangedError
-from stoker_functions.serve._messages import Refusal, Request, Response
-from stoker_functions.serve._routing import BatchAsk, asked_range, is_unchanged
+from stoker_functions.serve._messages import BatchAsk, Refusal, Request, Response, asked_range, is_unchanged
 
 __all__ = [
     "GOOGLE_ANSWER_BYTES",

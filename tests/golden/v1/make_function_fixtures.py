@@ -25,9 +25,8 @@ from stoker._pack.part import KeySlice, Part
 from stoker._pack.record import MODES, PackRecord, record_key
 from stoker._sources import open_source
 from stoker._sources.folders import files_schema
-from stoker_functions._deployment import Deployment
+from stoker_functions._deployment import Deployment, Settings
 from stoker_functions._pack import pack
-from stoker_functions._settings import Settings
 from support.deployments import content, plenty
 from support.earlier_versions import files_of, stored
 from support.redis_server import PASSWORD, RedisServer

@@ -10,7 +10,7 @@ from stoker._cache.tiers import CacheSpec
 from stoker._stores.location import parse_url
 from stoker.errors import ConfigError
 from stoker_functions.serve import Refusal, Request
-from stoker_functions.serve._routing import parse
+from stoker_functions.serve._messages import parse
 from stoker_warm._location import WarmLocation
 
 __all__ = ["urls"]

@@ -14,7 +14,7 @@ import pytest
 
 from stoker import Prices
 from stoker._cost.prices import GB_BYTES
-from stoker_functions._settings import Settings
+from stoker_functions._deployment import Settings
 from stoker_functions._warm_node import shelf_bytes
 from stoker_warm._connection import ConnectionConfig
 from stoker_warm._handshake import is_private

@@ -17,8 +17,8 @@ from stoker._base.sizes import parse_bytes
 from stoker._pack.record import REMEMBERED_SECONDS
 from stoker._stores.access_token import DATASET_NAME
 from stoker_functions import gcp
+from stoker_functions._deployment import INGEST_KINDS, Ingest, Settings
 from stoker_functions._executors.gcf import size_of
-from stoker_functions._settings import INGEST_KINDS, Ingest, Settings
 from stoker_warm._settings import WarmConfig
 from support.function_rights import RIGHTS
 

@@ -27,9 +27,8 @@ from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, EventError, PermissionDeniedError, StoreError
 from stoker.testing import WatchedStore, run_virtual
 from stoker_functions._commit import commit
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deadline, Deployment, Ingest
 from stoker_functions._ingest import ingest_queue
-from stoker_functions._settings import Ingest
 from support.deployments import Place, TardyStore, plenty
 
 BUCKET = "raw-of-a-test"

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.abc import ObjectInfo
 from stoker.errors import EventError
-from stoker_functions._notifications import Notified, cloud_storage_object, queue_messages
+from stoker_functions._ingest import Notified, cloud_storage_object, queue_messages
 
 ETAG = "d41d8cd98f00b204e9800998ecf8427e"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, EventError
-from stoker_functions import _settings as settings_module
-from stoker_functions._settings import Ingest, Settings
+from stoker_functions import _deployment as settings_module
+from stoker_functions._deployment import Ingest, Settings
 
 SECRET = "correct-horse-battery"
 

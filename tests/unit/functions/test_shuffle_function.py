@@ -11,8 +11,7 @@ import pytest
 from stoker import open_store
 from stoker.abc import Store
 from stoker.errors import BudgetError, ConfigError, DeadlineError, EventError, NotFoundError
-from stoker_functions._deployment import Deadline, Deployment
-from stoker_functions._settings import Settings
+from stoker_functions._deployment import Deadline, Deployment, Settings
 from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_functions._shuffle_job.work import shuffle
 from stoker_torch import Loader

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import ConfigError, EventError, ThrottledError
-from stoker_functions._deployment import Deadline, Deployment
+from stoker_functions._deployment import Deadline, Deployment, Settings
 from stoker_functions._instance import Hosted
-from stoker_functions._settings import Settings
 from stoker_functions._warm_node import RESERVED_BYTES, shelf_bytes, warm_node
 from stoker_warm._handshake import Secret
 from stoker_warm._wake import Report, Task, Wake

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_functions.serve import Refusal
-from stoker_functions.serve._routing import asked_range, is_unchanged
+from stoker_functions.serve._messages import asked_range, is_unchanged
 
 ETAG = '"abc"'
 

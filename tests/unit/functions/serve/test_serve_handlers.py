@@ -12,8 +12,7 @@ import pytest
 
 from stoker._stores.access_token import Grant, key_text
 from stoker.errors import ConfigError, EventError
-from stoker_functions._deployment import Deadline, Deployment
-from stoker_functions._settings import Settings
+from stoker_functions._deployment import Deadline, Deployment, Settings
 from stoker_functions.serve import LAMBDA_ANSWER_BYTES, TokenKeys
 from stoker_functions.serve._service import (
     config_of,

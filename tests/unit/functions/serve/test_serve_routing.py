@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker import OrderConfig
 from stoker_functions.serve import Refusal, Request
-from stoker_functions.serve._routing import BatchAsk, ManifestAsk, SuperSampleAsk, parse
+from stoker_functions.serve._messages import BatchAsk, ManifestAsk, SuperSampleAsk, parse
 
 
 def asked(path: str, query: str = "", method: str = "GET") -> ManifestAsk | SuperSampleAsk | BatchAsk:
