@@ -14,7 +14,7 @@ from stoker._base.arguments import explain_arguments
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, open_tier
 from stoker._fetch.config import FetchConfig, check_fetch
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._fetch.schedule import Continuous, Schedule
 from stoker._order.order import OrderConfig, Shuffle
 from stoker._stores.location import is_url_like
@@ -222,10 +222,10 @@ class StreamConfig:
             warnings.warn(f".{name} is deprecated: read .{moved.setting}", DeprecationWarning, stacklevel=2)
             return getattr(moved.options.of(getattr(self, moved.setting)), moved.field)
 
-    def feed_config(self, *, rank: int, world_size: int, lanes: int) -> FeedConfig:
+    def feed_config(self, *, rank: int, world_size: int, lanes: int) -> PipelineConfig:
         """Return what a rank's feed is to deliver and how."""
         shuffle: Shuffle = "full" if self.shuffle == "materialized" else self.shuffle
-        return FeedConfig(
+        return PipelineConfig(
             order=OrderConfig(seed=self.seed, shuffle=shuffle, window=self.window, lanes=lanes),
             by_lanes=self.shuffle == "materialized",
             local_ranks=_local_ranks(rank, world_size) if self.cache else (),
@@ -275,7 +275,7 @@ class StreamConfig:
 
     warm_tier = shared_tier  # its name in earlier releases
 
-    def sharers(self, feed: FeedConfig) -> Sharers:
+    def sharers(self, feed: PipelineConfig) -> Sharers:
         """Return who shares the caches of the machine with the process that has a feed."""
         workers = feed.workers or 1
         ranks = _ranks_here()

@@ -14,7 +14,7 @@ from stoker._cache.keeper import CacheStatistics
 from stoker._cost.prices import Prices
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.materialized_feed import BatchSource
-from stoker._fetch.pipeline import FeedStatistics
+from stoker._fetch.pipeline import PipelineStatistics
 from stoker._format.display import Rows, html_table, plain, text_table
 from stoker._stores.object_store import price_key
 from stoker.errors import BudgetError
@@ -285,7 +285,9 @@ class LoopStatistics:
         self._beginning = 0.0
         self._recorder.yielded(batch.epoch, asked, now)
 
-    def snapshot(self, feed: FeedStatistics, reading: Reading, prices: Prices, bad_samples: int) -> LoaderStatistics:
+    def snapshot(
+        self, feed: PipelineStatistics, reading: Reading, prices: Prices, bad_samples: int
+    ) -> LoaderStatistics:
         """Return what was counted here, by a feed and by a store's meter."""
         loop_seconds, first_batch_seconds = 0.0, None
         if self._first_asked is not None and self._last_yielded is not None and self._first_yielded is not None:

@@ -23,8 +23,8 @@ from stoker._cache.tiers import made_tiers
 from stoker._cost.prices import Prices
 from stoker._cost.spending import Allowance
 from stoker._fetch.gather import GatherRows, gather_rows
-from stoker._fetch.materialized_feed import BatchSource, MaterializedFeed
-from stoker._fetch.pipeline import Feed, FeedConfig
+from stoker._fetch.materialized_feed import BatchSource, MaterializedPipeline
+from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker._stores import open_reader
@@ -203,7 +203,7 @@ class LoaderResources:
         finally:
             self.manifest_hedges += reader.hedges
 
-    def create_feed(self, manifest: Manifest, feed_config: FeedConfig) -> BatchSource:
+    def create_feed(self, manifest: Manifest, feed_config: PipelineConfig) -> BatchSource:
         """Return a feed that is not in use yet.
 
         Raises:
@@ -217,15 +217,15 @@ class LoaderResources:
         nearer = self.nearer = self.nearer or self._open_tiers(manifest, feed_config)
         given = self.store, manifest, feed_config, self.thread, self.rows
         if config.shuffle != "materialized":
-            return Feed(*given, recorder=self.recorder, nearer=nearer)
+            return BatchPipeline(*given, recorder=self.recorder, nearer=nearer)
         budget = Budget.of(config.budget)
 
-        def check(feed: Feed) -> None:
+        def check(feed: BatchPipeline) -> None:
             LoaderPlan.of(feed, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)
 
-        return MaterializedFeed(*given, check, self.recorder, nearer)
+        return MaterializedPipeline(*given, check, self.recorder, nearer)
 
-    def _open_tiers(self, manifest: Manifest, feed_config: FeedConfig) -> Nearer:
+    def _open_tiers(self, manifest: Manifest, feed_config: PipelineConfig) -> Nearer:
         config = self.config
         caches = config.caches()
         tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker_torch._epoch_board import Seat
@@ -86,7 +86,9 @@ class StreamReader:
         BudgetError: the memory is too small; names the rank's figure.
     """
 
-    def __init__(self, resources: LoaderResources, manifest: Manifest, worker: Worker, feed_config: FeedConfig) -> None:
+    def __init__(
+        self, resources: LoaderResources, manifest: Manifest, worker: Worker, feed_config: PipelineConfig
+    ) -> None:
         self._pid = os.getpid()
         self.resources, self.is_chunked, self._worker = resources, feed_config.chunks, worker
         feed_config = replace(feed_config, worker=worker.number, workers=worker.count)

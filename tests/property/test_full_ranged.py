@@ -19,7 +19,7 @@ from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import RaggedValues
 from stoker._fetch.groups import GroupSteps
-from stoker._fetch.pipeline import Feed, FeedConfig
+from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, plan_reads
 from stoker._memory.budget import most_sample_bytes, plan_group_slots
 from stoker._order.sharding import Partition
@@ -298,7 +298,7 @@ def fed(start: int = 0, batches: int = 1 << 30, **settings: Any) -> list[Any]:
     store = FaultyStore(OBJECTS, weather=Weather(first_byte_seconds=0.0, bytes_per_second=1e12))
     thread = LoopThread("test feed")
     try:
-        feed = Feed(store, MANIFEST, FeedConfig(order=FULL, end_epoch=2, **settings), thread)
+        feed = BatchPipeline(store, MANIFEST, PipelineConfig(order=FULL, end_epoch=2, **settings), thread)
         assert feed.slots.size_bytes <= settings["memory_bytes"]
         assert feed.slots.holds_groups == (settings["memory_bytes"] < RESIDENT_BYTES)
         feed.start(0, start)
@@ -352,7 +352,7 @@ def test_a_batch_larger_than_all_slots_together_is_put_together_from_many_groups
 def test_leaving_early_leaves_nothing_in_the_ring_and_heads_are_read_once() -> None:
     store = FaultyStore(OBJECTS, weather=Weather(first_byte_seconds=0.0, bytes_per_second=1e12))
     thread = LoopThread("test feed")
-    feed = Feed(store, MANIFEST, FeedConfig(order=FULL, batch_size=10, memory_bytes=least_bytes()), thread)
+    feed = BatchPipeline(store, MANIFEST, PipelineConfig(order=FULL, batch_size=10, memory_bytes=least_bytes()), thread)
     for epoch in range(3):
         feed.start(epoch)
         assert feed.next() is not None

@@ -18,7 +18,7 @@ from stoker import Array, Bytes, Continuous, FetchConfig, NextBatch, OrderConfig
 from stoker._base.threads import LoopThread
 from stoker._fetch.gather import gather
 from stoker._fetch.groups import GroupReading
-from stoker._fetch.pipeline import Feed, FeedConfig
+from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
 from stoker._fetch.prefetcher import Item, Prefetcher
 from stoker._memory.budget import window_slots
 from stoker._order.order import Shuffle
@@ -73,7 +73,7 @@ class SampleRun:
         spare_slots = rng.randint(2, 8)
         self.feeds = [
             self._feed(
-                FeedConfig(
+                PipelineConfig(
                     order=order,
                     batch_size=self.batch_size,
                     rank=rank,
@@ -93,13 +93,13 @@ class SampleRun:
         self.waits = 0
         self.raised: Counter[str] = Counter()
 
-    def _feed(self, config: FeedConfig, spare_slots: int) -> Feed:
+    def _feed(self, config: PipelineConfig, spare_slots: int) -> BatchPipeline:
         """Return a feed with room for what the order holds and some slots besides; with none, for groups only."""
         dealing = config.dealing(MANIFEST.samples)
         slot_bytes = -(-MANIFEST.largest_bytes // 64) * 64
         slots = window_slots(len(MANIFEST), config.order, dealing) + spare_slots
         memory_bytes = MANIFEST.file_bytes + (slots * slot_bytes if spare_slots else 40_000)
-        feed = Feed(self.store, MANIFEST, replace(config, memory_bytes=memory_bytes), LoopThread())
+        feed = BatchPipeline(self.store, MANIFEST, replace(config, memory_bytes=memory_bytes), LoopThread())
         feed._fetcher._reader._rng = random.Random(self.rng.random())
         return feed
 
@@ -135,7 +135,7 @@ class SampleRun:
             named = any(key in str(error) for key in OBJECTS)
             self.raised[type(error).__name__ if named else "nameless"] += 1
 
-    async def _consume(self, rank: int, feed: Feed) -> None:
+    async def _consume(self, rank: int, feed: BatchPipeline) -> None:
         steps = feed._reading.steps(Stretch(order=feed.config.order, partition=feed.partition, end_epoch=1))
         planned: deque[PlannedStep[Any]] = deque()
         items: deque[Item[Any]] = deque()
@@ -169,7 +169,7 @@ class SampleRun:
             self.waits += prefetcher.stats.waits
             prefetcher.release_all()
 
-    async def _use(self, rank: int, feed: Feed, prefetcher: Prefetcher[Any], segment: Segment) -> None:
+    async def _use(self, rank: int, feed: BatchPipeline, prefetcher: Prefetcher[Any], segment: Segment) -> None:
         for item in segment.passed:
             prefetcher.release(item)
         slots = [await prefetcher.wait(item) for item in segment.items]

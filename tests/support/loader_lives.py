@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import stoker
-from stoker._fetch.pipeline import Feed
+from stoker._fetch.pipeline import BatchPipeline
 from stoker.errors import StokerError
 from stoker_torch import Loader
 
@@ -108,14 +108,14 @@ class _Life:
 @contextmanager
 def _slow_gathering(rng: random.Random) -> Iterator[None]:
     """Have the thread that gathers ahead begin late: that is when others close."""
-    wrapped = Feed.next
+    wrapped = BatchPipeline.next
 
-    def slow(self: Feed) -> Any:
+    def slow(self: BatchPipeline) -> Any:
         if threading.current_thread().name.startswith("asyncio"):
             time.sleep(rng.choice([0.0, 0.001, 0.004]))
         return wrapped(self)
 
-    with mock.patch.object(Feed, "next", slow):
+    with mock.patch.object(BatchPipeline, "next", slow):
         yield
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stoker import OrderConfig
 from stoker._diagnostics.latency import Constant
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker.errors import ConfigError
 from stoker_sim import BucketModel
 from stoker_sim._experiments.silod import queue
@@ -133,7 +133,7 @@ def test_a_job_takes_as_long_as_the_fetcher_does_in_virtual_time_while_its_cache
     run = simulate(
         Scenario(
             manifest=manifest,
-            feed=FeedConfig(order=order, batch_size=64, memory_bytes=manifest.file_bytes + (512 << 20)),
+            feed=PipelineConfig(order=order, batch_size=64, memory_bytes=manifest.file_bytes + (512 << 20)),
             bucket=BucketModel(total_bytes_per_second=bandwidth),
             compute=Constant((8 << 20) / 400e6),
             caches=[TierModel(limit_bytes=manifest.size_bytes // 2, policy="uniform")],

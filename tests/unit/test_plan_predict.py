@@ -19,7 +19,7 @@ from stoker import FetchConfig, NextBatch, Operation, OrderConfig, Prices
 from stoker._base.sizes import parse_bytes
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._diagnostics.latency import Constant, Late, LogNormal
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker.errors import BudgetError, ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
@@ -49,7 +49,7 @@ def workload(
 ) -> Workload:
     return Workload(
         manifest=described(super_samples=super_samples, samples=samples, super_sample_bytes=size),
-        feed=FeedConfig(
+        feed=PipelineConfig(
             order=OrderConfig(seed=1, window=window, lanes=nodes),
             batch_size=100,
             world_size=nodes,

@@ -11,7 +11,7 @@ import pytest
 from stoker import FetchConfig, NextBatch, OrderConfig
 from stoker._cache.future import Future
 from stoker._diagnostics.latency import Constant, Late, LogNormal
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.steps import Stretch
 from stoker.errors import BudgetError, ConfigError
 from stoker_sim import BucketModel
@@ -28,7 +28,7 @@ def scenario(
 ) -> Scenario:
     return Scenario(
         manifest=MANIFEST,
-        feed=FeedConfig(
+        feed=PipelineConfig(
             order=OrderConfig(seed=1, window=4, lanes=world),
             batch_size=100,
             world_size=world,
@@ -59,7 +59,7 @@ def test_a_run_that_reads_longer_than_it_computes_takes_as_long_as_its_bytes() -
 def test_a_link_stays_full_though_first_bytes_take_as_long_as_transfers(seed: int) -> None:
     bucket = BucketModel(first_byte=LogNormal(0.1, 0.5), total_bytes_per_second=200e6)
     manifest = described(super_samples=500, samples=64, super_sample_bytes=8 << 20)
-    feed = FeedConfig(order=OrderConfig(seed=seed), batch_size=64, memory_bytes=manifest.file_bytes + (1 << 30))
+    feed = PipelineConfig(order=OrderConfig(seed=seed), batch_size=64, memory_bytes=manifest.file_bytes + (1 << 30))
     run = simulate(Scenario(manifest=manifest, feed=feed, bucket=bucket, epochs=4, seed=seed))
     assert run.seconds < 1.05 * 4 * manifest.size_bytes / 200e6
 
@@ -139,7 +139,7 @@ def test_replica_aware_eviction_is_lru_on_one_node_and_another_policy_on_several
 def test_nodes_with_replica_aware_eviction_let_go_of_what_others_hold() -> None:
     copies = Counter[int]()
     manifest = described(super_samples=4, samples=4, super_sample_bytes=1 << 20)
-    stretch = Stretch(order=OrderConfig(), partition=FeedConfig(batch_size=4).dealing(manifest.samples))
+    stretch = Stretch(order=OrderConfig(), partition=PipelineConfig(batch_size=4).dealing(manifest.samples))
     model = TierModel(limit_bytes=2 * manifest.largest_bytes, policy="replica-aware")
     one, two, three = (model.tier(Future(manifest.rows.samples, stretch), random.Random(0), copies) for _ in range(3))
     for tier, rows in ((one, (0, 1)), (two, (1, 2)), (three, (1,))):

@@ -8,7 +8,7 @@ import pytest
 
 from stoker import OrderConfig
 from stoker._diagnostics.latency import Constant, Late
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._trace.chrome import MOST_RANKS, RanksTrace
 from stoker._trace.recording import Recording, Told
 from stoker.trace import read_trace
@@ -22,7 +22,7 @@ NODES = 3
 def scenario(nodes: int = NODES) -> Scenario:
     return Scenario(
         manifest=described(super_samples=24 * nodes, samples=40, super_sample_bytes=1_000_000),
-        feed=FeedConfig(
+        feed=PipelineConfig(
             order=OrderConfig(lanes=nodes), batch_size=40, world_size=nodes, memory_bytes=30_000_000, end_epoch=2
         ),
         bucket=BucketModel(first_byte=Late(Constant(0.05), 0.1, 2.0), connection_bytes_per_second=5e6),

@@ -11,7 +11,7 @@ import pytest
 from stoker import OrderConfig
 from stoker._cache.eviction import Lru, Residents, Uniform
 from stoker._diagnostics.latency import Constant
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker.abc import ObjectRef, Tier
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
@@ -78,7 +78,7 @@ def test_a_cache_that_never_evicts_serves_its_share_of_every_later_epoch(cached:
     manifest = described(super_samples=60, samples=100, super_sample_bytes=1 << 20)
     scenario = Scenario(
         manifest=manifest,
-        feed=FeedConfig(
+        feed=PipelineConfig(
             order=OrderConfig(seed=1, window=4),
             batch_size=100,
             memory_bytes=manifest.file_bytes + 16 * manifest.largest_bytes,

@@ -24,7 +24,7 @@ from stoker._fetch.fetcher import FetchStatistics
 from stoker._fetch.forecast import Forecast
 from stoker._fetch.gather import GatherRows, gather_rows
 from stoker._fetch.materialized_epochs import read_epoch
-from stoker._fetch.pipeline import Feed, FeedConfig, FeedStatistics
+from stoker._fetch.pipeline import BatchPipeline, PipelineConfig, PipelineStatistics
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan
@@ -42,7 +42,7 @@ from stoker.errors import (
     StokerError,
 )
 
-__all__ = ["BatchSource", "MaterializedFeed"]
+__all__ = ["BatchSource", "MaterializedPipeline"]
 
 _log = logging.getLogger("stoker")
 _AHEAD_SECONDS = 2.0
@@ -65,8 +65,8 @@ class _LentMemory:
         return self._memory[1][:size_bytes]
 
 
-class MaterializedFeed:
-    """Batches of one rank, like those of a :class:`~stoker._fetch.pipeline.Feed`.
+class MaterializedPipeline:
+    """Batches of one rank, like those of a :class:`~stoker._fetch.pipeline.BatchPipeline`.
 
     Args:
         store: where the data set is.
@@ -88,10 +88,10 @@ class MaterializedFeed:
         self,
         store: Store,
         manifest: Manifest,
-        config: FeedConfig,
+        config: PipelineConfig,
         thread: LoopThread,
         rows: GatherRows = gather_rows,
-        check: Callable[[Feed], object] = lambda feed: None,
+        check: Callable[[BatchPipeline], object] = lambda feed: None,
         recorder: Recorder | None = None,
         nearer: Nearer | None = None,
     ) -> None:
@@ -102,14 +102,14 @@ class MaterializedFeed:
         self._memory = _LentMemory()
         self._source: _Epoch | None = None  # what the feed reads, if not the data set itself
         self._feed = self._epoch_feed(store, manifest)  # until the first start, what an epoch will be like
-        self._ended: FeedStatistics | None = None
+        self._ended: PipelineStatistics | None = None
         self._place = (0, 0)
         self._is_stopped = False
         self._epoch: int | None = None  # that the feed reads
         self._dealing: Dealing | None = None
         self._end_epoch = config.end_epoch
 
-    def _epoch_feed(self, store: Store, manifest: Manifest, origin: Origin | None = None) -> Feed:
+    def _epoch_feed(self, store: Store, manifest: Manifest, origin: Origin | None = None) -> BatchPipeline:
         """Return a feed of an epoch's own objects, which lie in its order."""
         config = replace(
             self.config, order=replace(self.config.order, shuffle="none"), held_bytes=self.manifest.file_bytes
@@ -123,12 +123,12 @@ class MaterializedFeed:
         self,
         store: Store,
         manifest: Manifest,
-        config: FeedConfig,
+        config: PipelineConfig,
         nearer: Nearer | None = None,
         origin: Origin | None = None,
-    ) -> Feed:
+    ) -> BatchPipeline:
         allocate, recorder = self._memory.take, self._recorder
-        return Feed(store, manifest, config, self._thread, self._rows, allocate, recorder, nearer, origin)
+        return BatchPipeline(store, manifest, config, self._thread, self._rows, allocate, recorder, nearer, origin)
 
     # What is being read, and how.
 
@@ -234,7 +234,7 @@ class MaterializedFeed:
         self._feed.start(epoch, position, partition=self._dealing, end_epoch=epoch + 1)
         self._epoch = epoch
 
-    def _full_feed(self) -> Feed:
+    def _full_feed(self) -> BatchPipeline:
         try:
             feed = self._made(self.store, self.manifest, self.config, self._nearer)
             self._check(feed)
@@ -301,13 +301,13 @@ class MaterializedFeed:
         self._is_stopped = True
         self._feed.stop()
 
-    def statistics(self) -> FeedStatistics:
+    def statistics(self) -> PipelineStatistics:
         """Return a snapshot, over all epochs."""
         now = self._feed.statistics()
         return now if self._ended is None else _added(self._ended, now)
 
 
-BatchSource = Feed | MaterializedFeed
+BatchSource = BatchPipeline | MaterializedPipeline
 """What gives the batches of one rank."""
 
 
@@ -320,14 +320,14 @@ def _is_lost(error: StokerError) -> bool:
     return isinstance(error, lost) or isinstance(error.__cause__, ChecksumError)
 
 
-def _added(ended: FeedStatistics, now: FeedStatistics) -> FeedStatistics:
+def _added(ended: PipelineStatistics, now: PipelineStatistics) -> PipelineStatistics:
     """Return the counts of two feeds that follow each other."""
     names = ("batches", "samples", "repeated", "look_ups", "misses", "wait_seconds")
     counts: Mapping[str, Any] = {name: getattr(ended, name) + getattr(now, name) for name in names}
     first = now.first_batch_seconds if ended.first_batch_seconds is None else ended.first_batch_seconds
     caches = {**ended.caches, **now.caches}  # of the same tiers, which count on
     fetch = _added_fetches(ended.fetch, now.fetch)
-    return FeedStatistics(**counts, first_batch_seconds=first, fetch=fetch, caches=caches)
+    return PipelineStatistics(**counts, first_batch_seconds=first, fetch=fetch, caches=caches)
 
 
 def _added_fetches(ended: FetchStatistics, now: FetchStatistics) -> FetchStatistics:

@@ -2,8 +2,8 @@
 
 The front that training talks to is synchronous; fetching runs on a background event-loop thread. Between the two there
 is little: the consumer looks up ready items, gathers rows from their slots and says which items it is done with. A
-:class:`Feed` holds what lasts (store, manifest, memory, statistics), a stream what belongs to one uninterrupted
-stretch of the order.
+:class:`BatchPipeline` holds what lasts (store, manifest, memory, statistics), a stream what belongs to one
+uninterrupted stretch of the order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stoker._order.steps import Stretch
 from stoker.abc import Readable
 from stoker.errors import BudgetError, ConfigError, StokerError
 
-__all__ = ["Feed", "FeedConfig", "FeedStatistics"]
+__all__ = ["BatchPipeline", "PipelineConfig", "PipelineStatistics"]
 
 _TOUCHED_BYTES = 128 << 20
 """Of the ring, taken at the start: what the first batches wait for. Taking more would slow the fetching down that it is
@@ -47,7 +47,7 @@ to help, where there are few cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedConfig:
+class PipelineConfig:
     """What to deliver and how.
 
     Attributes:
@@ -133,7 +133,7 @@ class FeedConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FeedStatistics:
+class PipelineStatistics:
     """Counts since the feed was made.
 
     Attributes:
@@ -159,7 +159,7 @@ class FeedStatistics:
     caches: Mapping[str, CacheStatistics] = field(default_factory=dict)
 
 
-class Feed:
+class BatchPipeline:
     """Batches of one rank, as numpy arrays.
 
     One thread at a time consumes; any may call :meth:`stop`. After a fork the child has its own memory, connections and
@@ -185,7 +185,7 @@ class Feed:
         self,
         store: Readable,
         manifest: Manifest,
-        config: FeedConfig,
+        config: PipelineConfig,
         thread: LoopThread,
         rows: GatherRows = gather_rows,
         allocate: Callable[[int], memoryview] = anonymous_memory,
@@ -380,9 +380,9 @@ class Feed:
             stream.close()
         self._stream = None  # only now: a close that was interrupted is repeated by the next start or stop
 
-    def statistics(self) -> FeedStatistics:
+    def statistics(self) -> PipelineStatistics:
         """Return a snapshot."""
-        return FeedStatistics(
+        return PipelineStatistics(
             batches=self._batches,
             samples=self._samples,
             repeated=self._repeated,

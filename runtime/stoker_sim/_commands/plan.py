@@ -17,7 +17,7 @@ from stoker._cost.prices import Prices, StorePrices
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._diagnostics.machine import look
 from stoker._diagnostics.probe import LEAST_PROBE_BYTES, Probe, ProbeLimits, probe
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._fetch.schedule import Continuous, NextBatch, Schedule
 from stoker._format.versions import read_manifest
 from stoker._order.order import MAX_LANES, OrderConfig, Shuffle
@@ -115,7 +115,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _feed(args: Namespace) -> FeedConfig:
+def _feed(args: Namespace) -> PipelineConfig:
     """Return the loader as it is, checked before anything is read."""
     ranks = args.nodes * args.ranks_per_node
     if ranks > MAX_LANES:
@@ -123,7 +123,7 @@ def _feed(args: Namespace) -> FeedConfig:
             f"--nodes {args.nodes} with --ranks-per-node {args.ranks_per_node} are {ranks:,} ranks, more than the "
             f"{MAX_LANES:,} that can share an epoch"
         )
-    return FeedConfig(
+    return PipelineConfig(
         order=OrderConfig(shuffle=args.shuffle, window=args.window, lanes=ranks),
         batch_size=args.batch_size,
         world_size=ranks,
@@ -132,7 +132,7 @@ def _feed(args: Namespace) -> FeedConfig:
     )
 
 
-async def _looked(args: Namespace, feed: FeedConfig, prices: Prices) -> tuple[Workload, _Bucket]:
+async def _looked(args: Namespace, feed: PipelineConfig, prices: Prices) -> tuple[Workload, _Bucket]:
     """Read the manifest, and measure what was not given; a workload that cannot be planned is not measured for."""
     loop = asyncio.get_running_loop()
     begun = loop.time()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import Order, OrderConfig
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
 from stoker_sim._models.bucket import described
@@ -112,7 +112,7 @@ def _run_with(policy: str, share: float, super_samples: int, epochs: int) -> Run
     )
     scenario = Scenario(
         manifest=manifest,
-        feed=FeedConfig(
+        feed=PipelineConfig(
             order=_ORDER,
             batch_size=_SAMPLES,
             world_size=_NODES,

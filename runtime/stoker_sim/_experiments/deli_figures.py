@@ -15,7 +15,7 @@ import numpy as np
 
 from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._experiments.deli import (
     SOURCE,
@@ -56,7 +56,7 @@ def _bytes_per_second(samples: int, of_one_object: int, at_once: int) -> float:
     objects = max(2, samples // of_one_object)
     manifest = described(super_samples=objects, samples=of_one_object, super_sample_bytes=of_one_object * _SAMPLE_BYTES)
     fetch = FetchConfig(hedge=False, concurrency_start=at_once, concurrency_least=1, concurrency_most=at_once)
-    feed = FeedConfig(
+    feed = PipelineConfig(
         order=OrderConfig(shuffle="none"),
         batch_size=of_one_object,
         memory_bytes=manifest.file_bytes + 128 * manifest.largest_bytes + (1 << 20),

@@ -22,7 +22,7 @@ from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
@@ -138,7 +138,7 @@ def _seconds(place: _Place, *, objects: int, files: int, object_bytes: int, clie
     slots = 2 * _WINDOW + 2 * place.at_once + 4 if files > 1 else 2 * _BATCH_FILES
     order = OrderConfig(seed=_SEED, shuffle="block", window=_WINDOW if files > 1 else 1, lanes=clients)
     batch_files = max(1, min(_BATCH_FILES, objects * files // clients))
-    feed = FeedConfig(
+    feed = PipelineConfig(
         order=order,
         batch_size=batch_files,
         world_size=clients,

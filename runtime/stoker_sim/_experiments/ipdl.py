@@ -18,7 +18,7 @@ import numpy as np
 from stoker._base.clock import run_virtual
 from stoker._diagnostics.latency import BucketModel, Late, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._fetch.schedule import NextBatch
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order, OrderConfig
@@ -182,7 +182,7 @@ def _with_workers(place: _Place, workers: int, batches: int) -> _Found:
 def _with_schedule(place: _Place, depth: int, readers: int, batches: int) -> _Found:
     manifest, steps, processors = _dataset(), _Steps(), Processors(place.cores - 1)  # one core is the loop's
     slot_bytes = -(-_SAMPLE_BYTES // 64) * 64
-    feed = FeedConfig(
+    feed = PipelineConfig(
         order=OrderConfig(seed=_SEED, window=1),
         batch_size=_BATCH,
         memory_bytes=manifest.file_bytes + ((depth + 2) * _BATCH) * 2 * slot_bytes,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import OrderConfig
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measurements, simulated
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
@@ -54,7 +54,7 @@ def _epochs(workload: Workload, samples: int) -> list[EpochResult]:
         head_bytes=64,
     )
     slot_bytes = -(-manifest.largest_bytes // 64) * 64
-    feed = FeedConfig(
+    feed = PipelineConfig(
         order=OrderConfig(seed=1, window=_WINDOW if samples > 1 else 1, lanes=_NODES),
         batch_size=_BATCH_SIZE,
         world_size=_NODES,
@@ -173,7 +173,7 @@ def measured(nodes: int, super_samples: int) -> Cost:
     )
     scenario = Scenario(
         manifest=manifest,
-        feed=FeedConfig(
+        feed=PipelineConfig(
             order=OrderConfig(seed=1, lanes=nodes),
             batch_size=_SAMPLES,
             world_size=nodes,

@@ -16,7 +16,7 @@ from statistics import mean, median, quantiles
 from stoker._base.sizes import counted
 from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNormal
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
@@ -284,7 +284,7 @@ def _scenario(share: Share, around: Circumstances) -> Scenario:
     manifest = described(super_samples=around.super_samples, samples=_SAMPLES, super_sample_bytes=super_sample_bytes)
     return Scenario(
         manifest=manifest,
-        feed=FeedConfig(
+        feed=PipelineConfig(
             order=OrderConfig(seed=around.seed, lanes=job.nodes),
             batch_size=_SAMPLES,
             world_size=job.nodes,

@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker._base.sizes import counted
 from stoker._diagnostics.latency import LONGEST_SECONDS, BucketModel
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.manifest import Manifest, PackRun
 from stoker.errors import ConfigError
 from stoker_sim._models.caches import hit_rates
@@ -67,7 +67,7 @@ class Workload:
     """
 
     manifest: Manifest
-    feed: FeedConfig
+    feed: PipelineConfig
     samples_per_second: float
     ranks_per_node: int = 1
     bucket: BucketModel = field(default_factory=BucketModel)

@@ -22,7 +22,7 @@ from stoker._cache.future import Future
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._fetch.prefetcher import Prefetcher, StepQueue
 from stoker._format.manifest import Manifest
 from stoker._memory.budget import SlotPlan, plan_slots
@@ -107,7 +107,7 @@ class NodeParts:
     """
 
     manifest: Manifest
-    feed: FeedConfig
+    feed: PipelineConfig
     bucket: Readable
     compute: Latency = field(default_factory=lambda: Constant(0.0))
     epochs: int = 1
@@ -255,7 +255,7 @@ LEAST_BYTES_PER_SECOND = 1000.0
 LONGEST_FIRST_BYTE_SECONDS = 10.0
 """Of a bucket that a person describes: by default a request is given up after twice that."""
 
-TierMaker = Callable[[FeedConfig, Manifest], Sequence[Tier]]
+TierMaker = Callable[[PipelineConfig, Manifest], Sequence[Tier]]
 """Makes a rank's tiers."""
 
 _ORDERS = 12
@@ -286,7 +286,7 @@ class Scenario:
     """
 
     manifest: Manifest
-    feed: FeedConfig
+    feed: PipelineConfig
     bucket: BucketModel = field(default_factory=BucketModel)
     compute: Latency = field(default_factory=lambda: Constant(0.0))
     node_bytes_per_second: float = math.inf

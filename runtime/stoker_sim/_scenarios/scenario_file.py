@@ -28,7 +28,7 @@ from stoker._diagnostics.latency import (
     LogNormal,
 )
 from stoker._fetch.config import FetchConfig
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._fetch.schedule import Continuous, FetchSize, NextBatch, Schedule
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
@@ -178,10 +178,10 @@ def _order(section: Section, nodes: int) -> OrderConfig:
     return section.config(OrderConfig, shuffle=shuffle, **given)
 
 
-def _feed(section: Section, order: OrderConfig, nodes: int, epochs: int) -> FeedConfig:
+def _feed(section: Section, order: OrderConfig, nodes: int, epochs: int) -> PipelineConfig:
     schedule, fetch = _schedule(section.within("schedule")), section.within("fetch").config(FetchConfig)
     return section.checked(
-        FeedConfig,
+        PipelineConfig,
         order=order,
         batch_size=section.integer("batch_size"),
         world_size=nodes,

@@ -13,7 +13,7 @@ import torch
 
 import stoker
 from stoker import Order, OrderConfig
-from stoker._fetch.pipeline import Feed
+from stoker._fetch.pipeline import BatchPipeline
 from stoker.errors import BudgetError, ConfigError, FormatError, SampleError, StateError, StokerError
 from stoker_torch import Loader, LoaderConfig, RaggedColumn, WorkerOptions
 from support.datasets import numbers, pack_numbers, sample_of
@@ -292,13 +292,13 @@ def test_statistics_count_what_was_done(url: str) -> None:
 
 
 def test_the_time_to_begin_an_iteration_is_time_that_the_loop_waits(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Feed.start
+    start = BatchPipeline.start
 
-    def slow(self: Feed, epoch: int, position: int = 0) -> None:
+    def slow(self: BatchPipeline, epoch: int, position: int = 0) -> None:
         time.sleep(0.05)
         start(self, epoch, position)
 
-    monkeypatch.setattr(Feed, "start", slow)
+    monkeypatch.setattr(BatchPipeline, "start", slow)
     with Loader(url, batch_size=50, epochs=3) as loader:
         for waits in (1, 2):
             next(iter(loader))

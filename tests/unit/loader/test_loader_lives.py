@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker._fetch.pipeline import Feed
+from stoker._fetch.pipeline import BatchPipeline
 from stoker.errors import StokerError
 from stoker_torch import Loader
 from support.loader_lives import live, pack_wide
@@ -38,10 +38,10 @@ def test_what_gathers_for_an_iteration_that_was_left_ends_with_whoever_closes(
     url: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that gathers ahead is about to ask the feed when the loader is closed, deleted or iterated anew."""
-    wrapped, begun, may_go_on = Feed.next, threading.Event(), threading.Event()
+    wrapped, begun, may_go_on = BatchPipeline.next, threading.Event(), threading.Event()
     most_loops = 0
 
-    def slow(self: Feed) -> Any:
+    def slow(self: BatchPipeline) -> Any:
         nonlocal most_loops
         if threading.current_thread().name.startswith("asyncio") and not begun.is_set():
             begun.set()
@@ -50,7 +50,7 @@ def test_what_gathers_for_an_iteration_that_was_left_ends_with_whoever_closes(
         most_loops = max(most_loops, len(loops()))
         return wrapped(self)
 
-    monkeypatch.setattr(Feed, "next", slow)
+    monkeypatch.setattr(BatchPipeline, "next", slow)
     loader: Loader | None = Loader(url, batch_size=20, memory="4MB")
     assert loader is not None
     for number, _ in enumerate(loader):

@@ -17,8 +17,8 @@ import stoker
 from stoker import Order, OrderConfig, open_store
 from stoker._base.threads import LoopThread
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.materialized_feed import MaterializedFeed
-from stoker._fetch.pipeline import FeedConfig
+from stoker._fetch.materialized_feed import MaterializedPipeline
+from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.versions import read_manifest
 from stoker._order.materialized_layout import EpochLayout
 from stoker.abc import Store
@@ -64,10 +64,10 @@ class Vanishing(WatchedStore):
             raise self.answer
 
 
-def feed_of(store: Any, thread: LoopThread, **config: Any) -> MaterializedFeed:
+def feed_of(store: Any, thread: LoopThread, **config: Any) -> MaterializedPipeline:
     manifest = thread.run(read_manifest(store))
     given_config = {"memory_bytes": 40_000, **config}
-    return MaterializedFeed(store, manifest, FeedConfig(by_lanes=True, **given_config), thread)
+    return MaterializedPipeline(store, manifest, PipelineConfig(by_lanes=True, **given_config), thread)
 
 
 def full_order(lanes: int) -> OrderConfig:
@@ -235,7 +235,7 @@ def three() -> str:
     return found
 
 
-def taken(feed: MaterializedFeed, epoch: int) -> list[int]:
+def taken(feed: MaterializedPipeline, epoch: int) -> list[int]:
     """Take the batches of an epoch, and return the numbers of their samples."""
     found: list[int] = []
     while (batch := feed.next()) is not None:
@@ -259,7 +259,7 @@ def full_of(epoch: int) -> list[int]:
     return [int(number) for number in Order(np.array([SAMPLES]), full_order(1), epoch).at(0, SAMPLES)]
 
 
-def asked_for(store: WatchedStore, feed: MaterializedFeed, epoch: int) -> list[str]:
+def asked_for(store: WatchedStore, feed: MaterializedPipeline, epoch: int) -> list[str]:
     folder = EpochLayout(feed.manifest, seed=7, lanes=1, epoch=epoch).folder
     return [call.removeprefix(f"get {folder}").split("/")[0] for call in store.calls if folder in call]
 
