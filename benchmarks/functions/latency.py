@@ -19,9 +19,8 @@ from benchmarks.functions.stage import DATA, Stage, function, pack_event, stage
 from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_local import PROFILES
 from stoker_local._objects import ObjectCreated
-from stoker_local.functions._function_url import UrlRequest, request_event
-from stoker_local.functions._queue import Message, batch_event
-from stoker_local.functions._triggers import created_message
+from stoker_local.functions._endpoints import UrlRequest, request_event
+from stoker_local.functions._triggers import Message, batch_event, created_message
 from stoker_warm._wake import Task, Wake
 
 __all__ = ["latency"]

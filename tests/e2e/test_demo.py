@@ -16,7 +16,7 @@ import pytest
 from stoker import Operation, Prices
 from stoker._base.meter import Reading
 from stoker_local import BucketConfig, BucketSpec, bucket_process
-from stoker_local._demo import digits, training
+from stoker_local._demo import training
 from stoker_local._demo.run import Result, failures, read_counts, table
 from stoker_local._demo.screen import Screen
 from stoker_local._demo.training import ImageObjects, Timing, new_model
@@ -83,13 +83,13 @@ def test_ctrl_c_ends_the_demo_and_everything_it_started(empty_folder: Path) -> N
 @pytest.fixture(scope="module")
 def both_ways() -> Iterator[None]:
     """A bucket without delays that has the training images as objects and as super-samples."""
-    train, _ = digits.load()
+    train, _ = training.load()
     config = BucketConfig(buckets=(BucketSpec(name="digits"),))
     with pytest.MonkeyPatch.context() as environment, bucket_process(config) as bucket:
         for name, value in bucket.environment().items():
             environment.setenv(name, value)
-        asyncio.run(digits.upload(train, "s3://digits/images", lambda _: None))
-        asyncio.run(digits.pack("s3://digits/images", "s3://digits/packed", 16 << 10, lambda _: None))
+        asyncio.run(training.upload(train, "s3://digits/images", lambda _: None))
+        asyncio.run(training.pack("s3://digits/images", "s3://digits/packed", 16 << 10, lambda _: None))
         yield
 
 
@@ -99,7 +99,7 @@ def as_pairs(images: Any, labels: Any) -> list[tuple[bytes, int]]:
 
 @pytest.mark.usefixtures("both_ways")
 def test_one_object_per_image_delivers_the_images_and_labels_that_were_uploaded() -> None:
-    train, _ = digits.load()
+    train, _ = training.load()
     images = ImageObjects("digits", "images/")
     samples = [images[index] for index in range(len(images))]
     images.close()
@@ -109,9 +109,9 @@ def test_one_object_per_image_delivers_the_images_and_labels_that_were_uploaded(
 
 @pytest.mark.usefixtures("both_ways")
 def test_super_samples_deliver_the_images_and_labels_that_were_uploaded() -> None:
-    train, _ = digits.load()
+    train, _ = training.load()
     found: list[tuple[bytes, int]] = []
-    with Loader("s3://digits/packed", batch_size=100, memory="8MB", epochs=1, decode=digits.DECODE) as loader:
+    with Loader("s3://digits/packed", batch_size=100, memory="8MB", epochs=1, decode=training.DECODE) as loader:
         for batch in loader:
             assert batch["image"].shape[1:] == (8, 8, 1)
             found += as_pairs(batch["image"], batch["label"])
@@ -119,8 +119,8 @@ def test_super_samples_deliver_the_images_and_labels_that_were_uploaded() -> Non
 
 
 def test_the_split_is_disjoint_complete_and_the_same_every_time() -> None:
-    train, test = digits.load()
-    again, _ = digits.load()
+    train, test = training.load()
+    again, _ = training.load()
     assert (len(train), len(test)) == (1500, 297)
     assert np.array_equal(train.images, again.images)
     assert train.images.max() == 255

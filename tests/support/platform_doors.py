@@ -12,7 +12,7 @@ from aiohttp import web
 
 from stoker_local import KeyPair
 from stoker_local.functions import ServiceError
-from stoker_local.functions._invoke_api import Authority
+from stoker_local.functions._endpoints import Authority
 
 __all__ = ["OPEN", "REGION", "BearerDoor", "Door", "IamDoor", "enter"]
 

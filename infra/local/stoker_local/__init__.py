@@ -29,24 +29,22 @@ __all__ = [
 _NAMES_OF = {
     "stoker_local._bucket": "LocalBucket",
     "stoker_local._config": "BucketConfig",
-    "stoker_local._faults": "Fault FaultKind FaultPlan",
     "stoker_local._gcs": "GcsConfig LocalGcs running_gcs",
     "stoker_local._host": "BucketProcess bucket_process running_bucket running_server",
     "stoker_local._s3.model": "BucketSpec",
     "stoker_local._s3.signature": "KeyPair",
-    "stoker_local._shape": "PROFILES Shape",
+    "stoker_local._network": "PROFILES Fault FaultKind FaultPlan Shape",
 }
 """Module → the public names that it defines."""
 
 if TYPE_CHECKING:
     from stoker_local._bucket import LocalBucket
     from stoker_local._config import BucketConfig
-    from stoker_local._faults import Fault, FaultKind, FaultPlan
     from stoker_local._gcs import GcsConfig, LocalGcs, running_gcs
     from stoker_local._host import BucketProcess, bucket_process, running_bucket, running_server
+    from stoker_local._network import PROFILES, Fault, FaultKind, FaultPlan, Shape
     from stoker_local._s3.model import BucketSpec
     from stoker_local._s3.signature import KeyPair
-    from stoker_local._shape import PROFILES, Shape
 else:  # type checkers would take any name for one that __getattr__ has
 
     def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
 from stoker_local._config import WELL_KNOWN, BucketConfig, is_this_machine
 from stoker_local._host import stopping
+from stoker_local._network import PROFILES
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
-from stoker_local._shape import PROFILES
 
 _MEMORY = "memory"
 _HELP = "serve S3 from memory until it is interrupted"

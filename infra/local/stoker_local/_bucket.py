@@ -14,13 +14,23 @@ from types import TracebackType
 from typing import Any
 
 from stoker_local._config import BucketConfig
-from stoker_local._faults import Fault, FaultInjector, FaultKind, FaultPlan, Step, StepKind, answer_steps
 from stoker_local._http1 import BadRequestError, Body, Request, Response, Wire, compose_head, parse_head
+from stoker_local._network import (
+    Fault,
+    FaultInjector,
+    FaultKind,
+    FaultPlan,
+    Pacer,
+    Shape,
+    Shaper,
+    Step,
+    StepKind,
+    answer_steps,
+)
 from stoker_local._objects import ObjectMap, StoredObject
 from stoker_local._s3.model import Call, S3Error
 from stoker_local._s3.operations import etag_of
 from stoker_local._s3.service import S3Service
-from stoker_local._shape import Pacer, Shape, Shaper
 
 __all__ = ["LocalBucket", "environment_of"]
 

@@ -15,10 +15,9 @@ from enum import Enum
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from stoker_local._faults import FaultPlan
+from stoker_local._network import FaultPlan, Shape
 from stoker_local._s3.model import BucketSpec
 from stoker_local._s3.signature import KeyPair
-from stoker_local._shape import Shape
 
 __all__ = ["WELL_KNOWN", "BucketConfig", "is_this_machine", "read_json", "unique_names"]
 

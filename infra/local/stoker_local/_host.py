@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stoker_local._bucket import LocalBucket, environment_of
 from stoker_local._config import BucketConfig
-from stoker_local._shape import Shape
+from stoker_local._network import Shape
 
 __all__ = ["BucketProcess", "bucket_process", "running_bucket", "running_server", "stopping"]
 

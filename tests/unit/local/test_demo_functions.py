@@ -10,9 +10,9 @@ import pytest
 
 from stoker import Operation, Prices
 from stoker.errors import ConfigError
-from stoker_local._demo.digits import Digits
+from stoker_local._demo.function_run import Bill, Snapshot, bill_table, block, function_table, line, one_by_one
 from stoker_local._demo.function_setup import Epoch, FunctionDemoConfig, RawImages
-from stoker_local._demo.function_view import Bill, Snapshot, bill_table, block, function_table, line, one_by_one
+from stoker_local._demo.training import Digits
 from stoker_local.functions import FunctionStatistics, Happening
 
 PRICES = Prices.load()

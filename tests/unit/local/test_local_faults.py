@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from stoker_local import Fault, FaultKind, FaultPlan
-from stoker_local._faults import FaultInjector, StepKind, answer_steps
+from stoker_local._network import FaultInjector, StepKind, answer_steps
 
 HEAD, BODY = b"HEAD\r\n\r\n", bytes(range(256)) * 1000
 

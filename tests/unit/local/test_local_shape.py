@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from stoker_local import PROFILES, Shape
-from stoker_local._shape import SO_MAX_PACING_RATE, Pacer, Shaper
+from stoker_local._network import SO_MAX_PACING_RATE, Pacer, Shaper
 
 
 def _clock_after(pacer: Pacer, sizes: list[int], lateness: random.Random | None = None) -> float:

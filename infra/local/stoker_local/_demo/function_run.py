@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
+from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
+from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
-from stoker_local._demo import digits
-from stoker_local._demo.function_setup import COMPACT, DATASET, Epoch, FunctionDemoConfig, RawImages, read_epoch
-from stoker_local._demo.function_view import Observer, Snapshot, bill_table, block, function_table, how_counted, line
-from stoker_local._demo.run import led_to, quiet_torch
-from stoker_local._demo.screen import Screen
+from stoker_local._demo import training
+from stoker_local._demo.function_setup import (
+    COMPACT,
+    DATASET,
+    DATASET_KEY,
+    MEMORY_MB,
+    Epoch,
+    FunctionDemoConfig,
+    RawImages,
+    read_epoch,
+)
+from stoker_local._demo.run import led_to, quiet_torch, read_counts
+from stoker_local._demo.screen import Screen, bar
 from stoker_local._serving import background
-from stoker_local.functions import FunctionCloud, function_cloud
+from stoker_local.functions import FunctionCloud, FunctionStatistics, Happening, function_cloud, total
 
-__all__ = ["run"]
+__all__ = [
+    "Bill",
+    "Observer",
+    "Snapshot",
+    "bill_table",
+    "block",
+    "function_table",
+    "how_counted",
+    "line",
+    "one_by_one",
+    "run",
+]
 
 _LOOK_SECONDS = 0.1
 _TELL_SECONDS = 1.0
@@ -34,7 +57,7 @@ def run(config: FunctionDemoConfig, screen: Screen) -> int:
     """
     if find_spec("awslambdaric") is None:
         raise MissingExtraError("the functions need awslambdaric; pip install 'stoker[local]'")
-    train_digits, _ = digits.load()
+    train_digits, _ = training.load()
     images = RawImages(train_digits, config.images)
     with quiet_torch():
         return asyncio.run(_demonstrate(config, images, screen))
@@ -150,3 +173,248 @@ async def _shown(observer: Observer, screen: Screen, prices: Prices) -> AsyncIte
 
 def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
+
+
+_HAPPENINGS = 5
+_WORDS = {
+    "cold-start": "starts cold",
+    "kill": "is killed in mid-invocation",
+    "freeze": "freezes in mid-invocation",
+    "duplicate": "gets one event twice",
+    "reclaim": "is taken back while idle",
+    "error": "fails: {detail}",
+    "throttle": "is throttled",
+    "dropped": "loses an event: {detail}",
+}
+_BUCKET, _PREFIX = DATASET_KEY
+
+
+def block(now: Snapshot, prices: Prices) -> list[str]:
+    """Return the lines of a block that is redrawn: nowhere wider than 78 columns."""
+    bill = now.bill
+    put_one_by_one = one_by_one(now.visible, prices, Operation.GET, Operation.PUT)
+    return [
+        f"{now.seconds:5.1f} s  {now.phase}",
+        "",
+        f"put      {bar(now.put / now.images)} {now.put:,} of {now.images:,} raw images",
+        f"queue    {now.waiting:,} messages waiting, {now.delivered:,} delivered, {now.dead:,} given up",
+        "",
+        *function_table(now.functions),
+        "",
+        f"packed   {now.super_samples:,} super-samples, {now.visible_super_samples:,} of them in version {now.version}",
+        f"visible  {bar(now.visible / now.images)} {now.visible:,} samples",
+        f"bill     ${bill.dollars:.6f}: functions ${bill.function_dollars:.6f}, requests ${bill.bucket_dollars:.6f};",
+        f"         a GET and a PUT for each visible sample: ${put_one_by_one:.6f}",
+        "",
+        *_news(now.happenings),
+    ]
+
+
+def line(now: Snapshot) -> str:
+    """Return the moment in a line."""
+    all_of_them = total(now.functions)
+    killed, frozen = (all_of_them.faults.get(kind, 0) for kind in ("kill", "freeze"))
+    return (
+        f"{now.seconds:3.0f} s: {now.put:,} put, {now.waiting + now.delivered:,} queued; "
+        f"{all_of_them.busy} of {all_of_them.instances} busy, {killed} killed, {frozen} frozen; "
+        f"v{now.version}: {now.visible:,}"
+    )
+
+
+def function_table(functions: Mapping[str, FunctionStatistics]) -> list[str]:
+    """Return a table of what each function has done."""
+    head = ["", "alive", "busy", "cold starts", "calls", "errors", "killed", "frozen", "twice", "GB-s"]
+    rows = [[name, *_cells(figures)] for name, figures in functions.items()]
+    return _aligned([head, *rows])
+
+
+def _cells(figures: FunctionStatistics) -> list[str]:
+    faults = figures.faults
+    counts = [figures.instances, figures.busy, figures.cold_starts, figures.invocations, figures.errors]
+    counts += [faults.get(kind, 0) for kind in ("kill", "freeze", "duplicate")]
+    return [*(f"{count:,}" for count in counts), f"{figures.gb_seconds:,.0f}"]
+
+
+def _news(happenings: Sequence[Happening]) -> list[str]:
+    """Return the newest happenings in words, always as many lines."""
+    worth_telling = [each for each in happenings if each.what in _WORDS and (each.instance or each.what != "reclaim")]
+    lines = [
+        f"{each.seconds:5.1f} s  {each.instance or each.function} {_WORDS[each.what].format(detail=each.detail)}"
+        for each in worth_telling[-_HAPPENINGS:]
+    ]
+    return lines + [""] * (_HAPPENINGS - len(lines))
+
+
+def bill_table(packed: Snapshot, epoch: Epoch, prices: Prices) -> list[str]:
+    """Return a table of what both ways cost.
+
+    Args:
+        packed: the moment when everything was packed.
+        epoch: that was read then.
+        prices: to use.
+    """
+    samples, bill, gets, puts = packed.images, packed.bill, Operation.GET, Operation.PUT
+    each = one_by_one(samples, prices, gets, puts)
+    rows = [
+        ["", "packed by functions", "an object a sample"],
+        ["objects to train from", f"{packed.visible_super_samples:,}", f"{samples:,}"],
+        ["GETs until they are there", f"{bill.requests[gets]:,}", f"{samples:,}"],
+        ["PUTs and LISTs", f"{bill.requests[puts] + bill.requests[Operation.LIST]:,}", f"{samples:,}"],
+        ["dollars for requests", f"${bill.bucket_dollars:.6f}", f"${each:.6f}"],
+        [f"dollars for {bill.gb_seconds:.1f} GB-s", f"${bill.function_dollars:.6f}", "not counted"],
+        ["GETs of an epoch", f"{epoch.gets:,}", f"{samples:,}"],
+        ["dollars of an epoch", f"${epoch.dollars:.6f}", f"${one_by_one(samples, prices, gets):.6f}"],
+    ]
+    return _aligned(rows)
+
+
+def how_counted(prices: Prices) -> str:
+    """Return where the figures of the tables come from."""
+    store, function = prices.store(DATASET), prices.functions["lambda"]
+    return (
+        "requests by the bucket, but for those that brought the raw images, which are the same either way, and an "
+        f"epoch's by the loader; seconds of {MEMORY_MB:,} MB by the function cloud, start-ups included, as many as it "
+        f"took on this machine, which runs all the rest as well. List prices of {store.name} and {function.name}, "
+        f"{store.region}, {prices.date}."
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows with a line below the first, the first column to the left and the others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [
+        "  ".join([f"{label:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True))])
+        for label, *cells in rows
+    ]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One moment.
+
+    Attributes:
+        phase: what is being done, in a word.
+        seconds: since the start.
+        images: how many raw objects there are to be.
+        put: how many there are.
+        waiting: messages that no function has.
+        delivered: messages that a function has, or had when it died.
+        dead: messages that were given up.
+        functions: figures by function.
+        super_samples: in the bucket, visible or not.
+        version: of the manifest, 0 before the first.
+        visible_super_samples: that it has.
+        visible: samples that it has.
+        bill: up to this moment.
+        happenings: all that has happened to instances, oldest first.
+    """
+
+    phase: str
+    seconds: float
+    images: int
+    put: int
+    waiting: int
+    delivered: int
+    dead: int
+    functions: Mapping[str, FunctionStatistics]
+    super_samples: int
+    version: int
+    visible_super_samples: int
+    visible: int
+    bill: Bill
+    happenings: Sequence[Happening]
+
+
+class Observer:
+    """Looks at the clouds from inside, so that looking costs nothing and is on no bill.
+
+    Attributes:
+        phase: what is being done, in a word.
+    """
+
+    def __init__(self, bucket: LocalBucket, cloud: FunctionCloud, images: RawImages, prices: Prices) -> None:
+        self.phase = ""
+        self._bucket, self._cloud, self._images, self._prices = bucket, cloud, images, prices
+        self._started_at = asyncio.get_running_loop().time()
+        self._manifest: tuple[str, Manifest | None] = ("", None)
+
+    def look(self) -> Snapshot:
+        """Return this moment."""
+        queue, functions, manifest = self._cloud.queues["raw"], self._cloud.statistics(), self._newest()
+        counts = self._bucket.counts.as_dict()
+        return Snapshot(
+            phase=self.phase,
+            seconds=asyncio.get_running_loop().time() - self._started_at,
+            images=len(self._images),
+            put=self._images.put,
+            waiting=len(queue.bodies),
+            delivered=len(queue) - len(queue.bodies),
+            dead=len(self._cloud.queues["dead"]),
+            functions=functions,
+            super_samples=sum(key.startswith(f"{_PREFIX}data/") for key in self._bucket.objects[_BUCKET]),
+            version=0 if manifest is None else manifest.version,
+            visible_super_samples=0 if manifest is None else len(manifest),
+            visible=0 if manifest is None else manifest.samples,
+            bill=Bill.of(functions, counts, self._prices, raw_puts=self._images.begun),
+            happenings=self._cloud.events(),
+        )
+
+    def _newest(self) -> Manifest | None:
+        stored = self._bucket.objects[_BUCKET].get(f"{_PREFIX}{POINTER_KEY}")
+        if stored is not None and stored.tag != self._manifest[0]:
+            self._manifest = stored.tag, Manifest.from_bytes(stored.data)
+        return self._manifest[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What was used, at list prices.
+
+    Attributes:
+        invocations: of all functions.
+        gb_seconds: of all functions.
+        function_dollars: for both.
+        requests: to the bucket, by operation.
+        bucket_dollars: for these.
+    """
+
+    invocations: int
+    gb_seconds: float
+    function_dollars: float
+    requests: Mapping[Operation, int]
+    bucket_dollars: float
+
+    @classmethod
+    def of(
+        cls, figures: Mapping[str, FunctionStatistics], counts: Mapping[str, Any], prices: Prices, *, raw_puts: int = 0
+    ) -> Bill:
+        """Return the bill for what was counted.
+
+        Args:
+            figures: of each function.
+            counts: of the bucket, as :meth:`~stoker_local._bucket.Counts.as_dict` has them.
+            prices: to use.
+            raw_puts: requests that brought the raw samples, which are left out: they are the same in any case.
+        """
+        requests = dict(counts["requests"])
+        requests["PutObject"] = max(0, requests.get("PutObject", 0) - raw_puts)
+        reading, functions = read_counts(DATASET, {**counts, "requests": requests}), total(figures)
+        return cls(
+            invocations=functions.invocations,
+            gb_seconds=functions.gb_seconds,
+            function_dollars=functions.dollars,
+            requests=reading.requests,
+            bucket_dollars=prices.dollars(reading),
+        )
+
+    @property
+    def dollars(self) -> float:
+        """All of it."""
+        return self.function_dollars + self.bucket_dollars
+
+
+def one_by_one(samples: int, prices: Prices, *operations: Operation) -> float:
+    """Return what the bucket asks for one request of each operation for every sample, in dollars."""
+    store = prices.store(DATASET)
+    return samples * sum(store.request_dollars(operation) for operation in operations)

@@ -14,9 +14,9 @@ from stoker._base.task_group import for_each
 from stoker._stores import open_store
 from stoker.errors import ConfigError
 from stoker_local._config import BucketConfig
-from stoker_local._demo.digits import Digits
+from stoker_local._demo.training import Digits
+from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
-from stoker_local._shape import Shape
 from stoker_local.functions import (
     EventSource,
     FunctionCloudConfig,

@@ -18,12 +18,12 @@ from stoker._base.meter import Operation, Reading
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices
 from stoker_local._config import BucketConfig
-from stoker_local._demo import digits
+from stoker_local._demo import training
 from stoker_local._demo.screen import Screen, bar
 from stoker_local._demo.training import Batches, Step, Timing, accuracy, new_model, open_direct, train, tune
 from stoker_local._host import BucketProcess, bucket_process
+from stoker_local._network import Shape
 from stoker_local._s3.model import BucketSpec
-from stoker_local._shape import Shape
 from stoker_torch import Loader, LoaderStatistics
 
 __all__ = ["DemoConfig", "Result", "failures", "led_to", "quiet_torch", "read_counts", "run", "table"]
@@ -63,7 +63,7 @@ class DemoConfig:
 
 def run(config: DemoConfig, screen: Screen) -> int:
     """Run the demo; return 0 if both ways learned and the loader waited less."""
-    train_digits, test_digits = digits.load()
+    train_digits, test_digits = training.load()
     bucket_config = BucketConfig(buckets=(BucketSpec(name=_BUCKET),), shape=_SHAPE)
     with bucket_process(bucket_config) as bucket, led_to(bucket.environment()), quiet_torch():
         screen.item("bucket", "S3 on this machine: 20 ms to the first byte, 90 MB/s a connection")
@@ -78,16 +78,16 @@ def run(config: DemoConfig, screen: Screen) -> int:
     return _conclude(direct, loader, ended[0].bucket_wait_seconds, config, screen)
 
 
-async def _fill(train_digits: digits.Digits, config: DemoConfig, screen: Screen) -> None:
+async def _fill(train_digits: training.Digits, config: DemoConfig, screen: Screen) -> None:
     count = len(train_digits)
 
     def show(verb: str, done: int) -> None:
         screen.draw(f"{verb} {bar(done / count)} {done:,} of {count:,} images")
 
     images, packed = f"s3://{_BUCKET}/{_IMAGES}", f"s3://{_BUCKET}/{_PACKED}"
-    size_bytes = await digits.upload(train_digits, images, lambda done: show("uploading", done))
+    size_bytes = await training.upload(train_digits, images, lambda done: show("uploading", done))
     screen.item("images", f"{count:,} to train on, a PNG object each, {size_bytes / count:.0f} bytes on average")
-    manifest = await digits.pack(images, packed, config.super_sample_bytes, lambda done: show("packing", done))
+    manifest = await training.pack(images, packed, config.super_sample_bytes, lambda done: show("packing", done))
     mean_bytes = manifest.size_bytes / len(manifest)
     screen.item("packed", f"{len(manifest)} super-samples of {format_bytes(mean_bytes)}, in the same bucket")
 
@@ -108,7 +108,7 @@ def _tuned(config: DemoConfig, screen: Screen) -> int:
 
 def _warm_up(batch_size: int) -> None:
     """Train a step on nothing: PyTorch imports parts of itself only then, which is no wait for data."""
-    shape = (batch_size, digits.IMAGE_SIDE, digits.IMAGE_SIDE, 1)
+    shape = (batch_size, training.IMAGE_SIDE, training.IMAGE_SIDE, 1)
     batch = {"image": torch.zeros(shape, dtype=torch.uint8), "label": torch.zeros(batch_size, dtype=torch.int64)}
     train(nullcontext([batch]), new_model(seed=0), epochs=1, on_step=lambda _: None)
 
@@ -121,7 +121,7 @@ def _open_loader(config: DemoConfig, on_end: Callable[[LoaderStatistics], None])
         seed=config.seed,
         memory="64MB",
         columns=["image", "label"],
-        decode=digits.DECODE,
+        decode=training.DECODE,
         epochs=config.epochs,
     ) as loader:
         yield loader
@@ -134,7 +134,7 @@ class _Contest:
 
     config: DemoConfig
     bucket: BucketProcess
-    test_digits: digits.Digits
+    test_digits: training.Digits
     screen: Screen
 
     def result(self, name: str, workers: str, opening: AbstractContextManager[Batches]) -> Result:

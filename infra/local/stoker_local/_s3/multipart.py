@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 from stoker_local._http1 import Body, Response
 from stoker_local._objects import StoredObject
-from stoker_local._s3.listings import NULL_VERSION, number_parameter, url_coder
 from stoker_local._s3.model import (
     OWNER,
     Bucket,
@@ -27,13 +26,16 @@ from stoker_local._s3.model import (
 )
 from stoker_local._s3.operations import (
     COPY_SOURCE_IF,
+    NULL_VERSION,
     Outcome,
     check_write_conditions,
     etag_of,
     failed,
+    number_parameter,
     object_headers,
     read_outcome,
     tags_of_header,
+    url_coder,
 )
 
 __all__ = [

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from stoker_local._http1 import Body, Request, Response
 from stoker_local._objects import ObjectCreated
-from stoker_local._s3 import listings, multipart, operations
+from stoker_local._s3 import multipart, operations
 from stoker_local._s3.model import (
     OWNER,
     Bucket,
@@ -35,9 +35,9 @@ _ROUTES: dict[tuple[str, str, str], tuple[str, _Handler | None]] = {
     ("DELETE", "bucket", ""): ("DeleteBucket", None),
     ("GET", "bucket", "location"): ("GetBucketLocation", None),
     ("GET", "bucket", "versioning"): ("GetBucketVersioning", None),
-    ("GET", "bucket", ""): ("ListObjects", listings.list_objects),
-    ("GET", "bucket", "list-type"): ("ListObjectsV2", listings.list_objects_v2),
-    ("GET", "bucket", "versions"): ("ListObjectVersions", listings.list_object_versions),
+    ("GET", "bucket", ""): ("ListObjects", operations.list_objects),
+    ("GET", "bucket", "list-type"): ("ListObjectsV2", operations.list_objects_v2),
+    ("GET", "bucket", "versions"): ("ListObjectVersions", operations.list_object_versions),
     ("GET", "bucket", "uploads"): ("ListMultipartUploads", multipart.list_uploads),
     ("POST", "bucket", "delete"): ("DeleteObjects", operations.delete_objects),
     ("GET", "object", ""): ("GetObject", operations.get_object),
@@ -234,7 +234,7 @@ class S3Service:
     def _list_buckets(self, call: Call) -> Response:
         query = call.request.parameters
         prefix, start = query.get("prefix", ""), query.get("continuation-token", "")
-        limit = listings.number_parameter(query, "max-buckets", default=10_000, maximum=10_000)
+        limit = operations.number_parameter(query, "max-buckets", default=10_000, maximum=10_000)
         names = [name for name in sorted(self.buckets) if name.startswith(prefix) and name >= start]
         buckets = "".join(
             f"<Bucket>{element('Name', name)}{element('CreationDate', iso_time(bucket.created_at))}</Bucket>"

@@ -12,9 +12,8 @@ from stoker_local.functions._config import (
     Schedule,
 )
 from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, FunctionFaultPlan
-from stoker_local.functions._outcome import Outcome, ServiceError
-from stoker_local.functions._queue import LocalQueue
-from stoker_local.functions._statistics import FunctionStatistics, Happening, total
+from stoker_local.functions._statistics import FunctionStatistics, Happening, Outcome, ServiceError, total
+from stoker_local.functions._triggers import LocalQueue
 
 __all__ = [
     "EventSource",

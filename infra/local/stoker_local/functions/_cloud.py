@@ -22,22 +22,21 @@ from stoker_local._gcs import LocalGcs
 from stoker_local._objects import ObjectCreated
 from stoker_local._serving import Tasks, background, serving
 from stoker_local.functions._config import FunctionCloudConfig, FunctionSpec, GoogleSpec
+from stoker_local.functions._endpoints import Authority, FunctionUrl, InvokeApi
 from stoker_local.functions._faults import FunctionFaultInjector, FunctionFaultPlan
 from stoker_local.functions._fleet import EventInvoker, Fleet, Pool
-from stoker_local.functions._function_url import FunctionUrl
 from stoker_local.functions._google import Instance, InstanceConfig, Service, finalized_message, gateway, push
-from stoker_local.functions._invoke_api import Authority, InvokeApi
-from stoker_local.functions._outcome import Invocation, Outcome
 from stoker_local.functions._processes import Warden, warden
-from stoker_local.functions._queue import LocalQueue, poll
 from stoker_local.functions._sandbox import Sandbox, SandboxConfig
-from stoker_local.functions._statistics import FunctionStatistics, Happening, Ledger
+from stoker_local.functions._statistics import FunctionStatistics, Happening, Invocation, Ledger, Outcome
 from stoker_local.functions._triggers import (
+    LocalQueue,
     create_queues,
     created_message,
     keep_firing,
     matches,
     opening_message,
+    poll,
     scheduled_event,
     watching,
 )

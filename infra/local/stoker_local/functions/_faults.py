@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stoker_local._faults import check_probabilities, kind_at
+from stoker_local._network import check_probabilities, kind_at
 from stoker_local.functions._processes import FunctionProcess
 
 __all__ = ["FunctionFault", "FunctionFaultInjector", "FunctionFaultKind", "FunctionFaultPlan", "striking"]

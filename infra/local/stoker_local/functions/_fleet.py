@@ -16,11 +16,18 @@ from typing import Any, Generic, Protocol, TypeVar
 from stoker_local._serving import Tasks
 from stoker_local.functions._config import FunctionSpec
 from stoker_local.functions._faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
-from stoker_local.functions._outcome import Answer, Invocation, Outcome, ServiceError, billed_milliseconds, report
 from stoker_local.functions._processes import tail
-from stoker_local.functions._queue import LocalQueue
 from stoker_local.functions._sandbox import Sandbox, SandboxConfig
-from stoker_local.functions._statistics import Account
+from stoker_local.functions._statistics import (
+    Account,
+    Answer,
+    Invocation,
+    Outcome,
+    ServiceError,
+    billed_milliseconds,
+    report,
+)
+from stoker_local.functions._triggers import LocalQueue
 
 __all__ = ["EventInvoker", "Fleet", "Pool"]
 

@@ -32,9 +32,9 @@ from stoker_local._objects import ObjectCreated
 from stoker_local.functions._config import GoogleSpec
 from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
 from stoker_local.functions._fleet import Pool
-from stoker_local.functions._outcome import ServiceError, read_body
 from stoker_local.functions._processes import FunctionProcess, ProcessPlan, Warden, peak_memory_bytes
-from stoker_local.functions._queue import LocalQueue
+from stoker_local.functions._statistics import ServiceError, read_body
+from stoker_local.functions._triggers import LocalQueue
 
 __all__ = ["Instance", "InstanceConfig", "Service", "finalized_message", "gateway", "push", "reserved_port"]
 

@@ -24,8 +24,8 @@ from aiohttp import web
 from stoker_local._serving import serving
 from stoker_local.functions._config import FunctionSpec
 from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
-from stoker_local.functions._outcome import MAX_RESULT_BYTES, Answer, Invocation, failure, read_body
 from stoker_local.functions._processes import FunctionProcess, ProcessPlan, Warden, peak_memory_bytes
+from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure, read_body
 
 __all__ = ["InstanceState", "RuntimeApi", "Sandbox", "SandboxConfig"]
 

@@ -1,29 +1,41 @@
-"""What calls functions by itself: schedules, and objects that are created, as S3 tells queues of them.
+"""What calls functions by itself: schedules, objects that are created, and queues, which deliver at least once.
 
-Sources: Amazon S3 User Guide, "Event message structure"; Amazon EventBridge, "Scheduled Event".
+Sources: Amazon S3 User Guide, "Event message structure"; Amazon EventBridge, "Scheduled Event"; Amazon SQS Developer
+Guide, "visibility timeout", "dead-letter queues" and "at-least-once delivery"; AWS Lambda Developer Guide, "Using
+Lambda with Amazon SQS" and "Reporting batch item failures".
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote_plus
 
 from stoker_local._objects import ObjectCreated
-from stoker_local.functions._config import Notification, QueueSpec, Schedule
-from stoker_local.functions._queue import LocalQueue
+from stoker_local.functions._config import EventSource, Notification, QueueSpec, Schedule
+from stoker_local.functions._statistics import MAX_REQUEST_BYTES, Outcome, ServiceError
 
 __all__ = [
+    "LocalQueue",
+    "Message",
+    "batch_event",
     "create_queues",
     "created_message",
+    "failed_messages",
     "keep_firing",
     "matches",
     "opening_message",
+    "poll",
     "scheduled_event",
     "watching",
 ]
@@ -137,3 +149,237 @@ def watching(watchers: list[Callable[[ObjectCreated], None]], react: Callable[[O
         yield
     finally:
         watchers.remove(on_created)
+
+
+_MAX_MESSAGE_BYTES = 1 << 20
+_RECORD_BYTES = 640  # of a record beside its body, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message, by itself immutable; times are POSIX seconds, 0 is never.
+
+    Attributes:
+        receives: how often it has been received.
+        receipt: of the last time; deletes it, as long as it is hidden.
+    """
+
+    message_id: str
+    body: str
+    sent_at: float
+    first_received_at: float = 0.0
+    receives: int = 0
+    receipt: str = ""
+
+
+class LocalQueue:
+    """A queue in memory, for one event loop."""
+
+    def __init__(
+        self,
+        spec: QueueSpec,
+        *,
+        chance: random.Random,
+        dead_letters: LocalQueue | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.spec = spec
+        self._chance = chance
+        self._dead_letters = dead_letters
+        self._clock = clock
+        self._visible: deque[Message] = deque()
+        self._hidden: dict[str, tuple[Message, asyncio.TimerHandle]] = {}
+        self._receipts = 0
+        self._arrived = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __repr__(self) -> str:
+        return f"<LocalQueue {self.spec.name} {len(self._visible)} visible, {len(self._hidden)} hidden>"
+
+    def __len__(self) -> int:
+        return len(self._visible) + len(self._hidden)
+
+    @property
+    def bodies(self) -> list[str]:
+        """The bodies of the visible messages, oldest first; nothing is received by looking."""
+        return [message.body for message in self._visible]
+
+    async def drained(self) -> None:
+        """Wait until no message is left, neither visible nor hidden."""
+        await self._empty.wait()
+
+    def send(self, body: str) -> str:
+        """Add a message and return its id.
+
+        Raises:
+            ValueError: it is empty or longer than 1 MiB.
+        """
+        if not 0 < len(body.encode()) <= _MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message for {self.spec.name} has {len(body.encode())} bytes; it takes 1 to 1048576")
+        message_id = f"{self._chance.getrandbits(128):032x}"
+        self.add(Message(message_id=message_id, body=body, sent_at=self._clock()))
+        return message_id
+
+    async def receive(
+        self,
+        limit: int,
+        *,
+        window_seconds: float = 0.0,
+        limit_bytes: int = 6_000_000,
+        size_of: Callable[[str], int] = len,
+    ) -> list[Message]:
+        """Wait for messages, then until there are ``limit`` or for the window; return and hide them, oldest first.
+
+        Args:
+            limit: most messages.
+            window_seconds: from the first message on.
+            limit_bytes: most bytes of all together; a message that is longer comes alone.
+            size_of: returns how many bytes a body counts.
+        """
+        taken: list[Message] = []
+        left_bytes = self._take(taken, limit, limit_bytes, size_of)
+        while not taken:
+            await self._arrival()
+            left_bytes = self._take(taken, limit, limit_bytes, size_of)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(window_seconds):
+                while len(taken) < limit and not self._visible:  # what is visible does not fit
+                    await self._arrival()
+                    left_bytes = self._take(taken, limit, left_bytes, size_of)
+        return taken
+
+    async def _arrival(self) -> None:
+        self._arrived.clear()
+        await self._arrived.wait()
+
+    def delete(self, receipt: str) -> None:
+        """Remove a message for good; a receipt that is not valid any more is ignored."""
+        if hidden := self._hidden.pop(receipt, None):
+            hidden[1].cancel()
+            self._note_size()
+
+    def close(self) -> None:
+        """Forget everything."""
+        for _, timer in self._hidden.values():
+            timer.cancel()
+        self._hidden.clear()
+        self._visible.clear()
+        self._note_size()
+
+    def add(self, message: Message) -> None:
+        """Put a message at the end, visible."""
+        self._visible.append(message)
+        self._arrived.set()
+        self._note_size()
+
+    def _take(self, taken: list[Message], limit: int, left_bytes: int, size_of: Callable[[str], int]) -> int:
+        """Hide visible messages and add them to ``taken``, as long as they fit; return the bytes that are left.
+
+        Those that were received too often become dead letters instead.
+        """
+        while self._visible and len(taken) < limit:
+            message = self._visible[0]
+            if self._dead_letters is not None and message.receives >= self.spec.max_receives:
+                self._visible.popleft()
+                self._dead_letters.add(replace(message, receives=0, first_received_at=0.0))
+                continue
+            size_bytes = size_of(message.body)
+            if taken and size_bytes > left_bytes:
+                break
+            left_bytes -= size_bytes
+            self._visible.popleft()
+            taken.append(self._hide(message))
+        self._note_size()
+        return left_bytes
+
+    def _hide(self, message: Message) -> Message:
+        self._receipts += 1
+        message = replace(
+            message,
+            receipt=f"{message.message_id}-{self._receipts}",
+            receives=message.receives + 1,
+            first_received_at=message.first_received_at or self._clock(),
+        )
+        if self._chance.random() < self.spec.duplicate_probability:
+            self.add(message)
+        timer = asyncio.get_running_loop().call_later(self.spec.visibility_seconds, self._reappear, message.receipt)
+        self._hidden[message.receipt] = (message, timer)
+        return message
+
+    def _reappear(self, receipt: str) -> None:
+        message, _ = self._hidden.pop(receipt)
+        self.add(message)
+
+    def _note_size(self) -> None:
+        if len(self):
+            self._empty.clear()
+        else:
+            self._empty.set()
+
+
+async def poll(
+    source: EventSource, queue: LocalQueue, invoke: Callable[[dict[str, Any]], Awaitable[Outcome]], *, queue_arn: str
+) -> None:
+    """Feed a function from a queue until cancelled, one batch at a time.
+
+    Messages that were not handled are left to the queue: they come back when their visibility ends.
+    """
+    while True:
+        batch = await queue.receive(
+            source.batch_size,
+            window_seconds=source.window_seconds,
+            limit_bytes=MAX_REQUEST_BYTES - _RECORD_BYTES,
+            size_of=lambda body: _RECORD_BYTES + len(json.dumps(body)),
+        )
+        try:
+            outcome = await invoke(batch_event(batch, queue_arn=queue_arn))
+        except ServiceError:
+            continue
+        failed = failed_messages(batch, outcome, reports=source.report_failures)
+        for delivery in batch:
+            if delivery.message_id not in failed:
+                queue.delete(delivery.receipt)
+
+
+def batch_event(batch: Sequence[Message], *, queue_arn: str) -> dict[str, Any]:
+    """Return a batch as Lambda hands it to a function."""
+    records = [
+        {
+            "messageId": delivery.message_id,
+            "receiptHandle": delivery.receipt,
+            "body": delivery.body,
+            "attributes": {
+                "ApproximateReceiveCount": str(delivery.receives),
+                "SentTimestamp": str(int(delivery.sent_at * 1000)),
+                "SenderId": "local",
+                "ApproximateFirstReceiveTimestamp": str(int(delivery.first_received_at * 1000)),
+            },
+            "messageAttributes": {},
+            "md5OfBody": hashlib.md5(delivery.body.encode(), usedforsecurity=False).hexdigest(),
+            "eventSource": "aws:sqs",
+            "eventSourceARN": queue_arn,
+            "awsRegion": queue_arn.split(":")[3],
+        }
+        for delivery in batch
+    ]
+    return {"Records": records}
+
+
+def failed_messages(batch: Sequence[Message], outcome: Outcome, *, reports: bool) -> set[str]:
+    """Return the ids of the messages that were not handled.
+
+    All of them, if the function failed, or if what it reports is malformed or names a message that is not in the batch.
+    """
+    everything = {delivery.message_id for delivery in batch}
+    if outcome.error_type:
+        return everything
+    if not reports:
+        return set()
+    try:
+        result = json.loads(outcome.payload)
+        failures = [] if result is None else result.get("batchItemFailures") or []
+        named: set[str] = {failure["itemIdentifier"] for failure in failures}
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
+        return everything
+    return named if named.issubset(everything) else everything

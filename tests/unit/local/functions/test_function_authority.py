@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stoker_local import KeyPair
 from stoker_local.functions import ServiceError
-from stoker_local.functions._invoke_api import Authority
+from stoker_local.functions._endpoints import Authority
 
 URL = "http://127.0.0.1:1"
 KEYS = (

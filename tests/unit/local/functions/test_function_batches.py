@@ -9,8 +9,8 @@ import pytest
 
 from stoker.testing import run_virtual
 from stoker_local.functions import EventSource, LocalQueue, Outcome, QueueSpec, ServiceError
-from stoker_local.functions._outcome import MAX_REQUEST_BYTES
-from stoker_local.functions._queue import Message, batch_event, failed_messages, poll
+from stoker_local.functions._statistics import MAX_REQUEST_BYTES
+from stoker_local.functions._triggers import Message, batch_event, failed_messages, poll
 
 BATCH = [
     Message(receipt=f"r{i}", message_id=f"m{i}", body=f"body {i}", sent_at=1.5, first_received_at=2.5, receives=3)

@@ -8,8 +8,7 @@ import pytest
 
 from stoker import Prices
 from stoker_local.functions import FunctionSpec, Outcome, total
-from stoker_local.functions._outcome import billed_milliseconds, failure, report
-from stoker_local.functions._statistics import Account, Ledger
+from stoker_local.functions._statistics import Account, Ledger, billed_milliseconds, failure, report
 
 GIB = 1 << 30
 

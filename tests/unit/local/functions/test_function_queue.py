@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.testing import run_virtual
 from stoker_local.functions import LocalQueue, QueueSpec
-from stoker_local.functions._queue import Message
+from stoker_local.functions._triggers import Message
 
 
 def queue(*, dead_letters: LocalQueue | None = None, **changes: Any) -> LocalQueue:

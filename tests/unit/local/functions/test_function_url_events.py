@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker_local.functions._function_url import Reply, UrlRequest, reply_of, request_event
+from stoker_local.functions._endpoints import Reply, UrlRequest, reply_of, request_event
 
 
 def request(**changes: Any) -> UrlRequest:

@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from stoker_local.functions._outcome import Invocation
 from stoker_local.functions._sandbox import InstanceState, RuntimeApi
+from stoker_local.functions._statistics import Invocation
 
 EVENT = Invocation(request_id="id", payload=b'{"a": 1}', client_context='{"custom": {}}')
 
