@@ -3,17 +3,14 @@
 from stoker.errors import MissingExtraError
 
 try:
-    from stoker_torch._cached_dataset import CachedDataset
-    from stoker_torch._config import LoaderConfig, StreamConfig
+    from stoker_torch._cached_dataset import CachedDataset, PrefetchSampler
+    from stoker_torch._config import Budget, LoaderConfig, StreamConfig, WorkerOptions
     from stoker_torch._disk_cache import DiskCache
     from stoker_torch._figures import LoaderPlan, LoaderStatistics
     from stoker_torch._informed_loader import InformedDataLoader
     from stoker_torch._loader import Loader
-    from stoker_torch._options import Budget, WorkerOptions
-    from stoker_torch._preempt import Preemption, save_on_sigterm
-    from stoker_torch._prefetch_sampler import PrefetchSampler
     from stoker_torch._sample_cache import CacheStatistics, MemoryCache
-    from stoker_torch._state import merge_states
+    from stoker_torch._state import Preemption, merge_states, save_on_sigterm
     from stoker_torch._stream_dataset import StreamDataset
     from stoker_torch._tensors import RaggedColumn
 except ModuleNotFoundError as error:

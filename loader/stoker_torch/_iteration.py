@@ -1,29 +1,301 @@
-"""An iteration: what is left of one epoch, batch by batch; the pool is kept busy a few batches ahead."""
+"""A data set that is open in one process, and an iteration: what is left of one epoch, batch by batch.
+
+The next batch is gathered while the training loop is busy, so that it need not wait for the copying either; where there
+is a pool, that is kept busy a few batches ahead.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
+import weakref
 from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from stoker._base.fetch_record import Phase
+from stoker._base.recorder import Recorder
+from stoker._base.retry import RetryingReader
+from stoker._base.threads import LoopThread
+from stoker._cache.keeper import Nearer
+from stoker._cache.tiers import made_tiers
+from stoker._cost.prices import Prices
+from stoker._cost.spending import Allowance
 from stoker._fetch.batch_stream import Batch
-from stoker._fetch.materialized_feed import BatchSource
+from stoker._fetch.gather import GatherRows, gather_rows
+from stoker._fetch.materialized_feed import BatchSource, MaterializedPipeline
+from stoker._fetch.pipeline import BatchPipeline, PipelineConfig
+from stoker._format.manifest import Manifest
+from stoker._format.versions import read_manifest
 from stoker._order.random_words import SampleContext
-from stoker.errors import StokerError
-from stoker_torch._figures import LoopStatistics
+from stoker._stores import open_reader
+from stoker._stores.object_store import ObjectStore, metered
+from stoker.abc import RangeReadable
+from stoker.errors import BudgetExceededError, ConfigError, StokerError
+from stoker_torch._config import Budget, StreamConfig
+from stoker_torch._figures import LoaderPlan, LoopStatistics
 from stoker_torch._pool import PendingBatch, SamplePool
-from stoker_torch._resources import LoaderResources, OneAhead
 from stoker_torch._tensors import pinned, to_tensors
 from stoker_torch._user_functions import ContextOf
 
-__all__ = ["Cursor", "Iteration", "RunCursor"]
+__all__ = ["Cursor", "Iteration", "LoaderResources", "OneAhead"]
+
+T = TypeVar("T")
+
+_BUSY_SECONDS = 0.002
+"""A loop that comes back sooner does nothing meanwhile: to hand it a batch from another thread would cost it time."""
+
+
+class OneAhead(Generic[T]):
+    """Makes values one after the other, and one ahead while whoever asks for them is busy.
+
+    ``make`` is called by who asks, or by a thread of the loop's executor if :meth:`is_ready` says that it would not
+    wait; never by two at a time. A value that could not be made is an error where it would have come, and the last one.
+    Whoever closes what ``make`` works with ends this first.
+
+    Args:
+        make: returns the next value, None where there is no more.
+        count: of values at most.
+        is_ready: whether ``make`` would not wait for anything.
+        thread: whose event loop has the executor; None makes nothing ahead.
+    """
+
+    def __init__(
+        self, make: Callable[[], T | None], count: int, is_ready: Callable[[], bool], thread: LoopThread | None
+    ) -> None:
+        self._make, self._left, self._is_ready, self._thread = make, count, is_ready, thread
+        self._pid = os.getpid()
+        self._turn = threading.RLock()  # a signal's handler may close this in the thread that is in next()
+        self._is_ended = False
+        self._made: T | Exception | None = None
+        self._handed_seconds: float | None = None
+        self._preparing: int | None = None
+        self.is_asked = False
+        """Whether a thread is in :meth:`next` and nothing was made ahead: it may wait for long."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is the executor's thread at work, which whoever closes the loop waits for."""
+        return self._preparing == threading.get_ident()
+
+    def next(self) -> T | None:
+        """Return the next value, or None where there is no more."""
+        asked_seconds = time.perf_counter()
+        with self._turn:
+            made, self._made = self._made, None
+            if self._is_ended:
+                return None
+            if made is None:
+                self.is_asked = True
+                try:
+                    made = self._next_made()
+                finally:
+                    self.is_asked = False
+        if isinstance(made, Exception):
+            raise made
+        was_busy = self._handed_seconds is not None and asked_seconds - self._handed_seconds > _BUSY_SECONDS
+        self._handed_seconds = time.perf_counter()
+        if was_busy and self._left and self._thread is not None:
+            self._thread.call_soon(_prepare_in_executor, weakref.ref(self))
+        return made
+
+    def prepare(self) -> None:
+        """Make a value ahead, unless there is one, or it would have to be waited for."""
+        with self._turn:
+            self._preparing = threading.get_ident()
+            try:
+                if self._made is None and self._left and not self._is_ended and self._is_ready():
+                    self._made = self._next_made()
+            except Exception as error:  # noqa: BLE001 - raised again to whoever asks for this value
+                self._made = error
+            finally:
+                self._preparing = None
+
+    def _next_made(self) -> T | None:
+        left, self._left = self._left, 0
+        made = self._make() if left else None
+        if made is not None:
+            self._left = left - 1
+        return made
+
+    def end(self) -> None:
+        """Make nothing more, and do not wait for what is being made."""
+        self._is_ended = True
+
+    def close(self) -> None:
+        """Make nothing more; when this returns, nothing is being made."""
+        self.end()
+        if self._pid == os.getpid():  # a forked child has none of the threads, and what they locked stays locked
+            with self._turn:
+                self._made = None
+
+
+def _prepare_in_executor(reference: weakref.ref[OneAhead[T]]) -> None:
+    with suppress(RuntimeError):  # where the interpreter is ending, nobody will ask for another
+        asyncio.get_running_loop().run_in_executor(None, _prepare, reference)
+
+
+def _prepare(reference: weakref.ref[OneAhead[T]]) -> None:
+    ahead = reference()
+    if ahead is not None:
+        ahead.prepare()
+
+
+@dataclass(slots=True, kw_only=True)
+class LoaderResources:
+    """A data set that is open. Nothing is connected to before the first read.
+
+    Attributes:
+        config: settings of the loader or stream data set.
+        store: where the data set is; counts what is asked of it.
+        thread: the only one that uses the store.
+        prices: what the store asks for what is counted.
+        pool: works on samples, None if there is nothing to do.
+        recorder: follows fetches, and is told of waits.
+        rows: how rows are copied out of the ring.
+        pins_memory: whether batches are put into page-locked memory.
+        gathers_ahead: whether, where there is no pool, a batch is gathered ahead of a training loop that is busy.
+        allowance: dollars that this rank may spend, None without a limit.
+        current: feed in use, None before there is one.
+        nearer: where super-samples are looked for first, by one feed after the other; None before there is one.
+        ahead: what gathers from the feed, for an iteration that may be garbage already; None if nothing does.
+        manifest_hedges: second requests for manifests that were late.
+    """
+
+    config: StreamConfig
+    store: ObjectStore
+    thread: LoopThread = field(default_factory=lambda: LoopThread("stoker-loader"))
+    prices: Prices = field(default_factory=Prices.load)
+    pool: SamplePool | None = None
+    recorder: Recorder | None = None
+    rows: GatherRows = gather_rows
+    pins_memory: bool = False
+    gathers_ahead: bool = False
+    allowance: Allowance | None = None
+    current: BatchSource | None = None
+    nearer: Nearer | None = None
+    ahead: OneAhead[Any] | None = None
+    _own: Nearer = field(default_factory=Nearer)  # without a tier that the caller has made, and closes
+    _closing: threading.RLock = field(default_factory=threading.RLock)
+    manifest_hedges: int = 0
+    _finalizer: weakref.finalize[..., Any] | None = None
+
+    @classmethod
+    def open(cls, place: str | os.PathLike[str] | RangeReadable, config: StreamConfig) -> LoaderResources:
+        """Open the data set at a path or URL, or in a store."""
+        store = metered(open_reader(place, options=config.options), egress=Budget.of(config.budget).egress)
+        return cls(config=config, store=store)
+
+    @property
+    def feed(self) -> BatchSource:
+        """The feed in use."""
+        assert self.current is not None  # noqa: S101 - whoever asks has made it
+        return self.current
+
+    def read_manifest(self, version: int | None) -> Manifest:
+        """Return a version of the manifest, by default the newest.
+
+        Raises:
+            NotFoundError: there is no data set, or no such version.
+        """
+        reader = RetryingReader(self.store)
+        try:
+            return self.thread.run(read_manifest(reader, version))
+        finally:
+            self.manifest_hedges += reader.hedges
+
+    def create_feed(self, manifest: Manifest, feed_config: PipelineConfig) -> BatchSource:
+        """Return a feed that is not in use yet.
+
+        Raises:
+            ConfigError: a column is not in the data set, or it cannot be dealt as is asked.
+            BudgetError: the memory is too small, or a cache.
+        """
+        config = self.config
+        unknown = [name for name in config.decode or () if name not in manifest.schema]
+        if unknown:
+            raise ConfigError(f"decode names {', '.join(unknown)}; the columns are {', '.join(manifest.schema)}")
+        nearer = self.nearer = self.nearer or self._open_tiers(manifest, feed_config)
+        given = self.store, manifest, feed_config, self.thread, self.rows
+        if config.shuffle != "materialized":
+            return BatchPipeline(*given, recorder=self.recorder, nearer=nearer)
+        budget = Budget.of(config.budget)
+
+        def check(feed: BatchPipeline) -> None:
+            LoaderPlan.of(feed, self.prices, budget.egress).check_dollars(budget.max_dollars_per_epoch)
+
+        return MaterializedPipeline(*given, check, self.recorder, nearer)
+
+    def _open_tiers(self, manifest: Manifest, feed_config: PipelineConfig) -> Nearer:
+        config = self.config
+        caches = config.caches()
+        tiers = made_tiers(caches, manifest, config.sharers(feed_config)) if caches else ()
+        shared = config.shared_tier(self.store, feed_config.world_size * (feed_config.workers or 1))
+        is_lent = shared is not None and shared in (config.tier, config.warm)
+        self._own = Nearer(tiers, None if is_lent else shared)
+        return Nearer(tiers, shared)
+
+    def check_spending(self) -> None:
+        """Warn of the end of the budget; at its end, fetch nothing more.
+
+        Raises:
+            BudgetExceededError: it is spent.
+        """
+        if self.allowance is None:
+            return
+        try:
+            self.allowance.check(self.prices.dollars(self.store.meter.reading()))
+        except BudgetExceededError:
+            if self.current is not None:
+                self.current.stop()
+            raise
+
+    def register_finalizer(self, owner: object) -> None:
+        """Have everything closed when its owner is garbage or the interpreter exits.
+
+        To be called after each start of the thread, and in the process that it runs in: what was registered last runs
+        first, and must find the thread running.
+        """
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(owner, self.close)
+
+    def leave(self) -> None:
+        """End what gathers from the feed; when this returns, nobody does. The feed goes on fetching ahead."""
+        ahead = self.ahead
+        if ahead is None:
+            return
+        ahead.end()
+        if ahead.is_asked and self.current is not None:
+            self.current.stop()  # or it would be waited for until the bucket has answered
+        ahead.close()
+        self.ahead = None
+
+    def close(self) -> None:
+        """End fetching, the thread and the connections. Idempotent; a feed may start anew."""
+        ahead = self.ahead
+        if self.thread.is_current or (ahead is not None and ahead.is_current):
+            # The collector runs anywhere, and here nothing could be waited for.
+            threading.Thread(target=self.close, name="stoker-close").start()
+            return
+        with self._closing:
+            if ahead is not None:
+                ahead.end()
+            try:
+                if self.current is not None:
+                    self.current.stop()
+                if self.thread.is_running:
+                    self.thread.run(self._own.close())
+            finally:
+                self.thread.close(self.store.close)  # waits for what is being gathered, too
+
 
 _BATCHES_IN_POOL = 3
 """Batches that are worked on ahead of the one asked for: enough to keep the pool busy while a step runs."""
@@ -47,74 +319,6 @@ class Cursor(Protocol):
     def fail(self) -> None:
         """Take note that an error ended the iteration, which the next one may go on with."""
         ...
-
-
-class RunCursor:
-    """Where a loader's run is: a position of an epoch, over all ranks.
-
-    Args:
-        resources: have the feed.
-
-    Attributes:
-        place: epoch and position; one value, so that a signal's handler never sees half a change.
-        is_fresh: whether the next iteration begins at the place, or behind what was abandoned there.
-        is_resumed: whether a state was loaded.
-        is_share_over: whether this rank has come to the end of its share of the epoch; others may have a batch more.
-    """
-
-    def __init__(self, resources: LoaderResources) -> None:
-        self._resources = resources
-        self.place = (0, 0)
-        self.is_fresh, self.is_resumed, self.is_share_over = True, False, False
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the epoch was begun and left."""
-        return not self.is_fresh and self.place[1] > 0
-
-    def begin(self) -> None:
-        """Have an iteration begin: with the next epoch, if this one was abandoned."""
-        if self.is_abandoned:
-            self.place = (self.place[0] + 1, 0)
-        self.is_fresh = False
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch."""
-        self.place, self.is_fresh, self.is_share_over = (epoch, 0), True, False
-
-    def resume(self, epoch: int, position: int) -> None:
-        """Go where a state was taken; at an epoch's end, to the start of the next one.
-
-        Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
-        """
-        self.place = (epoch, position) if not position or self._is_left(position) else (epoch + 1, 0)
-        self.is_fresh, self.is_resumed, self.is_share_over = True, True, False
-
-    def _is_left(self, position: int) -> bool:
-        feed = self._resources.feed
-        return replace(feed.config.partition(feed.manifest.samples), rank=0).steps_from(position) > 0
-
-    def seek(self) -> None:
-        """Have the feed deliver from the place on, unless it does."""
-        feed = self._resources.feed
-        if feed.place != self.place:
-            feed.start(*self.place)
-            self._resources.register_finalizer(self)
-
-    def commit(self, batch: Batch) -> None:
-        """Go behind a batch; behind the last one of all ranks, to the next epoch."""
-        self.place, self.is_share_over = (batch.epoch, batch.end), batch.is_last
-        if batch.is_last and not (self._resources.config.evaluation and self._is_left(batch.end)):
-            self.end()
-
-    def end(self) -> None:
-        """Go to the next epoch, if this rank has come to the end of its share."""
-        if self.is_share_over:
-            self.place, self.is_share_over = (self.place[0] + 1, 0), False
-
-    def fail(self) -> None:
-        """Have the next iteration go on at the place."""
-        self.is_fresh = True
 
 
 class Iteration:

@@ -18,6 +18,7 @@ from stoker._base.arguments import takes_settings
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import format_bytes
 from stoker._cost.spending import Allowance, parse_dollars
+from stoker._fetch.batch_stream import Batch
 from stoker._fetch.gather import gather_rows
 from stoker._fetch.materialized_feed import BatchSource
 from stoker._format.display import describe_manifest, html_table
@@ -26,13 +27,11 @@ from stoker._format.schema import Column
 from stoker._stores import url_of
 from stoker._trace.chrome import ChromeTrace
 from stoker.errors import ConfigError, StateError
-from stoker_torch._config import LoaderArguments
+from stoker_torch._config import Budget, LoaderArguments
 from stoker_torch._figures import LoaderPlan, LoaderStatistics, LoopStatistics
-from stoker_torch._iteration import Iteration, RunCursor
-from stoker_torch._options import Budget
+from stoker_torch._iteration import Iteration, LoaderResources
 from stoker_torch._pool import SamplePool
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank
-from stoker_torch._resources import LoaderResources
 from stoker_torch._state import RunState, SourceState
 from stoker_torch._tensors import BufferPool, can_pin_memory
 
@@ -41,6 +40,74 @@ __all__ = ["Loader"]
 _log = logging.getLogger("stoker")
 _ALIKE = ("batch_size", "drop_last", "evaluation", "epochs")
 """Settings that all ranks must have alike, besides those that a state names."""
+
+
+class RunCursor:
+    """Where a loader's run is: a position of an epoch, over all ranks.
+
+    Args:
+        resources: have the feed.
+
+    Attributes:
+        place: epoch and position; one value, so that a signal's handler never sees half a change.
+        is_fresh: whether the next iteration begins at the place, or behind what was abandoned there.
+        is_resumed: whether a state was loaded.
+        is_share_over: whether this rank has come to the end of its share of the epoch; others may have a batch more.
+    """
+
+    def __init__(self, resources: LoaderResources) -> None:
+        self._resources = resources
+        self.place = (0, 0)
+        self.is_fresh, self.is_resumed, self.is_share_over = True, False, False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the epoch was begun and left."""
+        return not self.is_fresh and self.place[1] > 0
+
+    def begin(self) -> None:
+        """Have an iteration begin: with the next epoch, if this one was abandoned."""
+        if self.is_abandoned:
+            self.place = (self.place[0] + 1, 0)
+        self.is_fresh = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self.place, self.is_fresh, self.is_share_over = (epoch, 0), True, False
+
+    def resume(self, epoch: int, position: int) -> None:
+        """Go where a state was taken; at an epoch's end, to the start of the next one.
+
+        Whether anything is left is asked for rank 0, which has as much as any: all ranks must go to the same place.
+        """
+        self.place = (epoch, position) if not position or self._is_left(position) else (epoch + 1, 0)
+        self.is_fresh, self.is_resumed, self.is_share_over = True, True, False
+
+    def _is_left(self, position: int) -> bool:
+        feed = self._resources.feed
+        return replace(feed.config.partition(feed.manifest.samples), rank=0).steps_from(position) > 0
+
+    def seek(self) -> None:
+        """Have the feed deliver from the place on, unless it does."""
+        feed = self._resources.feed
+        if feed.place != self.place:
+            feed.start(*self.place)
+            self._resources.register_finalizer(self)
+
+    def commit(self, batch: Batch) -> None:
+        """Go behind a batch; behind the last one of all ranks, to the next epoch."""
+        self.place, self.is_share_over = (batch.epoch, batch.end), batch.is_last
+        if batch.is_last and not (self._resources.config.evaluation and self._is_left(batch.end)):
+            self.end()
+
+    def end(self) -> None:
+        """Go to the next epoch, if this rank has come to the end of its share."""
+        if self.is_share_over:
+            self.place, self.is_share_over = (self.place[0] + 1, 0), False
+
+    def fail(self) -> None:
+        """Have the next iteration go on at the place."""
+        self.is_fresh = True
 
 
 class Loader:

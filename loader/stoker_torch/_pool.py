@@ -19,8 +19,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stoker.errors import SampleError, SampleTimeoutError, StokerError
-from stoker_torch._config import StreamConfig
-from stoker_torch._options import WorkerOptions
+from stoker_torch._config import StreamConfig, WorkerOptions
 from stoker_torch._tensors import pinned, stacked
 from stoker_torch._user_functions import ContextOf, Crew, asks_for_context, with_context
 

@@ -16,15 +16,12 @@ from stoker._format.manifest import Manifest
 from stoker._order.sharding import LaneShare
 from stoker._stores import url_of
 from stoker.errors import ConfigError, StateError
-from stoker_torch._config import StreamArguments
-from stoker_torch._epoch_board import MAX_EPOCH, EpochBoard, Turn
+from stoker_torch._config import Budget, StreamArguments
 from stoker_torch._figures import LoaderPlan
-from stoker_torch._iteration import Iteration
-from stoker_torch._options import Budget
+from stoker_torch._iteration import Iteration, LoaderResources
 from stoker_torch._ranks import compare_ranks, confirm_rank, find_rank, refuse_resharding, trusts_length, warn_of_length
-from stoker_torch._resources import LoaderResources
 from stoker_torch._state import SourceState, StreamState
-from stoker_torch._stream_reader import Progress, StreamReader, Worker, samples_of
+from stoker_torch._stream_reader import MAX_EPOCH, EpochBoard, Progress, StreamReader, Turn, Worker, samples_of
 
 __all__ = ["StreamDataset"]
 

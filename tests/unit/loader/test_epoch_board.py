@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ConfigError
-from stoker_torch._epoch_board import MAX_EPOCH, MAX_WORKERS, EpochBoard, Seat, Turn
+from stoker_torch._stream_reader import MAX_EPOCH, MAX_WORKERS, EpochBoard, Seat, Turn
 
 ALONE = Seat()
 
