@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stoker._fetch.statistics import FetchStatistics
+from stoker._fetch.config import FetchStatistics
 from stoker.testing import VirtualClockLoop
 from support.faulty_store import FAULTS, FaultyStore, Weather
 

@@ -11,8 +11,7 @@ from collections import deque
 from contextlib import ExitStack
 from statistics import median
 
-from stoker._fetch.config import FetchConfig
-from stoker._fetch.statistics import FetchCounters
+from stoker._fetch.config import FetchConfig, FetchCounters
 from stoker._memory.ring import Ring
 
 __all__ = ["LOOK_SECONDS", "START_HEDGES", "TIMER_SECONDS", "HedgeBudget", "Hedges", "TransferTimes"]

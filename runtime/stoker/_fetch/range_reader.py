@@ -20,9 +20,8 @@ from stoker._base.fetch_record import Phase, Request, Strand, strand
 from stoker._base.retry import LONG_SECONDS, Deadline, backoff_seconds
 from stoker._base.task_group import task_group
 from stoker._fetch.concurrency import Aimd, ConcurrencyLimiter, RateLimit
-from stoker._fetch.config import FetchConfig
+from stoker._fetch.config import FetchConfig, FetchCounters, FetchStatistics
 from stoker._fetch.hedge import LOOK_SECONDS, Hedges
-from stoker._fetch.statistics import FetchCounters, FetchStatistics
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
     DeadlineError,
