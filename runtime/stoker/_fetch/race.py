@@ -66,28 +66,12 @@ class Outcome(enum.Enum):
     """It says nothing of the place's health: the place lacks the object, or the read was cancelled."""
 
 
-class _Event(enum.Enum):
-    THIRD_FAILURE = enum.auto()
-    PAUSE_OVER = enum.auto()
-    PROBE_SENT = enum.auto()
-    PROBE_DELIVERED = enum.auto()
-    PROBE_FAILED = enum.auto()
-    PROBE_UNDECIDED = enum.auto()
-
-
-_TRANSITIONS = {
-    (BreakerState.CLOSED, _Event.THIRD_FAILURE): BreakerState.OPEN,
-    (BreakerState.OPEN, _Event.PAUSE_OVER): BreakerState.HALF_OPEN,
-    (BreakerState.HALF_OPEN, _Event.PROBE_SENT): BreakerState.PROBING,
-    (BreakerState.PROBING, _Event.PROBE_DELIVERED): BreakerState.CLOSED,
-    (BreakerState.PROBING, _Event.PROBE_FAILED): BreakerState.OPEN,
-    (BreakerState.PROBING, _Event.PROBE_UNDECIDED): BreakerState.HALF_OPEN,
+_AFTER_PROBE = {
+    (BreakerState.PROBING, Outcome.DELIVERED): BreakerState.CLOSED,
+    (BreakerState.PROBING, Outcome.FAILED): BreakerState.OPEN,
+    (BreakerState.PROBING, Outcome.UNDECIDED): BreakerState.HALF_OPEN,
 }
-_PROBE_EVENTS = {
-    Outcome.DELIVERED: _Event.PROBE_DELIVERED,
-    Outcome.FAILED: _Event.PROBE_FAILED,
-    Outcome.UNDECIDED: _Event.PROBE_UNDECIDED,
-}
+"""A probe that is reported twice is a missing key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +104,25 @@ class Breaker:
     def permit(self, now_seconds: float) -> Permit | None:
         """Return the right to read, or None if the place is to be left alone."""
         if self.state is BreakerState.OPEN and now_seconds >= self._opened_seconds + PAUSE_SECONDS:
-            self._step(_Event.PAUSE_OVER, now_seconds)
+            self.state = BreakerState.HALF_OPEN
         if self.state is BreakerState.HALF_OPEN:
-            self._step(_Event.PROBE_SENT, now_seconds)
+            self.state = BreakerState.PROBING
             return Permit(is_probe=True)
         return Permit(is_probe=False) if self.state is BreakerState.CLOSED else None
 
     def report(self, permit: Permit, outcome: Outcome, now_seconds: float) -> None:
         """Note how a read ended. One that was permitted before the breaker opened decides nothing any more."""
         if permit.is_probe:
-            self._step(_PROBE_EVENTS[outcome], now_seconds)
+            self._enter(_AFTER_PROBE[self.state, outcome], now_seconds)
         elif self.state is BreakerState.CLOSED and outcome is not Outcome.UNDECIDED:
             self._failures = self._failures + 1 if outcome is Outcome.FAILED else 0
             if self._failures == FAILURES:
                 self.openings += 1
-                self._step(_Event.THIRD_FAILURE, now_seconds)
+                self._enter(BreakerState.OPEN, now_seconds)
 
-    def _step(self, event: _Event, now_seconds: float) -> None:
-        self.state = _TRANSITIONS[self.state, event]
-        if self.state is BreakerState.OPEN:
+    def _enter(self, state: BreakerState, now_seconds: float) -> None:
+        self.state = state
+        if state is BreakerState.OPEN:
             self._failures, self._opened_seconds = 0, now_seconds
 
     def __repr__(self) -> str:
