@@ -14,7 +14,7 @@ from stoker._base.meter import Operation, PriceKey
 from stoker._base.progress import Amount, Progress, format_seconds
 from stoker._base.sizes import format_bytes
 from stoker._cost.prices import Prices, StorePrices
-from stoker._fetch.heads import HeadMemory
+from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest

@@ -23,9 +23,10 @@ from stoker._base.retry import RetryingStore
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import InOrder, for_each
 from stoker._fetch.fetcher import Fetcher
-from stoker._fetch.heads import HeadMemory, open_head
+from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_epochs import PartRecord
 from stoker._fetch.range_plan import MOST_SAMPLES, Group, ReadLimits, Values, read_values
+from stoker._fetch.super_samples import open_head
 from stoker._format.manifest import Manifest, Rows, object_key, pack_runs
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Origin, Packed, SuperSampleBuilder, is_small

@@ -18,7 +18,7 @@ from stoker._base.retry import RetryingReader
 from stoker._base.store_wrapper import FolderStore
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
-from stoker._fetch.heads import HeadMemory
+from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_epochs import SCATTERED_FOLDER, PartRecord, commit_epoch, read_epoch
 from stoker._fetch.range_plan import MOST_SAMPLES, Group
 from stoker._format.manifest import Manifest, PackRun, Rows

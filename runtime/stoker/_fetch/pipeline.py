@@ -24,8 +24,7 @@ from stoker._fetch.batch_stream import Batch, BatchStream, Origin, Reading, Stre
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker._fetch.forecast import Forecast
 from stoker._fetch.gather import GatherRows, gather_rows
-from stoker._fetch.groups import GroupReading
-from stoker._fetch.heads import HeadMemory
+from stoker._fetch.groups import GroupReading, HeadMemory
 from stoker._fetch.prefetcher import Prefetcher, StepQueue
 from stoker._fetch.range_plan import ReadLimits
 from stoker._fetch.schedule import Continuous, Schedule

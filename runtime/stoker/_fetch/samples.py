@@ -1,16 +1,20 @@
 """Reads samples by number, in any order: ranges of super-samples, or whole ones where nearly all of one is asked for.
 
 The samples asked for of one super-sample are read together. Its head says where their values are and what their
-checksums are; the small columns are in it. Heads are kept, values are handed over.
+checksums are; the small columns are in it. Heads are kept, as far as there is room; values are handed over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +22,97 @@ from numpy.typing import NDArray
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher, FetchStatistics
 from stoker._fetch.forecast import mean_row_bytes
-from stoker._fetch.heads import HeadCache, open_head
 from stoker._fetch.range_plan import Group, ReadLimits, Values, read_values
-from stoker._fetch.super_samples import LEAST_SAVING
+from stoker._fetch.super_samples import LEAST_SAVING, fetch_head, open_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head, is_small
 from stoker._memory.ring import Ring
-from stoker._memory.sample_memory import ByteBudget, SampleMemory
+from stoker._memory.sample_memory import ByteBudget, SampleMemory, head_bytes_held
 from stoker.abc import Readable
 
 __all__ = ["SampleReader"]
+
+
+@dataclass(slots=True, eq=False)
+class OpenHead:
+    """A head in memory.
+
+    Attributes:
+        head: what it says.
+        data: its bytes, with the small columns.
+        users: how many hold it now.
+    """
+
+    head: Head
+    data: memoryview
+    users: int = 0
+
+
+class HeadCache:
+    """Holds heads of up to ``limit_bytes``; of those that nobody uses, the one used longest ago makes room.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, manifest: Manifest, fetcher: Fetcher, limit_bytes: int) -> None:
+        self._manifest = manifest
+        self._fetcher = fetcher
+        self._in_use = ByteBudget(limit_bytes)
+        self._used: dict[int, OpenHead] = {}
+        self._idle: OrderedDict[int, OpenHead] = OrderedDict()
+        self._idle_bytes = 0
+        self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all heads: at most the limit, once whoever was given room for one has taken it."""
+        return self._in_use.held_bytes + self._idle_bytes
+
+    @asynccontextmanager
+    async def opened(self, row: int, *, urgent: bool = False) -> AsyncIterator[OpenHead]:
+        """Hold the head of a manifest row's super-sample, after waiting for room and reading it if it is not here.
+
+        Two who ask at once read it once. Cancelling leaves nothing behind.
+
+        Raises:
+            StoreError: it could not be had.
+            FormatError: it is not what the manifest says.
+        """
+        size_bytes = head_bytes_held(self._manifest.schema, int(self._manifest.rows.head_bytes[row]))
+        async with self._opening.setdefault(row, asyncio.Lock()):
+            opened = self._used.get(row)
+            if opened is None:
+                await self._in_use.acquire(size_bytes)
+                try:
+                    opened = self._found(row, size_bytes) or await self._read(row, urgent)
+                except BaseException:
+                    self._in_use.release(size_bytes)
+                    raise
+                self._used[row] = opened
+            opened.users += 1
+        try:
+            yield opened
+        finally:
+            opened.users -= 1
+            if not opened.users:
+                self._idle[row] = self._used.pop(row)
+                self._idle_bytes += size_bytes
+                self._in_use.release(size_bytes)
+
+    def _found(self, row: int, size_bytes: int) -> OpenHead | None:
+        """Take a head from the idle ones, if it is there; and let go of those for which there is no more room."""
+        found = self._idle.pop(row, None)
+        if found is not None:
+            self._idle_bytes -= size_bytes
+        while self.held_bytes > self._in_use.limit_bytes:
+            _, oldest = self._idle.popitem(last=False)
+            self._idle_bytes -= head_bytes_held(self._manifest.schema, oldest.head.head_bytes)
+        return found
+
+    async def _read(self, row: int, urgent: bool) -> OpenHead:
+        data = memoryview(bytearray(int(self._manifest.rows.head_bytes[row])))
+        return OpenHead(await fetch_head(self._fetcher, self._manifest, row, data, urgent=urgent), data)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
