@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from stoker import Column, Text
-from stoker._sources.arrays import open_npy
+from stoker._sources.arrays import open_npy, open_npz
 from stoker._sources.folders import open_files, open_image_folder
 from stoker._sources.webdataset import open_webdataset
-from stoker._sources.zipped import open_npz
 from stoker.abc import Sample, Source, SourceListing
 from stoker.testing import SourceTests
 from support.places import tar_of

@@ -12,12 +12,11 @@ from importlib.metadata import entry_points
 from stoker._base.sizes import counted
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.schema import Schema
-from stoker._sources.arrays import open_npy
+from stoker._sources.arrays import open_npy, open_npz
 from stoker._sources.containers import find_containers, named_like, remedy_for
 from stoker._sources.folders import is_image, open_files, open_image_folder
 from stoker._sources.listing import ARCHIVES, ObjectSource, list_source
 from stoker._sources.webdataset import open_webdataset
-from stoker._sources.zipped import open_npz
 from stoker._stores.options import StoreOptions
 from stoker.abc import Sample, Source, SourceListing, Store
 from stoker.errors import ConfigError, MissingExtraError

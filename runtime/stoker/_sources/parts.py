@@ -12,11 +12,10 @@ from stoker._base.retry import RetryingStore
 from stoker._format.schema import Schema
 from stoker._pack.part import PART_KINDS, KeySlice, Part
 from stoker._pack.plan import schema_difference
-from stoker._sources.arrays import open_npy
+from stoker._sources.arrays import open_npy, open_npz
 from stoker._sources.folders import FolderSource, belongs
 from stoker._sources.listing import ObjectSource, fingerprint_of, listed_between
 from stoker._sources.webdataset import open_webdataset
-from stoker._sources.zipped import open_npz
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import ConfigError, PackError, SchemaError
 
