@@ -33,7 +33,7 @@ def _instance() -> Instance:
 
 async def _copy(event: Any, deployment: Any, deadline: Any) -> dict[str, Any]:
     from stoker._base.task_group import for_each
-    from stoker._pack.object_reading import read
+    from stoker._sources.listing import read
     from stoker.abc import ObjectInfo
 
     source, target = deployment.source(event["source"]), deployment.dataset(event["dataset"])

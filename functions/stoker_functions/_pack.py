@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from stoker._base.sizes import format_bytes
-from stoker._pack.object_reading import MAX_AHEAD_BYTES
+from stoker._base.task_group import MAX_AHEAD_BYTES
 from stoker._pack.part import Part
 from stoker._pack.plan import still_stored
 from stoker._pack.record import PackRecord

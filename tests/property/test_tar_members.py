@@ -9,8 +9,7 @@ import braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker._pack.object_reading import ByteStream
-from stoker._sources.listing import _expanded
+from stoker._sources.listing import ByteStream, _expanded
 from stoker._sources.webdataset import members
 from stoker._stores.location import parse_url
 from stoker._stores.memory import MemoryStore

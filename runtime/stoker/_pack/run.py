@@ -13,12 +13,11 @@ from functools import partial
 
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingStore
-from stoker._base.task_group import InOrder
+from stoker._base.task_group import InOrder, in_order
 from stoker._format.manifest import Manifest, PackRun, Rows, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Origin, Packed, SuperSample, SuperSampleBuilder
 from stoker._pack.catalog import RunJournal
-from stoker._pack.object_reading import in_order
 from stoker._pack.record import PackRecord, record_growth
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, PackError, StokerError

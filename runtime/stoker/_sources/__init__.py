@@ -6,25 +6,28 @@ Another package adds a kind by an entry point of the group ``stoker.sources``; s
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 
 from stoker._base.sizes import counted
+from stoker._base.task_group import for_each
 from stoker._format.manifest import POINTER_KEY
 from stoker._format.schema import Schema
 from stoker._sources.arrays import open_npy, open_npz
-from stoker._sources.containers import find_containers, named_like, remedy_for
+from stoker._sources.containers import BEGINNING_BYTES, begins_like, named_like, remedy_for
 from stoker._sources.folders import is_image, open_files, open_image_folder
-from stoker._sources.listing import ARCHIVES, ObjectSource, list_source
+from stoker._sources.listing import ARCHIVES, ObjectSource, list_source, read
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.options import StoreOptions
-from stoker.abc import Sample, Source, SourceListing, Store
+from stoker.abc import ObjectInfo, Readable, Sample, Source, SourceListing, Store
 from stoker.errors import ConfigError, MissingExtraError
 
 __all__ = ["KINDS", "ObjectSource", "Sample", "detect_kind", "open_source"]
 
 _GROUP = "stoker.sources"
 _BUILT_IN = ("image-folder", "files", "npy", "npz", "webdataset")
+_READS_AT_ONCE = 16
+_MAX_SUFFIXES = 32
 _BY_SUFFIX = dict(zip(ARCHIVES, ("npy", "npz", "webdataset"), strict=True))
 
 
@@ -100,7 +103,7 @@ async def _opened(listing: SourceListing, said: str | None, *, strict: bool) -> 
     if kind == "image-folder":
         return open_image_folder(listing, is_said=said is not None)
     if said is None:
-        _check_no_containers(listing, await find_containers(listing.store, listing.objects))
+        _check_no_containers(listing, await _containers(listing.store, listing.objects))
     return open_files(listing)
 
 
@@ -172,6 +175,33 @@ def _check_no_containers(listing: SourceListing, found: Mapping[str, str]) -> No
         first, kind = next(iter(found.items()))
         what = f"it holds {counted(len(found), 'file')} with many samples each (first: {first}, {kind})"
         raise _unclear(listing, what, remedy_for(kind))
+
+
+async def _containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[str, str]:
+    """Return key → kind of those files that begin like containers.
+
+    Only the first and the largest file of each suffix are looked at: at most 64 small reads.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    looked_at: dict[str, tuple[ObjectInfo, ObjectInfo]] = {}
+    for item in objects:
+        _, dot, suffix = item.key.rpartition("/")[2].lower().rpartition(".")
+        suffix = suffix if dot else ""
+        first, largest = looked_at.get(suffix, (item, item))
+        if suffix in looked_at or len(looked_at) < _MAX_SUFFIXES:
+            looked_at[suffix] = first, item if item.size_bytes > largest.size_bytes else largest
+    found: dict[str, str] = {}
+
+    async def look(item: ObjectInfo) -> None:
+        beginning = await read(store, item, 0, min(BEGINNING_BYTES, item.size_bytes))
+        if kind := begins_like(bytes(beginning), item.key):
+            found[item.key] = kind
+
+    chosen = {item.key: item for pair in looked_at.values() for item in pair}
+    await for_each(chosen.values(), look, concurrency=_READS_AT_ONCE)
+    return dict(sorted(found.items()))
 
 
 def _unclear(listing: SourceListing, what: str, remedy: str) -> ConfigError:

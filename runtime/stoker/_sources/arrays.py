@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, in_order
 from stoker._format.schema import MAX_COLUMNS, Array, Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._format.tensorfile import dtype_of
-from stoker._pack.object_reading import MAX_AHEAD_BYTES, MAX_READS, PEEK_SPAN_BYTES, ByteStream, in_order, read, spans
-from stoker._sources.listing import ObjectSource
+from stoker._sources.listing import PEEK_SPAN_BYTES, ByteStream, ObjectSource, read, spans
 from stoker.abc import ObjectInfo, Readable, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 

@@ -8,18 +8,12 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Iterable
 
 from stoker._base.checksum import crc32c
-from stoker._base.task_group import for_each
-from stoker._pack.object_reading import read
-from stoker.abc import ObjectInfo, Readable
 
-__all__ = ["BEGINNING_BYTES", "begins_like", "find_containers", "named_like", "remedy_for"]
+__all__ = ["BEGINNING_BYTES", "begins_like", "named_like", "remedy_for"]
 
 BEGINNING_BYTES = 4096
-_READS_AT_ONCE = 16
-_MAX_SUFFIXES = 32
 
 _BY_SUFFIX = {
     "CSV table": "csv tsv psv",
@@ -128,33 +122,6 @@ def remedy_for(kind: str) -> str:
     if kind in ("bzip2 file", "xz file", "Zstandard file"):
         return "decompress it"
     return "read its rows and write them with stoker.Packer"
-
-
-async def find_containers(store: Readable, objects: Iterable[ObjectInfo]) -> dict[str, str]:
-    """Return key → kind of those files that begin like containers.
-
-    Only the first and the largest file of each suffix are looked at: at most 64 small reads.
-
-    Raises:
-        StoreError: the store could not be read.
-    """
-    looked_at: dict[str, tuple[ObjectInfo, ObjectInfo]] = {}
-    for item in objects:
-        _, dot, suffix = item.key.rpartition("/")[2].lower().rpartition(".")
-        suffix = suffix if dot else ""
-        first, largest = looked_at.get(suffix, (item, item))
-        if suffix in looked_at or len(looked_at) < _MAX_SUFFIXES:
-            looked_at[suffix] = first, item if item.size_bytes > largest.size_bytes else largest
-    found: dict[str, str] = {}
-
-    async def look(item: ObjectInfo) -> None:
-        beginning = await read(store, item, 0, min(BEGINNING_BYTES, item.size_bytes))
-        if kind := begins_like(bytes(beginning), item.key):
-            found[item.key] = kind
-
-    chosen = {item.key: item for pair in looked_at.values() for item in pair}
-    await for_each(chosen.values(), look, concurrency=_READS_AT_ONCE)
-    return dict(sorted(found.items()))
 
 
 def _inflated(beginning: bytes) -> bytes:

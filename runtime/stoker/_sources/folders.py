@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
 from stoker._base.sizes import counted
+from stoker._base.task_group import in_order
 from stoker._format.schema import Array, Bytes, Schema, Text
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.object_reading import in_order, read
-from stoker._sources.listing import ObjectSource
+from stoker._sources.listing import ObjectSource, read
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import ConfigError, PackError
 

@@ -1,4 +1,6 @@
-"""Which objects a source's URL stands for: everything below a folder, one object, or those of a brace pattern.
+"""Raw objects: which ones a source's URL stands for, and reading them.
+
+A URL stands for everything below a folder, one object, or those of a brace pattern.
 
 In a local folder, a link that leads out of it is an error, unless it is to be followed. Links to files and folders
 inside are followed like everything else, and no folder is entered again below itself.
@@ -19,20 +21,35 @@ from pathlib import Path
 
 from stoker._base.retry import RetryingStore
 from stoker._base.sizes import counted
+from stoker._base.task_group import in_order
 from stoker._format.schema import Schema
 from stoker._sources.containers import named_like, remedy_for
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
 from stoker._stores.options import StoreOptions
-from stoker.abc import ObjectInfo, Sample, SourceListing, Store
-from stoker.errors import ConfigError, NotFoundError, PackError
+from stoker.abc import ObjectInfo, Readable, Sample, SourceListing, Store
+from stoker.errors import ConfigError, NotFoundError, PackError, TruncatedError
 
-__all__ = ["ARCHIVES", "ObjectSource", "fingerprint_of", "is_wanted", "list_source", "listed_between"]
+__all__ = [
+    "ARCHIVES",
+    "PEEK_SPAN_BYTES",
+    "STREAM_SPAN_BYTES",
+    "ByteStream",
+    "ObjectSource",
+    "fingerprint_of",
+    "is_wanted",
+    "list_source",
+    "listed_between",
+    "read",
+    "spans",
+]
 
 ARCHIVES = (".npy", ".npz", ".tar")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d{1,18})\.\.(\d{1,18})", re.ASCII)
 _MAX_NAMES = 100_000
+STREAM_SPAN_BYTES = 4 << 20  # of a stream that is read to its end
+PEEK_SPAN_BYTES = 64 << 10  # of one of which only the beginning is wanted
 
 
 def fingerprint_of(kind: str, schema: Schema, objects: Iterable[ObjectInfo]) -> str:
@@ -322,3 +339,84 @@ def _without_links_out(root: Path, found: list[ObjectInfo]) -> list[ObjectInfo]:
         return path.resolve().is_relative_to(real_root) if path.is_symlink() else is_inside(path.parent)
 
     return [item for item in found if is_kept(root / item.key)]
+
+
+async def read(store: Readable, item: ObjectInfo, start: int = 0, end: int | None = None) -> bytearray:
+    """Return bytes ``[start, end)`` of an object that was listed before, by default all of them.
+
+    Raises:
+        ObjectChangedError: the object is not the one that was listed.
+        StoreError: it could not be read.
+    """
+    data = bytearray((item.size_bytes if end is None else end) - start)
+    if data or not item.size_bytes:  # of an empty object, too, it is asked whether it is still there and empty
+        await store.get_range(item.key, start, start + len(data), into=memoryview(data), tag=item.tag)
+    return data
+
+
+def spans(start: int, end: int, span_bytes: int) -> Iterable[tuple[int, int]]:
+    """Return the half-open ranges of at most ``span_bytes`` that ``[start, end)`` consists of."""
+    return ((at, min(at + span_bytes, end)) for at in range(start, end, span_bytes))
+
+
+class ByteStream:
+    """Bytes ``[start, end)`` of an object one after the other, fetched ahead by ranged reads of ``span_bytes``."""
+
+    def __init__(
+        self,
+        store: Readable,
+        item: ObjectInfo,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        span_bytes: int = STREAM_SPAN_BYTES,
+    ) -> None:
+        self._item = item
+        self._end = item.size_bytes if end is None else end
+        self._spans = in_order(
+            (last - first, lambda first=first, last=last: read(store, item, first, last))  # type: ignore[misc]
+            for first, last in spans(start, self._end, span_bytes)
+        )
+        self._span = memoryview(b"")
+        self.position = start
+
+    @property
+    def remaining(self) -> int:
+        """How many bytes are left."""
+        return self._end - self.position
+
+    async def read_some(self) -> memoryview:
+        """Return the next bytes, as many as there are at hand; nothing at the end."""
+        if not self._span:
+            self._span = memoryview(await anext(self._spans, b""))
+        some, self._span = self._span, memoryview(b"")
+        self.position += len(some)
+        return some
+
+    async def read(self, count: int) -> bytes:
+        """Return the next ``count`` bytes.
+
+        Raises:
+            TruncatedError: fewer are left.
+        """
+        if count > self.remaining:
+            raise TruncatedError(f"{self._item.key} has {self.remaining} bytes left of {count}")
+        data = bytearray()
+        while len(data) < count:
+            data += self._take(await self.read_some(), count - len(data))
+        return bytes(data)
+
+    async def skip(self, count: int) -> None:
+        """Pass over the next ``count`` bytes, which must be there."""
+        while count:
+            count -= len(self._take(await self.read_some(), count))
+
+    def _take(self, some: memoryview, count: int) -> memoryview:
+        """Return the first ``count`` of some bytes just read; the rest goes back."""
+        self._span = some[count:]
+        self.position -= len(self._span)
+        return some[:count]
+
+    async def close(self) -> None:
+        """Cancel the reads in flight."""
+        await self._spans.aclose()

@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any
 
 from stoker._base.sizes import counted
-from stoker._base.task_group import for_each
+from stoker._base.task_group import MAX_READS, for_each
 from stoker._format.schema import Array, Bytes, Column, Schema, Text
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.object_reading import MAX_READS, PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, read
-from stoker._sources.listing import ObjectSource
+from stoker._sources.listing import PEEK_SPAN_BYTES, STREAM_SPAN_BYTES, ByteStream, ObjectSource, read
 from stoker.abc import ObjectInfo, Sample, SourceListing
 from stoker.errors import PackError, SchemaError
 

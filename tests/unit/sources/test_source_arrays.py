@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from stoker import Array
-from stoker._pack import object_reading as reading
+from stoker._base import task_group
 from stoker._sources import arrays, open_source
 from stoker.errors import PackError, StokerError
 from support.memory import memory_of
@@ -92,7 +92,7 @@ def test_every_storable_dtype_and_byte_order_is_read(array: Any) -> None:
 
 
 def test_rows_are_streamed_not_the_whole_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_AHEAD_BYTES", 1 << 20)
+    monkeypatch.setattr(task_group, "MAX_AHEAD_BYTES", 1 << 20)
     monkeypatch.setattr(arrays, "BLOCK_BYTES", 1 << 18)
     big = np.zeros((64, 1 << 20), "uint8")
     (tmp_path / "x.npy").write_bytes(npy_of(big))

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._pack import object_reading as reading
-from stoker._pack.object_reading import ByteStream, in_order, spans
+from stoker._base.task_group import MAX_AHEAD_BYTES, MAX_READS, in_order
+from stoker._sources.listing import ByteStream, spans
 from stoker._stores.location import parse_url
 from stoker._stores.memory import MemoryStore
 from stoker.errors import TruncatedError
@@ -48,9 +48,7 @@ def test_results_come_in_order_although_the_last_job_ends_first() -> None:
     assert asyncio.run(check()) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "expected"), [(1, reading.MAX_READS), (reading.MAX_AHEAD_BYTES // 4, 4), (1 << 40, 1)]
-)
+@pytest.mark.parametrize(("size_bytes", "expected"), [(1, MAX_READS), (MAX_AHEAD_BYTES // 4, 4), (1 << 40, 1)])
 def test_jobs_run_ahead_within_a_number_and_a_sum_of_bytes(size_bytes: int, expected: int) -> None:
     async def check() -> int:
         jobs = Jobs(100, size_bytes)
