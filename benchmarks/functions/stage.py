@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.functions.quiet import functions_cpu_seconds
 from stoker._cost.prices import GB_BYTES
-from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
+from stoker._sources.parts import Part
 from stoker.abc import ObjectInfo
 from stoker_local import BucketConfig, BucketSpec, LocalBucket, Shape
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, Outcome, function_cloud

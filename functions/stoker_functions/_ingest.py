@@ -23,10 +23,10 @@ from stoker._base.fields import Fields
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.schema import Array, Schema
-from stoker._pack.part import Part, provisional_dataset
+from stoker._pack.merge import provisional_dataset
 from stoker._sources.folders import belongs, files_schema, images_schema
 from stoker._sources.listing import is_wanted
-from stoker._sources.parts import Samples, grouped
+from stoker._sources.parts import Part, Samples, grouped
 from stoker._sources.webdataset import open_webdataset
 from stoker._stores.location import check_key, parse_url
 from stoker.abc import ObjectInfo, SourceListing

@@ -14,11 +14,10 @@ from typing import Any
 
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import MAX_AHEAD_BYTES
-from stoker._pack.part import Part
 from stoker._pack.plan import still_stored
 from stoker._pack.record import PackRecord
 from stoker._pack.run import RunConfig, RunWriter
-from stoker._sources.parts import Samples, open_part
+from stoker._sources.parts import Part, Samples, open_part
 from stoker.errors import ConfigError, PackError
 from stoker_functions._deployment import Deadline, Deployment
 

@@ -23,8 +23,8 @@ from golden.v1.make_function_fixtures import (
     run_functions,
 )
 from stoker._pack.catalog import digest_bytes, digested
-from stoker._pack.part import Part
 from stoker._pack.record import PackRecord, record_key
+from stoker._sources.parts import Part
 from stoker_functions._commit import commit
 from stoker_functions._pack import pack
 from stoker_local import running_bucket

@@ -16,7 +16,7 @@ from torch import distributed
 import stoker
 from golden.v1.make_fixtures import COMMON, FOLDER, SEED
 from golden.v1.make_function_fixtures import plan_fanout
-from stoker._pack.part import provisional_dataset
+from stoker._pack.merge import provisional_dataset
 from stoker._stores.access_token import Grant, key_text
 from stoker.cli import main
 from stoker_functions._shuffle_job.task import ShuffleTask

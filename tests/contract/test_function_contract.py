@@ -16,8 +16,8 @@ import stoker_functions.aws
 import stoker_functions.gcp
 from stoker import open_store
 from stoker._format import versions
-from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
+from stoker._sources.parts import Part
 from stoker.abc import ObjectInfo
 from support.packing import contents
 

@@ -14,8 +14,8 @@ import pytest
 
 from stoker import open_store
 from stoker._format import versions
-from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
+from stoker._sources.parts import Part
 from stoker.abc import ObjectInfo, Store
 from stoker_local.functions import (
     EventSource,

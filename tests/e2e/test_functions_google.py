@@ -13,8 +13,8 @@ import pytest
 import stoker_functions.gcp
 from stoker import GcsOptions, open_store
 from stoker._base.task_group import for_each
-from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
+from stoker._sources.parts import Part
 from stoker_local import GcsConfig, LocalGcs
 from stoker_local.functions import (
     FunctionCloudConfig,

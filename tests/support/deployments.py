@@ -11,8 +11,8 @@ from stoker import open_store
 from stoker._format import versions
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import SuperSample
-from stoker._pack.part import Part
 from stoker._sources.folders import files_schema
+from stoker._sources.parts import Part
 from stoker.abc import ObjectInfo, Store
 from stoker.testing import WatchedStore
 from stoker_functions._deployment import Deadline, Deployment, Ingest, Settings

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from stoker._fanout.board import Task
 from stoker._format import versions
 from stoker._format.supersample import FORMAT, MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.part import Part
 from stoker._pack.plan import check_can_append, check_can_create
 from stoker._pack.record import list_records
 from stoker._sources import ObjectSource
-from stoker._sources.parts import split
+from stoker._sources.parts import Part, split
 from stoker.abc import Readable
 from stoker.errors import ConfigError
 

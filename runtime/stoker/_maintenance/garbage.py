@@ -19,7 +19,7 @@ from stoker._format.manifest import POINTER_KEY, Manifest, object_key, version_k
 from stoker._maintenance.inspection import Place, list_super_samples, open_super_sample, restored
 from stoker._order.materialized_layout import EPOCHS_FOLDER
 from stoker._pack.catalog import DIGEST_KEY
-from stoker._pack.part import provisional_dataset
+from stoker._pack.merge import provisional_dataset
 from stoker._pack.record import Logged, PackRecord, is_record_key, list_records, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError

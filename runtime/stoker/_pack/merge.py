@@ -25,12 +25,11 @@ from stoker._format import versions
 from stoker._format.manifest import Manifest, Rows
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._pack.catalog import Catalog
-from stoker._pack.part import provisional_dataset
 from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no_sources, run_name
 from stoker._pack.run import RunConfig, pack_again
 from stoker.errors import DatasetExistsError, PackError
 
-__all__ = ["Job", "Known", "Memory", "Merged", "merge", "remembered"]
+__all__ = ["Job", "Known", "Memory", "Merged", "merge", "provisional_dataset", "remembered"]
 
 _log = logging.getLogger("stoker.pack.merge")
 _memory_log = logging.getLogger("stoker.pack.known")
@@ -256,6 +255,14 @@ def _fitting(
     if refused:
         _log.warning("%s: %d runs are of another data set, or have other columns: %s", url, len(refused), refused[:5])
     return fitting, tuple(refused)
+
+
+def provisional_dataset(url: str) -> str:
+    """Return the id that the data set at a store's URL has for functions which take in raw objects before there is one.
+
+    It keeps the id if it begins with what they took in; if somebody else creates it, their runs are written again.
+    """
+    return hashlib.sha256(f"ingest {url}".encode()).hexdigest()[:16]
 
 
 class _Fresh:

@@ -21,10 +21,10 @@ from stoker._fanout.job import JobConfig, plan_job
 from stoker._maintenance.compaction import compact
 from stoker._pack.catalog import digest_bytes
 from stoker._pack.merge import merge
-from stoker._pack.part import KeySlice, Part
 from stoker._pack.record import MODES, PackRecord, record_key
 from stoker._sources import open_source
 from stoker._sources.folders import files_schema
+from stoker._sources.parts import KeySlice, Part
 from stoker_functions._deployment import Deployment, Settings
 from stoker_functions._pack import pack
 from support.deployments import content, plenty

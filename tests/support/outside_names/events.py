@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from stoker import Array, Schema
 from stoker._base.fields import Fields
-from stoker._pack.part import KeySlice, Part
+from stoker._sources.parts import KeySlice, Part
 from stoker.abc import ObjectInfo
 from stoker_functions._commit import commit, compact
 from stoker_functions._deployment import Deployment

@@ -10,9 +10,9 @@ import pytest
 
 from stoker import open_store
 from stoker._format.manifest import PackRun
-from stoker._pack.part import Part
 from stoker._pack.record import PackRecord
 from stoker._sources.folders import files_schema
+from stoker._sources.parts import Part
 from stoker.abc import ObjectInfo, Store
 from stoker.cli import main
 from support.leftovers import leave_half

@@ -13,8 +13,8 @@ import pytest
 from stoker import open_store
 from stoker._fanout import job as job_module
 from stoker._fanout.job import JobConfig, PackJob, plan_job
-from stoker._pack.part import Part
 from stoker._sources import open_source
+from stoker._sources.parts import Part
 from stoker.abc import Store
 from stoker.errors import ConfigError, DatasetExistsError, NotFoundError, SchemaError
 from support.packing import fresh_store, numbered, pack

@@ -14,8 +14,8 @@ from stoker._format import versions
 from stoker._maintenance.garbage import gc
 from stoker._maintenance.recovery import rebuild_manifest
 from stoker._pack.merge import Known, merge
-from stoker._pack.part import Part
 from stoker._pack.record import REMEMBERED_SECONDS, record_key
+from stoker._sources.parts import Part
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import DatasetExistsError, EventError, PackError, StokerError
 from stoker.testing import DyingStore, WatchedStore, run_virtual

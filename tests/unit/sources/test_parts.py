@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, RetryingStore, Schema, open_store
-from stoker._pack.part import Part
 from stoker._sources import ObjectSource
 from stoker._sources.folders import files_schema
-from stoker._sources.parts import MAX_PART_OBJECTS, open_part, split
+from stoker._sources.parts import MAX_PART_OBJECTS, Part, open_part, split
 from stoker.abc import ObjectInfo, SourceListing, Store
 from stoker.errors import ConfigError, NotFoundError, ObjectChangedError, PackError, SchemaError, StoreError
 from support.places import look, put_all, read_all, tar_of, with_source, with_store
