@@ -1,23 +1,43 @@
-"""``stoker cache``: fills a disk cache before a training."""
+"""``stoker cache``: fills a disk cache before a training, so that its first epoch reads it.
+
+After H. Zhao and others, "SiloD", EuroSys 2023.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 
 from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
-from stoker._cache.tiers import CacheSpec
+from stoker._base.task_group import for_each
+from stoker._cache.disk_tier import DiskTier
+from stoker._cache.future import Future
+from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._fetch.config import FetchConfig
+from stoker._fetch.fetcher import Fetcher
+from stoker._fetch.prefetcher import StepQueue
+from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker._maintenance.filling import epoch_stretch, fill_cache
+from stoker._memory.ring import Ring
 from stoker._order.order import OrderConfig
+from stoker._order.sharding import Partition
+from stoker._order.steps import Steps, Stretch
+from stoker.abc import Readable
 from stoker.cli.flags import add_dataset, opened, rate_from
 from stoker.cli.output import counted
+from stoker.errors import ConfigError, StokerError
 
 __all__ = ["configure", "run"]
 
+_AT_ONCE = 4
+"""As many as may wait to be written, whatever their size: a tier declines what is beyond."""
+_HEDGE_SLOTS = 2
+_BATCH_SIZE = 1024
 _MOST_DIGITS = 20  # of 2**64
 _DESCRIPTION = (
     "Read super-samples into a disk cache, those first that a training needs first, until the limit is reached. What "
@@ -53,28 +73,91 @@ def run(args: Namespace) -> int:
 
 
 async def _warm(args: Namespace, spec: CacheSpec) -> int:
+    """Have a disk cache hold what a run needs first, as much as fits; say what it holds, and return the exit code.
+
+    Raises:
+        ConfigError: the cache is in memory.
+        BudgetError: it has no room for a super-sample.
+        StokerError: another process writes to it, or a super-sample could not be read; those before it are kept.
+    """
+    config = FetchConfig(max_bytes_per_second=args.max_rate)
     async with opened(args) as store:
         manifest = await read_manifest(store, args.at)
-        stretch = epoch_stretch(manifest, OrderConfig(seed=args.seed), args.epoch)
+        partition = Partition(samples=manifest.samples, batch_size=_BATCH_SIZE)
+        order = OrderConfig(seed=args.seed)
+        stretch = Stretch(order=order, partition=partition, epoch=args.epoch, end_epoch=args.epoch + 1)
         total = Amount(count=len(manifest), size_bytes=min(manifest.size_bytes, spec.limit_bytes))
-        async with Progress("filling", "super-samples", total, sys.stderr, quiet=args.quiet) as progress:
-            found = await fill_cache(
-                store,
-                manifest,
-                spec,
-                stretch=stretch,
-                fetch=FetchConfig(max_bytes_per_second=args.max_rate),
-                on_object=lambda count, size_bytes: progress.update(Amount(count=count, size_bytes=size_bytes)),
-            )
+        async with (
+            Progress("filling", "super-samples", total, sys.stderr, quiet=args.quiet) as progress,
+            _opened_tier(manifest, spec, stretch) as tier,
+        ):
+            rows = _rows_that_fit(manifest, stretch, spec.limit_bytes)
+            read = await _fill(store, manifest, tier, rows, config, progress)
+            held = [ref for row in rows if tier.holds(ref := manifest.ref(row))]
+    size_bytes = sum(ref.size_bytes for ref in held)
     print(
-        f"disk:{spec.path} holds {found.held:,} of {counted(len(manifest), 'super-sample')} of version "
-        f"{manifest.version}, {format_bytes(found.size_bytes)}: {found.read:,} came from the bucket, "
-        f"{found.chosen - found.read:,} were there"
+        f"disk:{spec.path} holds {len(held):,} of {counted(len(manifest), 'super-sample')} of version "
+        f"{manifest.version}, {format_bytes(size_bytes)}: {read:,} came from the bucket, {len(rows) - read:,} were "
+        "there"
     )
-    if found.held < found.chosen:
+    if len(held) < len(rows):
         print(
-            f"{found.chosen - found.held:,} that fit into the limit were not taken in: the disk is full or failed; "
+            f"{len(rows) - len(held):,} that fit into the limit were not taken in: the disk is full or failed; "
             "free some of it and run the command again",
             file=sys.stderr,
         )
-    return 1 if found.held < found.chosen else 0
+    return 1 if len(held) < len(rows) else 0
+
+
+@asynccontextmanager
+async def _opened_tier(manifest: Manifest, spec: CacheSpec, stretch: Stretch) -> AsyncGenerator[DiskTier, None]:
+    """Yield the cache that a loader would open, which keeps the super-samples of a stretch by their first use."""
+    if spec.path is None:
+        raise ConfigError("a cache in memory ends with its process and cannot be filled ahead: name a disk:PATH")
+    (tier,) = made_tiers([spec], manifest, Sharers())
+    assert isinstance(tier, DiskTier)  # noqa: S101 - the path says so
+    try:
+        await tier.follow(manifest, Future(manifest.rows.samples, stretch))
+        if not tier.takes_in:
+            raise StokerError(
+                f"{tier.name} cannot be filled: another process writes to it, or it is no folder that this user can "
+                "write to and lock; stop the process, or let it fill the cache itself"
+            )
+        yield tier
+    finally:
+        await tier.close()
+
+
+async def _fill(
+    store: Readable, manifest: Manifest, tier: DiskTier, rows: Sequence[int], config: FetchConfig, progress: Progress
+) -> int:
+    """Have the tier take in super-samples; return how many came from the bucket. Checksums of the others are right."""
+    ring = Ring(_AT_ONCE + _HEDGE_SLOTS, manifest.largest_bytes)
+    fetcher = Fetcher(store, ring=ring, rng=random.Random(), config=config, tiers=[tier])  # noqa: S311 - jitter
+    count = size_bytes = 0
+
+    async def fill(row: int) -> None:
+        nonlocal count, size_bytes
+        ref = manifest.ref(row)
+        ring.release(await fetcher.fetch(ref))
+        await tier.flush()
+        count, size_bytes = count + 1, size_bytes + ref.size_bytes
+        progress.update(Amount(count=count, size_bytes=size_bytes))
+
+    await for_each(rows, fill, concurrency=_AT_ONCE)
+    return count - fetcher.stats.tier_hits.get(tier.name, 0)
+
+
+def _rows_that_fit(manifest: Manifest, stretch: Stretch, limit_bytes: int) -> list[int]:
+    """Return the super-samples that a stretch uses first and that fit together on a disk, by their rows."""
+    queue = StepQueue(Steps(manifest.rows.samples, stretch))
+    rows: dict[int, None] = {}
+    left_bytes = limit_bytes
+    while (item := queue.next_item()) is not None:
+        if item.ref not in rows:
+            left_bytes -= DiskTier.taken_bytes(manifest.ref(item.ref))
+            if left_bytes < 0:
+                break
+            rows[item.ref] = None
+        queue.next_step()
+    return list(rows)
