@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# The tests start some thousand interpreters: without cached bytecode each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint bench fuzz soak clean
 
 $(STAMP): pyproject.toml constraints.txt
