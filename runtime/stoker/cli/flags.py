@@ -12,7 +12,7 @@ from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._stores import GcsOptions, S3Options, ServedOptions, Store, open_store
 from stoker._stores.location import parse_url
 from stoker._stores.options import Auth, StoreOptions
-from stoker.cli.command import BUCKET_TITLE
+from stoker.cli import BUCKET_TITLE
 from stoker.errors import ConfigError
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 
-from stoker.cli.command import Command
+from stoker.cli import Command
 from stoker.cli.flags import positive
 from stoker.errors import ConfigError, MissingExtraError
 from stoker_local._demo.screen import Screen
