@@ -18,8 +18,7 @@ import pytest
 import stoker
 from stoker import S3Options, ServedOptions
 from stoker._diagnostics.doctor import Examination, examine
-from stoker._diagnostics.findings import Finding, Level, machine_findings
-from stoker._diagnostics.machine import Machine, Whereabouts
+from stoker._diagnostics.machine import Finding, Level, Machine, Whereabouts, machine_findings
 from stoker._diagnostics.probe import ProbeLimits
 from stoker._stores.access_token import Grant
 from stoker.cli import main

@@ -15,8 +15,16 @@ import numpy as np
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader, RetryPolicy
 from stoker._base.sizes import counted, format_bytes
-from stoker._diagnostics.findings import Finding, Level, machine_findings, package_findings
-from stoker._diagnostics.machine import Machine, Whereabouts, look, whereabouts
+from stoker._diagnostics.machine import (
+    Finding,
+    Level,
+    Machine,
+    Whereabouts,
+    look,
+    machine_findings,
+    package_findings,
+    whereabouts,
+)
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
 from stoker._format.manifest import Manifest
 from stoker._format.versions import newest_manifest, read_manifest

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import asdict
 
 from stoker._diagnostics.doctor import Examination, examine
-from stoker._diagnostics.findings import Finding, Level
+from stoker._diagnostics.machine import Finding, Level
 from stoker.cli.flags import add_store_options, store_options
 from stoker.cli.output import counted, json_text, printable
 
