@@ -19,7 +19,7 @@ import pytest
 
 import stoker
 from stoker.abc import Answer
-from stoker.cli import functions, main
+from stoker.cli import main
 from stoker_local import BucketConfig, BucketSpec, running_bucket
 from support.fanout import ScriptedExecutor, answer
 from support.places import tar_of
@@ -232,6 +232,6 @@ def test_a_commit_that_tells_nothing_is_a_typed_error(
     async def unused(*_: int) -> Answer:
         raise AssertionError
 
-    monkeypatch.setattr(functions, "open_executor", lambda *_: Foreign(unused))
+    monkeypatch.setattr("stoker.fanout.open_executor", lambda *_: Foreign(unused))
     assert main(["pack", str(files(tmp_path / "in", 3)), str(tmp_path / "out"), "--on", "foreign"]) == 1
     assert "deploy the functions of this stoker" in capsys.readouterr().err

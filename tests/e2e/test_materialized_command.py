@@ -16,7 +16,7 @@ import pytest
 import stoker
 from stoker import Order, OrderConfig
 from stoker.abc import Answer
-from stoker.cli import functions, main
+from stoker.cli import main
 from stoker_torch import Loader
 from support.fanout import ScriptedExecutor
 
@@ -128,7 +128,7 @@ def test_a_plan_counts_the_processors_that_functions_have(
     async def unused(*_: int) -> Answer:
         raise AssertionError
 
-    monkeypatch.setattr(functions, "open_executor", lambda *_: Deployed(unused))
+    monkeypatch.setattr("stoker.fanout.open_executor", lambda *_: Deployed(unused))
     dollars = []
     for Deployed.processors in (1.0, 2.0):
         assert main(command(url, "--epoch", "0", "--plan", "--on", "deployed")) == 0

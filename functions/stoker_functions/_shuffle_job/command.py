@@ -23,13 +23,18 @@ from stoker._stores import open_store
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, metered, price_key
 from stoker.abc import Answer, Executor, Store
-from stoker.cli.flags import add_store_options, add_version, add_written_dataset, positive, size, store_options
-from stoker.cli.functions import (
+from stoker.cli.flags import (
     add_function_options,
+    add_store_options,
+    add_version,
+    add_written_dataset,
     check_function_options,
     check_reach,
     chosen_executor,
+    positive,
     reached,
+    size,
+    store_options,
     url_for_functions,
 )
 from stoker.cli.output import counted, printable, table

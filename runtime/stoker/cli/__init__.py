@@ -1,9 +1,8 @@
 """The command line: ``stoker pack``, ``info``, ``verify``, ``head`` and what other packages contribute.
 
 A package adds a command by an entry point of the group ``stoker.commands`` that names a :class:`Command`. Such
-a package may also use the modules ``flags`` (options of buckets, sizes and counts), ``functions`` (options of commands
-whose work functions do) and ``output`` (tables, numbers and JSON). A command's module is imported when
-the command is used.
+a package may also use the modules ``flags`` (options of buckets, sizes, counts and functions) and ``output`` (tables,
+numbers and JSON). A command's module is imported when the command is used.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ _COMMANDS = {
         ("rm", "maintenance:rm", "delete a data set, after asking"),
         (
             "doctor",
-            "doctor",
+            "info:doctor",
             "look for what is wrong between here and a data set; exit code 1 if there is a problem",
         ),
         ("cost", "cost", "reckon what data, requests, machines and functions cost"),

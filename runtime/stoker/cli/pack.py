@@ -19,14 +19,19 @@ from stoker._sources.webdataset import WebDataset
 from stoker._stores import open_store
 from stoker._stores.location import Location, parse_url
 from stoker.abc import Store
-from stoker.cli.flags import add_store_options, positive, size, store_options, super_sample_size, writable
-from stoker.cli.functions import (
+from stoker.cli.flags import (
     add_function_options,
+    add_store_options,
     check_function_options,
     check_reach,
     chosen_executor,
+    positive,
     reached,
+    size,
+    store_options,
+    super_sample_size,
     url_for_functions,
+    writable,
 )
 from stoker.cli.output import RequestBill, counted, json_text, printable, sample_lines
 from stoker.errors import ConfigError, FunctionError
