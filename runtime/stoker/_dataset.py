@@ -25,7 +25,7 @@ from stoker._format.display import describe_manifest, describe_type, html_table
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Schema
 from stoker._format.versions import read_manifest
-from stoker._memory.sample_memory import SampleMemory
+from stoker._memory.budget import SampleMemory
 from stoker._stores import StoreOptions, open_reader, url_of
 from stoker._stores.network import PerLoop
 from stoker._stores.object_store import ObjectStore, metered

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVarTuple
 
 import numpy as np
 
-from stoker._memory.sample_memory import ByteBudget
+from stoker._memory.budget import ByteBudget
 
 __all__ = ["Lent", "MemoryAccount", "MemoryPool"]
 

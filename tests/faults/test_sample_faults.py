@@ -13,7 +13,7 @@ import pytest
 
 from stoker import Array, Bytes, Schema
 from stoker._format.supersample import Head
-from stoker._memory.sample_memory import SampleMemory
+from stoker._memory.budget import SampleMemory
 from stoker.errors import (
     CopiedBucketWarning,
     CredentialsError,

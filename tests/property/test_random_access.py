@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker import Array, Bytes, Column, Ragged, Schema, Text
 from stoker._format.tensorfile import DTYPES
-from stoker._memory.sample_memory import SampleMemory, head_bytes_held
+from stoker._memory.budget import SampleMemory, head_bytes_held
 from support.packed_objects import packed_objects
 from support.same import same
 from support.sample_reading import AMPLE_BYTES, SampleBench

@@ -10,7 +10,7 @@ import numpy as np
 from stoker import FetchConfig
 from stoker._fetch.samples import SampleReader
 from stoker._format.manifest import Manifest
-from stoker._memory.sample_memory import SampleMemory
+from stoker._memory.budget import SampleMemory
 from stoker.testing import run_virtual
 from support.faulty_store import FaultyStore, Weather
 

@@ -27,8 +27,8 @@ from stoker._fetch.super_samples import LEAST_SAVING, fetch_head, open_head
 from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._format.supersample import Head, is_small
+from stoker._memory.budget import ByteBudget, SampleMemory, head_bytes_held
 from stoker._memory.ring import Ring
-from stoker._memory.sample_memory import ByteBudget, SampleMemory, head_bytes_held
 from stoker.abc import Readable
 
 __all__ = ["SampleReader"]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stoker._memory.sample_memory import ByteBudget
+from stoker._memory.budget import ByteBudget
 from stoker.errors import BudgetError
 from stoker.testing import run_virtual
 

@@ -12,7 +12,7 @@ import pytest
 from stoker import Array, Bytes, Ragged, Schema, Text
 from stoker._fetch.config import GAP_BYTES
 from stoker._format.supersample import Head
-from stoker._memory.sample_memory import SampleMemory, head_bytes_held
+from stoker._memory.budget import SampleMemory, head_bytes_held
 from stoker.errors import BudgetError
 from stoker.testing import run_virtual
 from support.faulty_store import Weather
