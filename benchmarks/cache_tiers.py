@@ -25,9 +25,8 @@ from stoker import Bytes, OrderConfig, Schema, open_store
 from stoker._base.checksum import crc32c
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.future import Future
-from stoker._cache.keeper import KeepingTier
-from stoker._cache.memory_tier import MemoryTier
+from stoker._cache.keeper import Future, KeepingTier
+from stoker._cache.tiers import MemoryTier
 from stoker._fetch.fetcher import Fetcher
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._memory.ring import Ring

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from stoker._base.checksum import crc32c
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, function_cloud

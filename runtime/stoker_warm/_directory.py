@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._cache.naming import is_name, size_of
+from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError
 from stoker_warm._code import Code
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each, task_group
-from stoker._cache.naming import NameIndex
+from stoker._cache.keeper import NameIndex
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectRef, Readable

@@ -18,7 +18,7 @@ import numpy as np
 
 from stoker._base.checksum import crc32c
 from stoker._base.meter import Egress
-from stoker._cache.naming import is_name, size_of
+from stoker._cache.keeper import is_name, size_of
 from stoker._cost.prices import FunctionPrices, StorePrices
 from stoker.errors import ConfigError, WireError
 from stoker_warm._connection import Answer, Connection

@@ -20,7 +20,7 @@ from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from stoker._base.checksum import crc32c
-from stoker._cache.naming import is_name, size_of
+from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ConfigError, WireError
 from stoker_warm._code import Code
 
@@ -41,7 +41,7 @@ class ShardId:
     """Which shard of which object. Ids are ordered by object, then by code and position.
 
     Attributes:
-        object: the object's name, of :mod:`stoker._cache.naming`.
+        object: the object's name, of :mod:`stoker._cache.keeper`.
         data: shards that restore it.
         parity: shards besides.
         position: of the shard, from 0; those from ``data`` on are parity.

@@ -12,7 +12,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import StokerError
 

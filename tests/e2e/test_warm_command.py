@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import stoker
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker_local.functions import FunctionCloud
 from stoker_torch import Loader
 from stoker_warm._client import ClientConfig, WarmClient

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stoker._cache.naming import size_of
+from stoker._cache.keeper import size_of
 from stoker_warm._code import Code
 from stoker_warm._directory import Directory, Held, Loss
 from stoker_warm._shard import OVERHEAD_BYTES, ShardId

@@ -10,9 +10,8 @@ import numpy as np
 from stoker import Array, OrderConfig, Schema
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.future import Future
-from stoker._cache.keeper import KeepingTier
-from stoker._cache.memory_tier import MemoryTier
+from stoker._cache.keeper import Future, KeepingTier
+from stoker._cache.tiers import MemoryTier
 from stoker._order.sharding import Partition
 from stoker._order.steps import Stretch
 from stoker.abc import ObjectRef

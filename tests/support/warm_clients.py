@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker import Prices
 from stoker._base.checksum import crc32c
-from stoker._cache.naming import name_of, size_of
+from stoker._cache.keeper import name_of, size_of
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError
 from stoker_warm._client import ClientConfig, WarmClient

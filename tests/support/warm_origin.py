@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from stoker._cache.naming import size_of
+from stoker._cache.keeper import size_of
 from stoker.abc import ObjectRef
 from stoker.errors import StoreError
 

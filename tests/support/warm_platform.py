@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from stoker._base.checksum import crc32c
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker.abc import Answer, ObjectRef
 from stoker.errors import ConnectionLostError, ServerError, ThrottledError
 from stoker_warm._connection import Connection

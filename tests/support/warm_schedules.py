@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from stoker import FetchConfig
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef

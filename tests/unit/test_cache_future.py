@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stoker import OrderConfig
-from stoker._cache.future import NEVER, Future
+from stoker._cache.keeper import NEVER, Future
 from stoker._order.sharding import LaneShare, Partition
 from stoker._order.steps import Steps, Stretch
 

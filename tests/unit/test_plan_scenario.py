@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from stoker import FetchConfig, NextBatch, OrderConfig
-from stoker._cache.future import Future
+from stoker._cache.keeper import Future
 from stoker._diagnostics.latency import Constant, Late, LogNormal
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.steps import Stretch

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from stoker._base.checksum import crc32c
 from stoker._base.threads import WithdrawableMemory
-from stoker._cache.naming import is_name, size_of
+from stoker._cache.keeper import is_name, size_of
 from stoker.errors import ChecksumError
 
 __all__ = ["BLOCK_BYTES", "DiskFolder", "FolderConfig"]

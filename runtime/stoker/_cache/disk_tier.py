@@ -16,9 +16,7 @@ from functools import partial
 from stoker._base.sizes import format_bytes
 from stoker._base.threads import WithdrawableMemory, in_thread, in_thread_until_cancelled
 from stoker._cache.disk_folder import BLOCK_BYTES, DiskFolder, FolderConfig
-from stoker._cache.future import Future
-from stoker._cache.keeper import CacheStatistics, Keeper
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import CacheStatistics, Future, Keeper, name_of
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef

@@ -1,11 +1,16 @@
 """Tiers as settings write them: the caches of a process, what these follow, and tiers that machines share.
 
+A cache is in memory, between epochs and above the ring, or on disk (:mod:`stoker._cache.disk_tier`).
+
 Settings are texts such as ``"disk:/mnt/nvme/stoker?limit=20GB&policy=next-use"`` and ``"memory:?limit=2GB"``;
 a shared tier is a URL, whose scheme is the name of an entry point.
 """
 
 from __future__ import annotations
 
+import asyncio
+import mmap
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +19,114 @@ from urllib.parse import parse_qsl
 
 from stoker._base.fields import shown
 from stoker._base.plugins import load_plugin
-from stoker._base.sizes import parse_bytes
+from stoker._base.sizes import format_bytes, parse_bytes
 from stoker._cache.disk_folder import FolderConfig
 from stoker._cache.disk_tier import DiskTier
 from stoker._cache.eviction import policy_factory
-from stoker._cache.future import Future
-from stoker._cache.keeper import KeepingTier
-from stoker._cache.memory_tier import MemoryTier
+from stoker._cache.keeper import CacheStatistics, Future, Keeper, KeepingTier, name_of
 from stoker._format.manifest import Manifest
+from stoker._memory.ring import ALIGNMENT_BYTES, Ring, populate
 from stoker._order.sharding import Dealing
 from stoker._order.steps import Stretch
-from stoker.abc import Readable, Tier
-from stoker.errors import ConfigError
+from stoker.abc import ObjectRef, Readable, Tier
+from stoker.errors import BudgetError, ConfigError
 
-__all__ = ["CacheSpec", "Sharers", "TierFactory", "follow", "made_tiers", "open_tier"]
+__all__ = ["CacheSpec", "MemoryTier", "Sharers", "TierFactory", "follow", "made_tiers", "open_tier"]
 
 _EXAMPLE = "write for example disk:/mnt/nvme/stoker?limit=20GB or memory:?limit=2GB"
 _NODE = "node:"
 _TIERS = "stoker.tiers"
+
+
+class MemoryTier:
+    """A :class:`~stoker._cache.keeper.KeepingTier` in fixed slots of anonymous memory, of one process.
+
+    One copy in and one out, both on the event loop: that of 8 MiB takes less than a millisecond, and handing it to a
+    thread would cost slots that are neither free nor in use.
+
+    Args:
+        limit_bytes: of all slots; their memory is taken as they are filled.
+        policy: name of the eviction policy, one of :func:`~stoker._cache.eviction.policy_names`.
+        largest_bytes: of the super-samples; what is larger is not kept.
+
+    Raises:
+        BudgetError: not one super-sample fits.
+        ConfigError: there is no such policy.
+    """
+
+    name = "memory"
+    is_shared = False
+
+    def __init__(self, limit_bytes: int, policy: str, *, largest_bytes: int) -> None:
+        slot_bytes = -(-largest_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if limit_bytes < slot_bytes:
+            raise BudgetError(
+                f"a cache in memory of {format_bytes(limit_bytes)} a process holds no super-sample, of which the "
+                f"largest has {format_bytes(slot_bytes)}: raise its limit, or leave it out"
+            )
+        self._ring = Ring(limit_bytes // slot_bytes, slot_bytes)
+        self._keeper = Keeper(policy, self._ring.slots * slot_bytes, slot_bytes)
+        self._slots: dict[str, int] = {}
+        self._touched = 0
+        self._pid = os.getpid()
+
+    async def follow(self, manifest: Manifest, future: Future) -> None:
+        """Keep what a stretch of the order needs; a forked child begins with nothing."""
+        if self._pid != os.getpid():
+            self._forget()
+            self._pid = os.getpid()
+        self._keeper.follow(manifest, future)
+
+    async def read(self, ref: ObjectRef, into: memoryview) -> bool:
+        """Copy an object, if it is here."""
+        name = name_of(ref)
+        if not self._keeper.look_up(name):
+            return False
+        into[:] = self._ring.view(self._slots[name], ref.size_bytes)
+        self._keeper.hits += 1
+        return True
+
+    def offer(self, ref: ObjectRef, data: memoryview) -> None:
+        """Copy an object into a slot, if that is worth it."""
+        if ref.size_bytes > self._ring.slot_bytes:
+            self._keeper.declined += 1
+            return
+        evicted = self._keeper.offer(ref)
+        if evicted is None:
+            return
+        for name in evicted:
+            self._ring.release(self._slots.pop(name))
+        slot = self._ring.acquire()
+        self._touch_next()
+        assert slot is not None  # noqa: S101 - the keeper counts in slots
+        self._ring.view(slot, ref.size_bytes)[:] = data
+        self._ring.commit(slot)
+        self._slots[name_of(ref)] = slot
+
+    def _touch_next(self) -> None:
+        """Have the pages of one more slot taken in a thread, so that the copy into it does not wait for them.
+
+        Fresh slots are filled in their order.
+        """
+        self._touched += 1
+        if self._touched < self._ring.slots:
+            start = -(-self._ring.offset(self._touched) // mmap.PAGESIZE) * mmap.PAGESIZE
+            if piece := self._ring.memory[start : start + self._ring.slot_bytes]:  # none is left of a small last slot
+                asyncio.get_running_loop().run_in_executor(None, populate, piece)
+
+    async def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self._forget()
+
+    def statistics(self) -> CacheStatistics:
+        """Return a snapshot."""
+        return self._keeper.statistics()
+
+    def _forget(self) -> None:
+        self._keeper.clear()
+        self._slots.clear()
+        self._touched = 0
+        self._ring = Ring(self._ring.slots, self._ring.slot_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +241,7 @@ async def follow(
     """Have tiers keep what a stretch needs, and those that are shared what the others of the machine need, too.
 
     Returns:
-        What is to be told of every item that is taken; see :meth:`~stoker._cache.future.Future.take`.
+        What is to be told of every item that is taken; see :meth:`~stoker._cache.keeper.Future.take`.
     """
     own = shared = Future(manifest.rows.samples, stretch)
     if others:

@@ -16,7 +16,7 @@ from stoker._base.progress import Amount, Progress
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
 from stoker._cache.disk_tier import DiskTier
-from stoker._cache.future import Future
+from stoker._cache.keeper import Future
 from stoker._cache.tiers import CacheSpec, Sharers, made_tiers
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.fetcher import Fetcher

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._cache.eviction import Lru, Residents, policy_factory
-from stoker._cache.future import Future
+from stoker._cache.keeper import Future
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.abc import EvictionPolicy, ObjectRef
 from stoker.errors import ConfigError

@@ -18,7 +18,7 @@ from stoker._base.meter import Operation
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted, format_bytes
 from stoker._base.task_group import task_group
-from stoker._cache.future import Future
+from stoker._cache.keeper import Future
 from stoker._cost.prices import Prices
 from stoker._diagnostics.latency import BucketModel, Constant, Latency
 from stoker._fetch.fetcher import Fetcher

@@ -13,7 +13,7 @@ import numpy as np
 from stoker._base.checksum import crc32c
 from stoker._base.sizes import format_bytes
 from stoker._base.task_group import for_each
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import DeadlineError
 from stoker_warm._opening import WarmKeeper

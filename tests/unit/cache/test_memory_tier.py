@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from stoker._base.checksum import crc32c
-from stoker._cache.memory_tier import MemoryTier
+from stoker._cache.tiers import MemoryTier
 from stoker.abc import ObjectRef
 from support.tiers import MANIFEST, future
 

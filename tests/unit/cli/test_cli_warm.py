@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stoker import cli
-from stoker._cache.naming import size_of
+from stoker._cache.keeper import size_of
 from stoker.errors import ConnectionLostError, DeadlineError
 from stoker.testing import run_virtual
 from stoker_warm._commands import warm as warm_command

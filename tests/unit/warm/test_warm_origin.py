@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker._format.manifest import Manifest
 from stoker.abc import ObjectRef
 from stoker.errors import NotFoundError, ObjectChangedError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, ConnectionLostError, ServerError
 from stoker_warm._client import ClientConfig

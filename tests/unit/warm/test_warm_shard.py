@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from stoker._base.checksum import crc32c
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, WireError
 from stoker_warm._shard import Shard, ShardId, verified

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stoker import FetchConfig
-from stoker._cache.naming import name_of
+from stoker._cache.keeper import name_of
 from stoker._fetch.fetcher import Fetcher
 from stoker._memory.ring import Ring
 from stoker.testing import run_virtual
