@@ -6,7 +6,7 @@ answers requests for data sets in any program.
 
 from typing import TYPE_CHECKING, Any
 
-from stoker._base.lazy_names import load_name
+from stoker._base.plugins import load_name
 
 __all__ = ["Runner", "answer_of"]
 

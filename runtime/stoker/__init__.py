@@ -9,7 +9,7 @@ A name is loaded when it is first used, so a command or a function that needs li
 from typing import TYPE_CHECKING, Any
 
 from stoker import errors
-from stoker._base.lazy_names import load_name
+from stoker._base.plugins import load_name
 from stoker._version import __version__
 from stoker.errors import *  # noqa: F403 - every error and warning, by the list of their module
 

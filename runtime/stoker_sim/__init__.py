@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stoker._base.lazy_names import load_name
+from stoker._base.plugins import load_name
 
 __all__ = ["BucketModel", "recorded_bucket", "recorded_latency"]
 

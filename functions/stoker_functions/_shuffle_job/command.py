@@ -18,7 +18,7 @@ from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_epochs import read_epoch
 from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
-from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
+from stoker._order.order import MAX_EPOCH, EpochLayout
 from stoker._stores import open_store
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import ObjectStore, metered, price_key

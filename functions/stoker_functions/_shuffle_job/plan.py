@@ -28,8 +28,7 @@ from stoker._fetch.range_plan import ReadLimits
 from stoker._format.manifest import Manifest
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
 from stoker._memory.budget import most_sample_bytes
-from stoker._order.materialized_layout import MAX_SLICES, even_slices
-from stoker._order.order import MAX_LANES
+from stoker._order.order import MAX_LANES, MAX_SLICES, even_slices
 from stoker._order.sharding import Partition
 from stoker.errors import BudgetError, ConfigError
 from stoker_functions._shuffle_job.task import HEADER_BYTES, ShuffleTask, TaskMemory, Way, held_bytes

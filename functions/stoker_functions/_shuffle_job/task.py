@@ -9,8 +9,7 @@ from typing import Any, Literal, Self, get_args
 from stoker._base.fields import Fields
 from stoker._base.sizes import format_bytes
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._order.materialized_layout import MAX_EPOCH, MAX_SLICES
-from stoker._order.order import MAX_LANES
+from stoker._order.order import MAX_EPOCH, MAX_LANES, MAX_SLICES
 from stoker.errors import BudgetError, ConfigError
 
 __all__ = ["HEADER_BYTES", "ShuffleTask", "Step", "TaskMemory", "Way", "held_bytes", "usable_bytes"]

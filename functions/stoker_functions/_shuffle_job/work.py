@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader
-from stoker._base.store_wrapper import FolderStore
 from stoker._base.task_group import for_each
 from stoker._fetch.fetcher import FetchConfig, Fetcher
 from stoker._fetch.groups import HeadMemory
@@ -25,7 +25,7 @@ from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.versions import read_manifest
 from stoker._memory.budget import most_sample_bytes
 from stoker._memory.ring import Ring
-from stoker._order.materialized_layout import EpochLayout
+from stoker._order.order import EpochLayout
 from stoker.abc import Readable, Store
 from stoker.errors import DeadlineError, NotFoundError, PackError
 from stoker_functions._deployment import Deadline, Deployment

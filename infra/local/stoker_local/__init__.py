@@ -5,7 +5,7 @@ A name is loaded when it is first used: ``stoker --help`` loads this package for
 
 from typing import TYPE_CHECKING, Any
 
-from stoker._base.lazy_names import load_name
+from stoker._base.plugins import load_name
 
 __all__ = [
     "PROFILES",

@@ -1,4 +1,4 @@
-"""Counts what a store will bill: requests by operation, and bytes.
+"""Requests to a store: their kinds, what of them it will bill, and a wrapper of stores whose one hook sees them all.
 
 A request is billed when it is sent, whether or not its caller waited for the answer, so cancelled and broken ones
 count; one that the store refused or failed to serve (429, 5xx) does not
@@ -12,12 +12,14 @@ import asyncio
 import enum
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, Literal, TypeVar, cast, get_args
 
 from stoker._base.fields import shown
+from stoker.abc import Buffer, Listable, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,
     ConnectionLostError,
@@ -28,7 +30,17 @@ from stoker.errors import (
     TruncatedError,
 )
 
-__all__ = ["Egress", "Meter", "Operation", "PriceKey", "Reading", "check_store_name"]
+__all__ = [
+    "Egress",
+    "FolderStore",
+    "Meter",
+    "Operation",
+    "PriceKey",
+    "ReaderWrapper",
+    "Reading",
+    "StoreWrapper",
+    "check_store_name",
+]
 
 _STORE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 
@@ -173,3 +185,94 @@ class Meter:
             written_bytes=self._written_bytes,
             key=None if self._key is None else self._key(),
         )
+
+
+R_co = TypeVar("R_co", bound=Readable, covariant=True)
+T = TypeVar("T")
+
+
+class ReaderWrapper(Generic[R_co]):
+    """Reads through another store. A subclass says in :meth:`_perform` what else a request does.
+
+    Attributes:
+        wrapped: the other store.
+    """
+
+    _folder = ""  # what stands before every key there; it ends with a slash, or is empty
+
+    def __init__(self, store: R_co) -> None:
+        self.wrapped: R_co = store
+
+    @property
+    def url(self) -> str:
+        """The other store's root, or the folder of it."""
+        return f"{self.wrapped.url.rstrip('/')}/{self._folder.rstrip('/')}" if self._folder else self.wrapped.url
+
+    async def _perform(self, operation: Operation, key: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Send one request, which is about ``key``, and return its answer; called for every request but listings."""
+        return await request()
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return a whole object."""
+        data, info = await self._perform(Operation.GET, key, partial(self.wrapped.get, self._folder + key))
+        return data, self._relative(info)
+
+    async def get_range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        *,
+        into: memoryview,
+        tag: str | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> ObjectInfo:
+        """Read bytes ``[start, end)`` into ``into``."""
+        request = partial(self.wrapped.get_range, self._folder + key, start, end, into=into, tag=tag, begun=begun)
+        return self._relative(await self._perform(Operation.GET, key, request))
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return size and tag."""
+        return self._relative(await self._perform(Operation.HEAD, key, partial(self.wrapped.head, self._folder + key)))
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield the objects whose key starts with ``prefix``."""
+        after = self._folder + start_after if start_after else ""
+        async for info in cast("Listable", self.wrapped).list(self._folder + prefix, start_after=after):
+            yield self._relative(info)
+
+    def _relative(self, info: ObjectInfo) -> ObjectInfo:
+        return replace(info, key=info.key.removeprefix(self._folder)) if self._folder else info
+
+
+class StoreWrapper(ReaderWrapper[Store]):
+    """Reads, writes and deletes through another store."""
+
+    async def put(self, key: str, data: Buffer, *, if_absent: bool = False, if_tag: str | None = None) -> ObjectInfo:
+        """Write an object."""
+        request = partial(self.wrapped.put, self._folder + key, data, if_absent=if_absent, if_tag=if_tag)
+        return self._relative(await self._perform(Operation.PUT, key, request))
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        await self._perform(Operation.DELETE, key, partial(self.wrapped.delete, self._folder + key))
+
+    async def close(self) -> None:
+        """Close the other store."""
+        await self.wrapped.close()
+
+
+class FolderStore(StoreWrapper):
+    """A folder of a store, as a store; connections stay the store's.
+
+    Args:
+        store: has the folder.
+        folder: ends with a slash.
+    """
+
+    def __init__(self, store: Store, folder: str) -> None:
+        super().__init__(store)
+        self._folder = folder
+
+    async def close(self) -> None:
+        """Do nothing: the connections are the store's."""

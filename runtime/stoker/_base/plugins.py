@@ -1,13 +1,15 @@
-"""Plug-ins of other packages, found by the entry points that their distributions declare."""
+"""What is imported when it is first used: public names of a package, and plug-ins that entry points declare."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from stoker._base.fields import shown
 from stoker.errors import ConfigError, MissingExtraError
 
-__all__ = ["load_plugin", "plugin_names"]
+__all__ = ["load_name", "load_plugin", "plugin_names"]
 
 
 def plugin_names(group: str) -> tuple[str, ...]:
@@ -33,6 +35,8 @@ def load_plugin(group: str, name: str, what: str) -> Any:
 
     found = {point.name: point for point in entry_points(group=group)}
     if name not in found:
+        from stoker._base.fields import shown  # this module is the first of every process, and imports next to nothing
+
         installed = ", ".join(sorted(found)) or "none"
         raise ConfigError(
             f"there is no {what} {shown(name)}; installed: {installed}; "
@@ -43,3 +47,22 @@ def load_plugin(group: str, name: str, what: str) -> Any:
     except Exception as error:
         reason = f"{error}" if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingExtraError(f"the {what} {name} ({found[name].value}) cannot be loaded: {reason}") from error
+
+
+def load_name(package: str, name: str, names_of: Mapping[str, str]) -> Any:
+    """Import what a package's ``__getattr__`` is asked for, and keep it in the package.
+
+    Args:
+        package: dotted name of the package.
+        name: of its attribute.
+        names_of: module → the names, separated by blanks, that the package takes from it.
+
+    Raises:
+        AttributeError: no module of the table has this name.
+    """
+    for module, names in names_of.items():
+        if name in names.split():
+            value = getattr(import_module(module), name)
+            setattr(sys.modules[package], name, value)
+            return value
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -16,8 +16,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from stoker._base.checksum import crc32c
-from stoker._base.meter import Operation
-from stoker._base.store_wrapper import ReaderWrapper, StoreWrapper
+from stoker._base.meter import Operation, ReaderWrapper, StoreWrapper
 from stoker.abc import Buffer, ObjectInfo, Readable, Store
 from stoker.errors import (
     ConfigError,

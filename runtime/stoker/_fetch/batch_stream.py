@@ -23,7 +23,7 @@ from stoker._fetch.prefetcher import Prefetcher, StepQueue
 from stoker._fetch.super_samples import SuperSampleReading
 from stoker._format.manifest import Manifest
 from stoker._memory.ring import FirstTouch, RingStateError
-from stoker._order.materialized_layout import EpochLayout
+from stoker._order.order import EpochLayout
 from stoker._order.steps import Segment
 from stoker.errors import StokerError
 

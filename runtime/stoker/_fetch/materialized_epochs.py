@@ -13,12 +13,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from stoker._base.meter import FolderStore
 from stoker._base.retry import RetryingReader, RetryingStore
-from stoker._base.store_wrapper import FolderStore
 from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import Manifest, Rows, version_key
-from stoker._order.materialized_layout import EpochLayout
+from stoker._order.order import EpochLayout
 from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
     ChecksumError,

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from stoker._base.meter import FolderStore
 from stoker._base.recorder import Recorder
 from stoker._base.sizes import counted
-from stoker._base.store_wrapper import FolderStore
 from stoker._base.threads import LoopThread
 from stoker._cache.keeper import Nearer
 from stoker._fetch.batch_stream import Batch, Origin
@@ -29,7 +29,7 @@ from stoker._format.manifest import Manifest
 from stoker._format.schema import Column
 from stoker._memory.budget import SlotPlan
 from stoker._memory.ring import anonymous_memory
-from stoker._order.materialized_layout import MAX_EPOCH, EpochLayout
+from stoker._order.order import MAX_EPOCH, EpochLayout
 from stoker._order.sharding import Dealing
 from stoker.abc import Store
 from stoker.errors import (

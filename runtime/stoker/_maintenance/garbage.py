@@ -17,7 +17,7 @@ from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import POINTER_KEY, Manifest, object_key, version_key
 from stoker._maintenance.inspection import Place, list_super_samples, open_super_sample, restored
-from stoker._order.materialized_layout import EPOCHS_FOLDER
+from stoker._order.order import EPOCHS_FOLDER
 from stoker._pack.catalog import DIGEST_KEY
 from stoker._pack.merge import provisional_dataset
 from stoker._pack.record import Logged, PackRecord, is_record_key, list_records, record_key

@@ -20,7 +20,7 @@ in milliseconds, the same way every time. A name is loaded when it is first used
 
 from typing import TYPE_CHECKING, Any
 
-from stoker._base.lazy_names import load_name
+from stoker._base.plugins import load_name
 
 _NAMES_OF = {
     "stoker._base.clock": "VirtualClockError VirtualClockLoop run_virtual",

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from stoker._base.meter import Operation
-from stoker._base.store_wrapper import StoreWrapper
+from stoker._base.meter import Operation, StoreWrapper
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ConfigError, ConnectionLostError, ServerError, StoreError, ThrottledError, TransientError
 

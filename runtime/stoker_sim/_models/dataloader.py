@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from stoker._base.meter import Operation
-from stoker._base.store_wrapper import ReaderWrapper
+from stoker._base.meter import Operation, ReaderWrapper
 from stoker._base.task_group import task_group
 from stoker.abc import ObjectInfo, Readable
 from stoker.errors import ConfigError, NotFoundError

@@ -10,7 +10,7 @@ import pytest
 from stoker import Array, Order, OrderConfig, Schema
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.supersample import Packed
-from stoker._order.materialized_layout import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slices
+from stoker._order.order import MAX_EPOCH, MAX_SLICES, EpochLayout, even_slices
 from stoker.errors import ConfigError
 
 

@@ -20,7 +20,7 @@ from stoker._fetch.batch_stream import Batch
 from stoker._fetch.materialized_feed import MaterializedPipeline
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.versions import read_manifest
-from stoker._order.materialized_layout import EpochLayout
+from stoker._order.order import EpochLayout
 from stoker.abc import Store
 from stoker.errors import (
     CredentialsError,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from stoker import Array, Bytes, Order, OrderConfig, Prices, Schema, open_store
-from stoker._base.store_wrapper import FolderStore
+from stoker._base.meter import FolderStore
 from stoker._fetch.groups import HeadMemory
 from stoker._fetch.materialized_epochs import delete_epochs, read_epoch
 from stoker._format.manifest import POINTER_KEY, Manifest, PackRun, Rows, version_key
