@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, Self, get_args
@@ -273,17 +273,8 @@ class CachedDataset(Dataset[Any]):
     def stats(self) -> CacheStatistics:
         """Return what was counted so far; look-ups of all processes, fetches of this one."""
         look_ups, misses, damaged, waited_ns = self.cache.counts.read()
-        counts = self.service.counts
-        return CacheStatistics(
-            look_ups=look_ups,
-            misses=misses,
-            damaged=damaged,
-            wait_seconds=waited_ns / 1e9,
-            fetches=counts.fetches,
-            fetched=counts.fetched,
-            already_cached=counts.already_cached,
-            failures=counts.failures,
-        )
+        seconds, fetched = waited_ns / 1e9, asdict(self.service.counts)
+        return CacheStatistics(look_ups=look_ups, misses=misses, damaged=damaged, wait_seconds=seconds, **fetched)
 
     def close(self) -> None:
         """Fetch nothing more: drop what is queued, wait for what is being read and end the threads; idempotent."""

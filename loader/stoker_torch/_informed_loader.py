@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.errors import ConfigError, StokerError
-from stoker_torch._sample_cache import LocalCounts, LookUpStatistics
+from stoker_torch._sample_cache import LookUpCounts, LookUpStatistics
 from stoker_torch._user_functions import wait_for_threads
 
 __all__ = ["InformedDataLoader"]
@@ -63,7 +63,7 @@ class InformedDataLoader(DataLoader[Any]):
             raise ConfigError(f"depth must be at least 1, not {depth}")
         self.depth = depth
         self._clock = clock
-        self._counts = LocalCounts()
+        self._counts = LookUpCounts()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's annotation names a private class
         """Begin an epoch; nothing is loaded before its first batch is asked for."""
@@ -78,27 +78,20 @@ class InformedDataLoader(DataLoader[Any]):
         return LookUpStatistics(look_ups=look_ups, misses=misses, wait_seconds=waited_ns / 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What came of loading a batch."""
+_Loaded = tuple[Any, BaseException | None]
+"""A batch, or the error that came of loading it; ``StopIteration`` behind the last batch."""
 
-    batch: Any = None
-    error: BaseException | None = None
-    is_end: bool = False
 
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing more is to be loaded: as with a plain loader, a batch that failed is no reason."""
-        return self.is_end or not (self.error is None or isinstance(self.error, Exception))
+def _next_of(batches: Iterator[Any]) -> _Loaded:
+    try:
+        return next(batches), None
+    except BaseException as error:  # noqa: BLE001 - a thread's boundary: whatever it is, the training loop gets it
+        return None, error
 
-    @classmethod
-    def next_of(cls, batches: Iterator[Any]) -> _Loaded:
-        try:
-            return cls(next(batches))
-        except StopIteration:
-            return cls(is_end=True)
-        except BaseException as error:  # noqa: BLE001 - a thread's boundary: whatever it is, the training loop gets it
-            return cls(error=error)
+
+def _is_end(error: BaseException | None) -> bool:
+    """Return whether nothing more is to be loaded: as with a plain loader, a batch that failed is no reason."""
+    return isinstance(error, StopIteration) or not (error is None or isinstance(error, Exception))
 
 
 @dataclass(slots=True)
@@ -121,7 +114,7 @@ class _Line:
 class _Iteration:
     """One epoch."""
 
-    def __init__(self, batches: Iterator[Any], depth: int, clock: Callable[[], float], counts: LocalCounts) -> None:
+    def __init__(self, batches: Iterator[Any], depth: int, clock: Callable[[], float], counts: LookUpCounts) -> None:
         self._line: _Line | None = _Line(batches, threading.Semaphore(depth))
         self._clock, self._counts = clock, counts
         self._pid = os.getpid()
@@ -137,18 +130,17 @@ class _Iteration:
             raise StokerError("an iteration cannot go on in a forked process, where its thread is not; begin another")
         asked = self._clock()
         missed = self._line.loaded.empty()
-        loaded = self._taken(self._line)
-        if loaded.is_last:
+        batch, error = self._taken(self._line)
+        if _is_end(error):
             self.close()
-        if loaded.is_end:
-            raise StopIteration
-        self._counts.add(missed=missed, damaged=False, wait_seconds=self._clock() - asked)
         try:
-            if loaded.error is not None:
-                raise loaded.error
-            return loaded.batch
+            if not isinstance(error, StopIteration):
+                self._counts.add(missed=missed, damaged=False, wait_seconds=self._clock() - asked)
+            if error is not None:
+                raise error
+            return batch
         finally:
-            del loaded  # or the error would keep itself, and through this frame the thread, alive
+            del error  # or it would keep itself, and through this frame the thread, alive
 
     def close(self) -> None:
         """Yield nothing more, and end the thread after the batch that it is loading; idempotent."""
@@ -159,8 +151,8 @@ class _Iteration:
     def _taken(self, line: _Line) -> _Loaded:
         """Return the next batch; load it if it is the first."""
         if self._finalizer is None:
-            loaded = _Loaded.next_of(line.batches)
-            if not loaded.is_last:
+            loaded = _next_of(line.batches)
+            if not _is_end(loaded[1]):
                 self._begin(line)
             return loaded
         try:
@@ -192,9 +184,9 @@ def _load(line: _Line, inference: bool, gradients: bool, device: int | None) -> 
             line.places.acquire()
             if line.is_cut:
                 return
-            loaded = _Loaded.next_of(line.batches)
+            loaded = _next_of(line.batches)
             line.loaded.put(loaded)
-            if loaded.is_last:
+            if _is_end(loaded[1]):
                 return
             del loaded  # or a waiting thread would keep the batch alive
 

@@ -1,13 +1,19 @@
-"""Caches of samples: what each can do and counts, and the one in the memory of one process, first in, first out."""
+"""Caches of samples, first in, first out: what each can do and counts, and the one in the memory of one process."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import struct
 import sys
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn, Protocol, Self
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -16,23 +22,24 @@ from stoker._base.sizes import parse_bytes
 from stoker.errors import ConfigError, SampleError, StokerError
 
 __all__ = [
-    "Amounts",
     "CacheStatistics",
     "DamagedEntryError",
-    "LocalCounts",
+    "FifoEntries",
     "LookUpCounts",
     "LookUpStatistics",
     "MemoryCache",
-    "NO_LOOK_UPS",
     "SampleCache",
-    "add_look_up",
+    "SharedCounts",
     "held_bytes",
+    "locked",
 ]
 
 Amounts = tuple[int, int, int, int]
 """Look-ups, misses, damaged entries, and nanoseconds of waiting."""
 
-NO_LOOK_UPS: Amounts = (0, 0, 0, 0)
+_NO_LOOK_UPS: Amounts = (0, 0, 0, 0)
+_ROW = struct.Struct("<4Q")
+"""Amounts in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,74 +85,215 @@ class CacheStatistics(LookUpStatistics):
     failures: int
 
 
-class LookUpCounts(Protocol):
-    """Adds up look-ups, from whatever threads and processes make them."""
-
-    def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
-        """Count one look-up."""
-        ...
-
-    def read(self) -> Amounts:
-        """Return what was counted so far."""
-        ...
-
-
-def add_look_up(amounts: Amounts, missed: bool, damaged: bool, wait_seconds: float) -> Amounts:
-    """Return amounts with one look-up more."""
+def _with_look_up(amounts: Amounts, missed: bool, damaged: bool, wait_seconds: float) -> Amounts:
     look_ups, misses, damages, waited_ns = amounts
     return look_ups + 1, misses + missed, damages + damaged, waited_ns + round(wait_seconds * 1e9)
 
 
-class LocalCounts:
-    """Counts of one process."""
+class LookUpCounts:
+    """Adds up the look-ups of one process, from whatever threads make them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._amounts = NO_LOOK_UPS
+        self._amounts = _NO_LOOK_UPS
 
     def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
         """Count one look-up."""
         with self._lock:
-            self._amounts = add_look_up(self._amounts, missed, damaged, wait_seconds)
+            self._amounts = _with_look_up(self._amounts, missed, damaged, wait_seconds)
 
     def read(self) -> Amounts:
         """Return what was counted so far."""
         return self._amounts
 
 
+@contextlib.contextmanager
+def locked(path: Path, flags: int = os.O_RDONLY, *, wait: bool = True) -> Iterator[int]:
+    """Open a file or folder, and hold its lock against every other opening, in this process and in others.
+
+    Raises:
+        BlockingIOError: somebody else has the lock, and ``wait`` is off.
+        OSError: it cannot be opened or locked.
+    """
+    opening = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        fcntl.flock(opening, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield opening
+        finally:
+            fcntl.flock(opening, fcntl.LOCK_UN)  # a child forked meanwhile has the opening too, and would keep the lock
+    finally:
+        os.close(opening)
+
+
+class SharedCounts:
+    """Counts of all processes that know the path of the file they are in.
+
+    The file is opened and locked for each addition (some 20 µs). So there is nothing that a forked child could inherit
+    in a bad state, a process that is killed leaves no lock, and any copy of this object, in any process, is as good as
+    another.
+
+    Args:
+        path: of the file, which :meth:`create` makes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last = _NO_LOOK_UPS
+
+    def create(self) -> None:
+        """Make the file, with zeros."""
+        self._path.write_bytes(_ROW.pack(*_NO_LOOK_UPS))
+
+    def add(self, *, missed: bool, damaged: bool, wait_seconds: float) -> None:
+        """Count one look-up; when the file was removed, nobody counts any more."""
+        with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
+            before: Amounts = _ROW.unpack(os.pread(file, _ROW.size, 0))
+            os.pwrite(file, _ROW.pack(*_with_look_up(before, missed, damaged, wait_seconds)), 0)
+
+    def read(self) -> Amounts:
+        """Return what was counted so far; when the file was removed, what was read last."""
+        with contextlib.suppress(FileNotFoundError), locked(self._path, os.O_RDWR) as file:
+            self._last = _ROW.unpack(os.pread(file, _ROW.size, 0))
+        return self._last
+
+
 class DamagedEntryError(KeyError):
     """What a cache has for an index is not what was put there. To a reader, the sample is not in the cache."""
 
 
-class SampleCache(Protocol):
+class FifoEntries:
+    """What a cache holds, first in, first out: order and sizes. Thread-safe; one entry is written at a time.
+
+    Two locks, so that who asks what is there does not wait for a disk: ``_writing`` is held during a write,
+    ``_looking`` for a moment, also within the other.
+
+    Args:
+        cache: what users call the class, for messages.
+        samples: how many are held at most.
+        max_bytes: what they may take, a number or text; None for any.
+
+    Raises:
+        ConfigError: a limit is not positive.
+    """
+
+    def __init__(self, cache: str, samples: int, max_bytes: int | str | None) -> None:
+        self.max_bytes = None if max_bytes is None else parse_bytes(max_bytes)
+        if samples < 1 or self.max_bytes == 0:
+            raise ConfigError(f"a {cache} needs room for a sample, not samples={samples}, max_bytes={max_bytes}")
+        self._cache, self.capacity = cache, samples
+        self._writing, self._looking = threading.Lock(), threading.Lock()
+        self._sizes: dict[int, int] = {}
+        self._bytes = 0
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is not a copy: a forked child's has locks that may be held for ever."""
+        return self._pid == os.getpid()
+
+    def __getstate__(self) -> dict[str, int]:
+        """Return what makes a copy that is nobody's own."""
+        return {"_pid": -1}
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def holds(self, index: int, *, renew: bool) -> bool:
+        """Return whether there is an entry; with ``renew``, it then becomes the one that came in last."""
+        with self._looking:
+            if renew and index in self._sizes:
+                self._sizes[index] = self._sizes.pop(index)
+            return index in self._sizes
+
+    def put(self, index: int, size_bytes: int, write: Callable[[], object], remove: Callable[[int], object]) -> bool:
+        """Have an entry written that is not there yet, and those removed that came in first if there is no room.
+
+        Returns:
+            Whether it is there; it is not if it alone would be too much.
+
+        Raises:
+            StokerError: the cache is closed.
+            OSError: it cannot be written, or another cannot be removed.
+        """
+        if self.max_bytes is not None and size_bytes > self.max_bytes:
+            return False
+        with self._writing:
+            if self._is_closed:
+                raise StokerError(f"the {self._cache} is closed")
+            if not self.holds(index, renew=False):
+                while self._is_full(size_bytes):
+                    self._evict(remove)
+                write()
+                self._note(index, size_bytes)
+        return True
+
+    def close(self) -> None:
+        """Forget all entries, and take no more."""
+        with self._writing, self._looking:
+            self._is_closed = True
+            self._sizes.clear()
+
+    def _is_full(self, size_bytes: int) -> bool:
+        is_over = self.max_bytes is not None and self._bytes + size_bytes > self.max_bytes
+        return bool(self._sizes) and (len(self._sizes) >= self.capacity or is_over)
+
+    def _evict(self, remove: Callable[[int], object]) -> None:
+        with self._looking:
+            oldest = next(iter(self._sizes))
+            size_bytes = self._sizes.pop(oldest)
+            self._bytes -= size_bytes
+        try:
+            remove(oldest)
+        except OSError:
+            self._note(oldest, size_bytes)  # it still takes its room
+            raise
+
+    def _note(self, index: int, size_bytes: int) -> None:
+        with self._looking:
+            self._sizes[index] = size_bytes
+            self._bytes += size_bytes
+
+
+class SampleCache(ABC):
     """A capped collection of samples, first in, first out, for the length of one run.
 
     What is read is what was put. All methods may be called from any thread; which of them from other processes, each
     cache says.
+
+    Attributes:
+        counts: where the look-ups of all processes that share the cache are added up.
     """
+
+    counts: LookUpCounts | SharedCounts
+
+    def __init__(self, entries: FifoEntries) -> None:
+        self._entries = entries
+        self._capacity = entries.capacity
 
     @property
     def samples(self) -> int:
         """How many samples it holds at most."""
-        ...
+        return self._capacity
 
-    @property
-    def counts(self) -> LookUpCounts:
-        """Where the look-ups of all processes that share the cache are added up."""
-        ...
-
+    @abstractmethod
     def get(self, index: int) -> Any:
         """Return a sample.
 
         Raises:
             KeyError: it is not in the cache; :class:`DamagedEntryError`, if it should be.
         """
-        ...
 
     def holds(self, index: int, *, renew: bool) -> bool:
-        """Return whether a sample is in the cache; with ``renew``, it then becomes the one that came in last."""
-        ...
+        """Return whether a sample is in the cache; with ``renew``, it then becomes the one that came in last.
 
+        Raises:
+            StokerError: this process does not fill the cache.
+        """
+        return self._own_entries().holds(index, renew=renew)
+
+    @abstractmethod
     def put(self, index: int, sample: Any) -> bool:
         """Add a sample that is not there yet, in place of those that came in first if there is no room.
 
@@ -155,16 +303,30 @@ class SampleCache(Protocol):
         Raises:
             SampleError: the cache cannot hold samples of such a type.
             OSError: it cannot be written.
+            StokerError: the cache is closed, or this process does not fill it.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Forget all samples; idempotent."""
-        ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc_info: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._own_entries())
+
+    def _own_entries(self) -> FifoEntries:
+        if not self._entries.is_own:
+            self._refuse()
+        return self._entries
+
+    @abstractmethod
+    def _refuse(self) -> NoReturn:
+        """Raise the error that says which process fills the cache."""
 
 
 def held_bytes(sample: Any) -> int:
@@ -189,7 +351,7 @@ def held_bytes(sample: Any) -> int:
     )
 
 
-class MemoryCache:
+class MemoryCache(SampleCache):
     """A capped collection in memory, for a ``DataLoader`` with ``num_workers=0``.
 
     It gives out the very objects that were put: who writes to a sample in place has to copy it first.
@@ -206,22 +368,10 @@ class MemoryCache:
     def __init__(
         self, samples: int, *, max_bytes: int | str | None = None, size_of: Callable[[Any], int] = held_bytes
     ) -> None:
-        self._max_bytes = None if max_bytes is None else parse_bytes(max_bytes)
-        if samples < 1 or self._max_bytes == 0:
-            raise ConfigError(f"a MemoryCache needs room for a sample, not samples={samples}, max_bytes={max_bytes}")
-        self._capacity = samples
+        super().__init__(FifoEntries("MemoryCache", samples, max_bytes))
         self._size_of = size_of
-        self._lock = threading.Lock()
-        self._held: dict[int, tuple[Any, int]] = {}
-        self._bytes = 0
-        self._pid = os.getpid()
-        self._is_closed = False
-        self.counts = LocalCounts()
-
-    @property
-    def samples(self) -> int:
-        """How many samples it holds at most."""
-        return self._capacity
+        self._held: dict[int, Any] = {}
+        self.counts = LookUpCounts()
 
     def get(self, index: int) -> Any:
         """Return a sample.
@@ -230,17 +380,8 @@ class MemoryCache:
             KeyError: it is not in the cache.
             ConfigError: this is another process than the one that fills the cache.
         """
-        if self._pid != os.getpid():
-            self._refuse()
-        with self._lock:
-            return self._held[index][0]
-
-    def holds(self, index: int, *, renew: bool) -> bool:
-        """Return whether a sample is in the cache; with ``renew``, it then becomes the one that came in last."""
-        with self._lock:
-            if renew and index in self._held:
-                self._held[index] = self._held.pop(index)
-            return index in self._held
+        self._own_entries()
+        return self._held[index]
 
     def put(self, index: int, sample: Any) -> bool:
         """Add a sample that is not there yet, in place of those that came in first if there is no room.
@@ -252,35 +393,15 @@ class MemoryCache:
             SampleError: there is a ``max_bytes``, and the sample does not tell its size.
             StokerError: the cache is closed.
         """
-        size_bytes = 0 if self._max_bytes is None else self._size_of(sample)
-        if self._max_bytes is not None and size_bytes > self._max_bytes:
-            return False
-        with self._lock:
-            if self._is_closed:
-                raise StokerError("the MemoryCache is closed")
-            if index not in self._held:
-                while self._held and (len(self._held) >= self._capacity or self._is_over(size_bytes)):
-                    _, freed_bytes = self._held.pop(next(iter(self._held)))
-                    self._bytes -= freed_bytes
-                self._held[index] = sample, size_bytes
-                self._bytes += size_bytes
-        return True
+        entries = self._own_entries()
+        size_bytes = 0 if entries.max_bytes is None else self._size_of(sample)
+        return entries.put(index, size_bytes, partial(self._held.__setitem__, index, sample), self._held.pop)
 
     def close(self) -> None:
         """Forget all samples; idempotent."""
-        with self._lock:
-            self._is_closed = True
-            self._held.clear()
-            self._bytes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __len__(self) -> int:
-        return len(self._held)
+        if self._entries.is_own:
+            self._entries.close()
+        self._held.clear()
 
     def __repr__(self) -> str:
         return f"<MemoryCache {len(self._held)} of {self._capacity} samples>"
@@ -288,9 +409,5 @@ class MemoryCache:
     def __reduce__(self) -> NoReturn:
         self._refuse()
 
-    def _is_over(self, size_bytes: int) -> bool:
-        return self._max_bytes is not None and self._bytes + size_bytes > self._max_bytes
-
-    @staticmethod
-    def _refuse() -> NoReturn:
+    def _refuse(self) -> NoReturn:
         raise ConfigError("a MemoryCache is seen by its own process only: use num_workers=0, or a DiskCache")
