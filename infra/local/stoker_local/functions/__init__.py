@@ -4,6 +4,9 @@ from stoker_local.functions._cloud import FunctionCloud, function_cloud
 from stoker_local.functions._config import (
     EventSource,
     FunctionCloudConfig,
+    FunctionFault,
+    FunctionFaultKind,
+    FunctionFaultPlan,
     FunctionSpec,
     GoogleSpec,
     Notification,
@@ -11,7 +14,6 @@ from stoker_local.functions._config import (
     QueueSpec,
     Schedule,
 )
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, FunctionFaultPlan
 from stoker_local.functions._statistics import FunctionStatistics, Happening, Outcome, ServiceError, total
 from stoker_local.functions._triggers import LocalQueue
 

@@ -21,14 +21,12 @@ from stoker_local._bucket import LocalBucket
 from stoker_local._gcs import LocalGcs
 from stoker_local._objects import ObjectCreated
 from stoker_local._serving import Tasks, background, serving
-from stoker_local.functions._config import FunctionCloudConfig, FunctionSpec, GoogleSpec
+from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultPlan
 from stoker_local.functions._endpoints import Authority, FunctionUrl, InvokeApi
-from stoker_local.functions._faults import FunctionFaultInjector, FunctionFaultPlan
-from stoker_local.functions._fleet import EventInvoker, Fleet, Pool
-from stoker_local.functions._google import Instance, InstanceConfig, Service, finalized_message, gateway, push
-from stoker_local.functions._processes import Warden, warden
-from stoker_local.functions._sandbox import Sandbox, SandboxConfig
-from stoker_local.functions._statistics import FunctionStatistics, Happening, Invocation, Ledger, Outcome
+from stoker_local.functions._fleet import Fleet, FunctionFaultInjector
+from stoker_local.functions._google import Service, finalized_message, gateway, push
+from stoker_local.functions._processes import InstanceConfig, S, Warden, warden
+from stoker_local.functions._statistics import Account, FunctionStatistics, Happening, Invocation, Ledger, Outcome
 from stoker_local.functions._triggers import (
     LocalQueue,
     create_queues,
@@ -80,7 +78,6 @@ class FunctionCloud:
         self._services: dict[str, Service] = {}
         self._faults = FunctionFaultInjector(config.faults)
         self._ledger = Ledger(clock=asyncio.get_running_loop().time, echo=echo)
-        self._events = EventInvoker(self.queues, retry_seconds=config.event_retry_seconds, tasks=tasks)
         self._ids = random.Random(config.seed)  # noqa: S311  (reproducible ids, not secrets)
         self._notified = 0
         self._tasks = tasks
@@ -122,7 +119,7 @@ class FunctionCloud:
             raise KeyError(schedule)
         config, now = self.config, self._clock()
         event = scheduled_event(fired, region=config.region, account=config.account, event_id=self._new_id(), now=now)
-        return self._events.accept(self._fleets[fired.function], self._invocation(event))
+        return self._fleets[fired.function].accept(self._invocation(event))
 
     def inject(self, plan: FunctionFaultPlan) -> None:
         """Replace the faults, from the next invocation on."""
@@ -131,9 +128,9 @@ class FunctionCloud:
     def reclaim(self) -> None:
         """Take all idle instances back at once."""
         for fleet in self._fleets.values():
-            fleet.pool.reclaim()
+            fleet.reclaim()
         for service in self._services.values():
-            service.pool.reclaim()
+            service.reclaim()
 
     def statistics(self) -> dict[str, FunctionStatistics]:
         """Return the figures of every function; :func:`~stoker_local.functions.total` adds them up."""
@@ -153,17 +150,19 @@ class FunctionCloud:
         """Start everything; the stack ends it. To be called by :func:`function_cloud` only."""
         config = self.config
         authority = Authority(config.keys, region=config.region, clock=self._clock)
-        api = InvokeApi(self._fleets, self._events, authority, new_id=self._new_id)
+        api = InvokeApi(self._fleets, authority, new_id=self._new_id)
         self.url = await self._serve(stack, api.application(), config.port)
         role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
         for spec in config.functions:
-            fleet = self._fleets[spec.name] = self._fleet(spec, {**role, **config.environment})
+            fleet = Fleet(*self._opened(spec, {**role, **config.environment}, "lambda"), self.queues)
+            self._fleets[spec.name] = fleet
             if spec.url_auth:
                 front = FunctionUrl(fleet, authority, new_id=self._new_id)
                 self.function_urls[spec.name] = await self._serve(stack, front.application())
         platform = {**(gcs.environment() if gcs else {}), **config.environment}
         for google in config.google:
-            service = self._services[google.name] = self._service(google, platform)
+            service = Service(*self._opened(google, platform, "cloud-run", vcpus=google.cpus), self._session)
+            self._services[google.name] = service
             self.google_urls[google.name] = await self._serve(stack, service.application())
         if self._services:
             self.google_url = await self._serve(stack, gateway(self._services))
@@ -182,31 +181,13 @@ class FunctionCloud:
     async def _serve(self, stack: AsyncExitStack, application: web.Application, port: int = 0) -> str:
         return f"http://{await stack.enter_async_context(serving(application, self.config.host, port))}"
 
-    def _fleet(self, spec: FunctionSpec, environment: Mapping[str, str]) -> Fleet:
-        config = self.config
-        sandbox = SandboxConfig(
-            spec=spec,
-            host=config.host,
-            region=config.region,
-            arn=f"arn:aws:lambda:{config.region}:{config.account}:function:{spec.name}",
-            environment=environment,
-            warden=self._warden,
-            init_seconds=config.init_seconds,
-        )
-        account = self._ledger.open(spec.name, "lambda", memory_bytes=spec.memory_bytes)
-        pool: Pool[Sandbox] = Pool(
-            account, self._faults, self._tasks, slots=spec.concurrency, idle_seconds=config.idle_seconds
-        )
-        return Fleet(sandbox, pool)
-
-    def _service(self, spec: GoogleSpec, environment: Mapping[str, str]) -> Service:
-        instance = InstanceConfig(spec=spec, host=self.config.host, environment=environment, warden=self._warden)
-        account = self._ledger.open(spec.name, "cloud-run", memory_bytes=spec.memory_bytes, vcpus=spec.cpus)
-        slots = spec.instances * spec.concurrency
-        pool: Pool[Instance] = Pool(
-            account, self._faults, self._tasks, slots=slots, idle_seconds=self.config.idle_seconds
-        )
-        return Service(instance, pool, self._session)
+    def _opened(
+        self, spec: S, environment: Mapping[str, str], platform: str, **figures: float
+    ) -> tuple[InstanceConfig[S], Account, FunctionFaultInjector, Tasks]:
+        """Return what a function of either platform is made of."""
+        common = InstanceConfig(spec=spec, cloud=self.config, environment=environment, warden=self._warden)
+        account = self._ledger.open(spec.name, platform, memory_bytes=spec.memory_bytes, **figures)
+        return common, account, self._faults, self._tasks
 
     def _start_triggers(self) -> None:
         config = self.config

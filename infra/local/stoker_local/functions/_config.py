@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
 from stoker_local._config import WELL_KNOWN, is_this_machine, read_json, unique_names
+from stoker_local._network import check_probabilities
 from stoker_local._s3.signature import KeyPair
-from stoker_local.functions._faults import FunctionFaultPlan
 
 __all__ = [
     "EventSource",
     "FunctionCloudConfig",
+    "FunctionFault",
+    "FunctionFaultKind",
+    "FunctionFaultPlan",
     "FunctionSpec",
     "GoogleSpec",
     "Notification",
@@ -283,6 +287,62 @@ def check_variables(variables: Mapping[str, str], *, owner: str) -> int:
             raise ValueError(f"{name} in the environment of {owner} is not a text that a process can have")
         size_bytes += len(name) + len(value.encode())
     return size_bytes
+
+
+class FunctionFaultKind(StrEnum):
+    """The ways in which a cloud can treat an invocation badly."""
+
+    KILL = "kill"  # its instance is killed in mid-invocation
+    FREEZE = "freeze"  # its instance stands still in mid-invocation for a while
+    DUPLICATE = "duplicate"  # its event is delivered twice
+    RECLAIM = "reclaim"  # the idle instances are gone, so it is a cold start
+    THROTTLE = "throttle"  # it is refused: 429 TooManyRequestsException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionFault:
+    """One fault.
+
+    Attributes:
+        after_seconds: when a kill or a freeze strikes, from the start of the handler; if that has ended, it misses.
+        freeze_seconds: how long a freeze lasts.
+    """
+
+    kind: FunctionFaultKind
+    after_seconds: float = 0.0
+    freeze_seconds: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (self.after_seconds >= 0 and self.freeze_seconds >= 0):
+            raise ValueError(f"after_seconds={self.after_seconds} or freeze_seconds={self.freeze_seconds} is negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionFaultPlan:
+    """Which invocations are struck.
+
+    Attributes:
+        script: faults of the first matching invocations, in order of arrival; None lets one pass.
+        probabilities: chance of each kind, for matching invocations after the script; at most 1 in all.
+        functions: names of functions that match; empty is all.
+        within_seconds: kills and freezes drawn by chance strike at a moment drawn from [0, ``within_seconds``).
+        freeze_seconds: of freezes drawn by chance.
+        seed: of the draws. What hits a function's n-th invocation depends on nothing but this, its name and n.
+    """
+
+    script: tuple[FunctionFault | None, ...] = ()
+    probabilities: Mapping[FunctionFaultKind, float] = field(default_factory=dict)
+    functions: tuple[str, ...] = ()
+    within_seconds: float = 0.5
+    freeze_seconds: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_probabilities(self.probabilities)
+        if not (self.within_seconds >= 0 and self.freeze_seconds >= 0):
+            raise ValueError(
+                f"within_seconds={self.within_seconds} or freeze_seconds={self.freeze_seconds} is negative"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

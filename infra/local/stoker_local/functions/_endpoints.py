@@ -23,7 +23,7 @@ from aiohttp import web
 from stoker_local._http1 import BadRequestError, Request, parse_query
 from stoker_local._s3.model import S3Error
 from stoker_local._s3.signature import KeyPair, read_claim, verify
-from stoker_local.functions._fleet import EventInvoker, Fleet
+from stoker_local.functions._fleet import Fleet
 from stoker_local.functions._statistics import MAX_EVENT_BYTES, MAX_REQUEST_BYTES, Invocation, ServiceError, read_body
 
 __all__ = [
@@ -57,13 +57,11 @@ class InvokeApi:
     def __init__(
         self,
         fleets: Mapping[str, Fleet],
-        events: EventInvoker,
         authority: Authority,
         *,
         new_id: Callable[[], str],
     ) -> None:
         self._fleets = fleets
-        self._events = events
         self._authority = authority
         self._new_id = new_id
 
@@ -90,7 +88,7 @@ class InvokeApi:
         if kind == "DryRun":
             return web.Response(status=204, headers=headers)
         if kind == "Event":
-            self._events.accept(fleet, invocation)
+            fleet.accept(invocation)
             return web.Response(status=202, headers=headers)
         return await self._respond(request, fleet, invocation, headers)
 

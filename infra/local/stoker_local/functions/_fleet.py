@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
 
+from stoker_local._network import kind_at
 from stoker_local._serving import Tasks
-from stoker_local.functions._config import FunctionSpec
-from stoker_local.functions._faults import FunctionFault, FunctionFaultInjector, FunctionFaultKind
-from stoker_local.functions._processes import tail
-from stoker_local.functions._sandbox import Sandbox, SandboxConfig
+from stoker_local.functions._config import FunctionFault, FunctionFaultKind, FunctionFaultPlan, FunctionSpec
+from stoker_local.functions._processes import InstanceConfig, tail
+from stoker_local.functions._sandbox import Sandbox
 from stoker_local.functions._statistics import (
     Account,
     Answer,
@@ -29,9 +31,45 @@ from stoker_local.functions._statistics import (
 )
 from stoker_local.functions._triggers import LocalQueue
 
-__all__ = ["EventInvoker", "Fleet", "Pool"]
+__all__ = ["Fleet", "FunctionFaultInjector", "Pool"]
 
 _STRIKE_LATER = (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE)
+
+
+class FunctionFaultInjector:
+    """A fault plan in operation."""
+
+    __slots__ = ("_ordinals", "_plan", "_script")
+
+    def __init__(self, plan: FunctionFaultPlan) -> None:
+        self.replace(plan)
+
+    def replace(self, plan: FunctionFaultPlan) -> None:
+        """Follow another plan, from its beginning."""
+        self._plan = plan
+        self._script = deque(plan.script)
+        self._ordinals: Counter[str] = Counter()
+
+    def draw(self, function: str) -> FunctionFault | None:
+        """Return the fault of the invocation that has just arrived, if it has one."""
+        plan = self._plan
+        if plan.functions and function not in plan.functions:
+            return None
+        if self._script:
+            return self._script.popleft()
+        if not plan.probabilities:
+            return None
+        self._ordinals[function] += 1
+        # A generator of its own for each invocation: what one draws does not depend on the others' order of arrival.
+        chance = random.Random(f"{plan.seed}/{function}/{self._ordinals[function]}")  # noqa: S311  (not secrets)
+        kind = kind_at(chance.random(), plan.probabilities)
+        if kind is None:
+            return None
+        return FunctionFault(
+            kind=kind,
+            after_seconds=chance.random() * plan.within_seconds,
+            freeze_seconds=plan.freeze_seconds,
+        )
 
 
 class Instance(Protocol):
@@ -67,6 +105,7 @@ class Pool(Generic[T]):
         self.idle: dict[T, asyncio.TimerHandle] = {}
         self._faults = faults
         self._idle_seconds = idle_seconds
+        self._named = 0
 
     async def admit(self, *, waits: bool = False) -> FunctionFault | None:
         """Acquire a slot for an invocation; return the fault that is to strike it.
@@ -94,6 +133,11 @@ class Pool(Generic[T]):
         """Let a new instance live."""
         self.living[instance] = self.tasks.start(self._live(instance))
         self.account.started(instances=len(self.living))
+
+    def next_name(self) -> str:
+        """Return the name of a new instance."""
+        self._named += 1
+        return f"{self.account.function}/{self._named}"
 
     def wake(self, instance: T) -> None:
         """Note that an instance has work."""
@@ -127,23 +171,28 @@ class Pool(Generic[T]):
         self.account.figures.instances = len(self.living)
 
 
-class Fleet:
-    """The instances of one function; their work is done in the tasks that it is given.
+class Fleet(Pool[Sandbox]):
+    """A Lambda function: its work is done in tasks, one for each invocation.
 
     The instance that worked last works next, so that the others can be taken back.
+
+    Attributes:
+        arn: the function's Amazon resource name.
     """
 
-    def __init__(self, sandbox: SandboxConfig, pool: Pool[Sandbox]) -> None:
-        self.spec: FunctionSpec = sandbox.spec
-        self.account = pool.account
-        self.pool = pool
-        self._sandbox = sandbox
-        self._started = 0
-
-    @property
-    def arn(self) -> str:
-        """The function's Amazon resource name."""
-        return self._sandbox.arn
+    def __init__(
+        self,
+        config: InstanceConfig[FunctionSpec],
+        account: Account,
+        faults: FunctionFaultInjector,
+        tasks: Tasks,
+        queues: Mapping[str, LocalQueue],
+    ) -> None:
+        self.spec, cloud = config.spec, config.cloud
+        super().__init__(account, faults, tasks, slots=self.spec.concurrency, idle_seconds=cloud.idle_seconds)
+        self.arn = f"arn:aws:lambda:{cloud.region}:{cloud.account}:function:{self.spec.name}"
+        self._config = config
+        self._queues = queues
 
     async def invoke(self, invocation: Invocation, *, waits: bool = False) -> Outcome:
         """Run the function once; an instance is started if none is idle.
@@ -157,15 +206,15 @@ class Fleet:
         Raises:
             ServiceError: throttled.
         """
-        fault = await self.pool.admit(waits=waits)
-        task = self.pool.tasks.start(self._run(invocation, fault))
+        fault = await self.admit(waits=waits)
+        task = self.tasks.start(self._run(invocation, fault))
         if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
-            self.pool.tasks.start(self._run_again(invocation))
+            self.tasks.start(self._run_again(invocation))
         return await asyncio.shield(task)
 
     async def _run_again(self, invocation: Invocation) -> None:
         """Deliver the same event again: beside the first delivery if concurrency allows, else after it."""
-        await self.pool.slots.acquire()
+        await self.slots.acquire()
         await self._run(invocation, None)
 
     async def _run(self, invocation: Invocation, fault: FunctionFault | None) -> Outcome:
@@ -173,14 +222,14 @@ class Fleet:
         self.account.figures.busy += 1
         try:
             sandbox, is_cold = self._lease()
-            error = await self._start(sandbox) if is_cold else None
+            error = await self._started(sandbox) if is_cold else None
             if error is None:
                 self.account.note("invoke", instance=sandbox.name)
                 answer, seconds = await sandbox.run(invocation, fault)
             else:
                 answer, seconds = error, 0.0
             if sandbox.is_alive:
-                self.pool.rest(sandbox)
+                self.rest(sandbox)
             init_seconds = sandbox.init_seconds if is_cold else None
             return self._outcome(
                 sandbox,
@@ -197,18 +246,17 @@ class Fleet:
             )
         finally:
             self.account.figures.busy -= 1
-            self.pool.slots.release()
+            self.slots.release()
 
     def _lease(self) -> tuple[Sandbox, bool]:
         """Return an idle instance, or a new one and True."""
-        if sandbox := next(reversed(self.pool.idle), None):
-            self.pool.wake(sandbox)
+        if sandbox := next(reversed(self.idle), None):
+            self.wake(sandbox)
             return sandbox, False
-        self._started += 1
-        return Sandbox(f"{self.spec.name}/{self._started}", self._sandbox, on_fault=self.account.struck), True
+        return Sandbox(self.next_name(), self._config, arn=self.arn, on_fault=self.account.struck), True
 
-    async def _start(self, sandbox: Sandbox) -> Answer | None:
-        self.pool.start(sandbox)
+    async def _started(self, sandbox: Sandbox) -> Answer | None:
+        self.start(sandbox)
         error = await sandbox.start()
         what = "cold-start" if error is None else "start-failed"
         self.account.note(what, instance=sandbox.name, detail=error.error_type if error else "")
@@ -226,52 +274,39 @@ class Fleet:
         self.account.note(what, instance=sandbox.name, detail=outcome.error_type)
         return replace(outcome, log=tail(log))
 
+    # --- events -------------------------------------------------------------------------------------------------
 
-class EventInvoker:
-    """Lambda's queue of events, before the functions."""
-
-    def __init__(
-        self,
-        queues: Mapping[str, LocalQueue],
-        *,
-        retry_seconds: tuple[float, float],
-        tasks: Tasks,
-    ) -> None:
-        self._queues = queues
-        self._retry_seconds = retry_seconds
-        self._tasks = tasks
-
-    def accept(self, fleet: Fleet, invocation: Invocation) -> asyncio.Task[None]:
+    def accept(self, invocation: Invocation) -> asyncio.Task[None]:
         """Take an event over; the task ends when it has been handled or given up."""
-        return self._tasks.start(self._deliver(fleet, invocation))
+        return self.tasks.start(self._deliver(invocation))
 
-    async def _deliver(self, fleet: Fleet, invocation: Invocation) -> None:
-        for attempt in range(1 + fleet.spec.retries):
+    async def _deliver(self, invocation: Invocation) -> None:
+        for attempt in range(1 + self.spec.retries):
             if attempt:
-                fleet.account.note("retry", detail=str(attempt))
-                await asyncio.sleep(self._retry_seconds[attempt - 1])
-            outcome = await self._attempt(fleet, invocation)
+                self.account.note("retry", detail=str(attempt))
+                await asyncio.sleep(self._config.cloud.event_retry_seconds[attempt - 1])
+            outcome = await self._attempt(invocation)
             if not outcome.error_type:
                 return
-        fleet.account.note("dropped", detail=outcome.error_type)
-        if fleet.spec.on_failure:
-            self._hand_over(fleet, invocation, outcome)
+        self.account.note("dropped", detail=outcome.error_type)
+        if self.spec.on_failure:
+            self._hand_over(invocation, outcome)
 
-    def _hand_over(self, fleet: Fleet, invocation: Invocation, outcome: Outcome) -> None:
+    def _hand_over(self, invocation: Invocation, outcome: Outcome) -> None:
         """Give what has failed to the queue of failures, unless it is more than a message can be."""
         try:
-            record = json.dumps(_record(fleet.arn, invocation, outcome, attempts=1 + fleet.spec.retries))
-            self._queues[fleet.spec.on_failure].send(record)
+            record = json.dumps(_record(self.arn, invocation, outcome, attempts=1 + self.spec.retries))
+            self._queues[self.spec.on_failure].send(record)
         except (ValueError, RecursionError):
-            fleet.account.note("undelivered", detail=fleet.spec.on_failure)
+            self.account.note("undelivered", detail=self.spec.on_failure)
 
-    async def _attempt(self, fleet: Fleet, invocation: Invocation) -> Outcome:
+    async def _attempt(self, invocation: Invocation) -> Outcome:
         """Wait for the function's concurrency; being throttled all the same is no failed attempt."""
         while True:
             try:
-                return await fleet.invoke(invocation, waits=True)
+                return await self.invoke(invocation, waits=True)
             except ServiceError:
-                await asyncio.sleep(self._retry_seconds[0])
+                await asyncio.sleep(self._config.cloud.event_retry_seconds[0])
 
 
 def _record(arn: str, invocation: Invocation, outcome: Outcome, *, attempts: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -29,14 +29,14 @@ from yarl import URL
 
 from stoker_local._gcs import resource_of
 from stoker_local._objects import ObjectCreated
-from stoker_local.functions._config import GoogleSpec
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
-from stoker_local.functions._fleet import Pool
-from stoker_local.functions._processes import FunctionProcess, ProcessPlan, Warden, peak_memory_bytes
-from stoker_local.functions._statistics import ServiceError, read_body
+from stoker_local._serving import Tasks
+from stoker_local.functions._config import FunctionFault, FunctionFaultKind, GoogleSpec
+from stoker_local.functions._fleet import FunctionFaultInjector, Pool
+from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan, peak_memory_bytes
+from stoker_local.functions._statistics import Account, ServiceError, read_body
 from stoker_local.functions._triggers import LocalQueue
 
-__all__ = ["Instance", "InstanceConfig", "Service", "finalized_message", "gateway", "push", "reserved_port"]
+__all__ = ["Instance", "Service", "finalized_message", "gateway", "push", "reserved_port"]
 
 _MAX_BODY_BYTES = 32 << 20
 _BILLED_STEPS_PER_SECOND = 10
@@ -50,6 +50,134 @@ _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
 
 
+class Instance(FunctionProcess[GoogleSpec]):
+    """One instance. :meth:`live` is its life; the rest may be used while that runs.
+
+    Attributes:
+        url: where it listens.
+        active: requests under way.
+        start_seconds: from its start until it listened.
+    """
+
+    def __init__(self, name: str, config: InstanceConfig[GoogleSpec]) -> None:
+        super().__init__(name, config)
+        self.active = 0
+        self.start_seconds = 0.0
+        self._port = reserved_port(config.cloud.host)
+        self._is_killed = False
+        self.url = f"http://{_bracketed(config.cloud.host)}:{self._port}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process has not ended, nor is about to."""
+        return not self._is_killed and not self.ended.done()
+
+    async def live(self) -> None:
+        """Run the process until it ends, and clear up after it; cancelled, end it as Cloud Run does."""
+        code = -signal.SIGKILL
+        try:
+            async with self._config.warden.running(self._plan(), self._output) as process:
+                self._pid = process.pid
+                try:
+                    code = await process.wait()
+                except asyncio.CancelledError:
+                    await _terminate(process)
+                    raise
+        finally:
+            self._finish(code)
+
+    def _plan(self) -> ProcessPlan:
+        spec = self._config.spec
+        return ProcessPlan(
+            command=self._command(),
+            environment=self._environment(),
+            folder=spec.folder,
+            memory_bytes=spec.memory_bytes,
+            tmp_bytes=spec.memory_bytes,  # files written count as memory there
+        )
+
+    def _command(self) -> tuple[str, ...]:
+        spec, host = self._config.spec, _bracketed(self._config.cloud.host)
+        program = Path(sys.executable).with_name("functions-framework")
+        return (
+            *(str(program), "--target", spec.target, "--source", str(Path(spec.source).absolute())),
+            *("--signature-type", spec.signature, "--host", host, "--port", str(self._port), "--asgi"),
+        )
+
+    def _environment(self) -> dict[str, str]:
+        config, spec = self._config, self._config.spec
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            **config.environment,
+            **spec.environment,
+            "FUNCTION_TARGET": spec.target,
+            "FUNCTION_SIGNATURE_TYPE": spec.signature,
+            "K_SERVICE": spec.name,
+            "K_REVISION": f"{spec.name}-00001",
+            "K_CONFIGURATION": spec.name,
+            "PORT": str(self._port),
+            "CLOUD_RUN_TIMEOUT_SECONDS": str(int(spec.timeout_seconds) or 1),
+        }
+
+    async def listening(self) -> bool:
+        """Wait until it takes connections; return whether it does, rather than have ended."""
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        while self.is_alive and loop.time() < started_at + _START_SECONDS:
+            try:
+                _, writer = await asyncio.open_connection(self._config.cloud.host, self._port)
+            except OSError:
+                await asyncio.wait({self.ended}, timeout=_LOOK_SECONDS)
+                continue
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            self.start_seconds = loop.time() - started_at
+            return True
+        self.kill()
+        return False
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most resident memory that one of its processes has had, 0 where the system does not tell."""
+        return 0 if self.ended.done() else peak_memory_bytes(self._pid)
+
+    def kill(self) -> None:
+        """End the process and all that it has started, at once."""
+        super().kill()
+        self._is_killed = True
+
+
+async def _terminate(process: asyncio.subprocess.Process) -> None:
+    """Ask a process to end and give it ten seconds."""
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGCONT)  # one that stands still could not hear
+        process.terminate()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_TERMINATION_SECONDS):
+            await process.wait()
+
+
+def reserved_port(host: str) -> int:
+    """Return a port that only who asks for it by number gets, for a minute.
+
+    The framework can only be told a port, not be given a socket. After a connection that this side has closed first,
+    the system gives the port to nobody who wants any (TIME_WAIT; Stevens, "TCP/IP Illustrated", section 13.5).
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        address = server.getsockname()
+        with socket.create_connection(address[:2]):
+            server.accept()[0].close()
+    port: int = address[1]
+    return port
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A request to a service; ``target`` is its path and query as sent."""
@@ -60,17 +188,23 @@ class Call:
     body: bytes
 
 
-class Service:
+class Service(Pool[Instance]):
     """One Google function: requests go to the first instance that has room, else to a new one."""
 
-    def __init__(self, instance: InstanceConfig, pool: Pool[Instance], session: aiohttp.ClientSession) -> None:
-        self.spec: GoogleSpec = instance.spec
-        self.pool = pool
-        self._account = pool.account
-        self._instance = instance
+    def __init__(
+        self,
+        config: InstanceConfig[GoogleSpec],
+        account: Account,
+        faults: FunctionFaultInjector,
+        tasks: Tasks,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        self.spec = config.spec
+        slots = self.spec.instances * self.spec.concurrency
+        super().__init__(account, faults, tasks, slots=slots, idle_seconds=config.cloud.idle_seconds)
+        self._config = config
         self._session = session
         self._active_since: dict[Instance, float] = {}
-        self._started = 0
 
     def application(self) -> web.Application:
         """Return it as a web application."""
@@ -95,15 +229,15 @@ class Service:
     async def call(self, call: Call) -> web.Response:
         """Let an instance answer a request."""
         try:
-            fault = await self.pool.admit()
+            fault = await self.admit()
         except ServiceError:
             return web.Response(status=429, text="Rate exceeded.")
         if fault is not None and fault.kind is FunctionFaultKind.DUPLICATE:
-            self.pool.tasks.start(self._call_again(call))
+            self.tasks.start(self._call_again(call))
         return await self._in_slot(call, fault)
 
     async def _call_again(self, call: Call) -> None:
-        await self.pool.slots.acquire()
+        await self.slots.acquire()
         await self._in_slot(call, None)
 
     async def _in_slot(self, call: Call, fault: FunctionFault | None) -> web.Response:
@@ -111,16 +245,16 @@ class Service:
         instance = self._lease()
         try:
             if instance.start_seconds or await instance.listening():
-                with striking(fault, instance, self._account.struck):
+                with instance.striking(fault, self.account.struck):
                     response = await self._forward(instance, call)
             else:
                 response = web.Response(status=503, text="The service has failed to start.")
         finally:
             self._release(instance)
-            self.pool.slots.release()
-        self._account.figures.errors += response.status >= 500
+            self.slots.release()
+        self.account.figures.errors += response.status >= 500
         what = "error" if response.status >= 500 else "answer"
-        self._account.note(what, instance=instance.name, detail=str(response.status))
+        self.account.note(what, instance=instance.name, detail=str(response.status))
         return response
 
     async def _forward(self, instance: Instance, call: Call) -> web.Response:
@@ -153,33 +287,32 @@ class Service:
 
     def _lease(self) -> Instance:
         """Return an instance with room for one more request, which is counted; started if there is none."""
-        usable = (i for i in self.pool.living if i.is_alive and i.active < self.spec.concurrency)
-        instance = next(usable, None) or self._start()
-        self.pool.wake(instance)
+        usable = (i for i in self.living if i.is_alive and i.active < self.spec.concurrency)
+        instance = next(usable, None) or self._started()
+        self.wake(instance)
         instance.active += 1
         if instance.active == 1:
-            self._account.figures.busy += 1
+            self.account.figures.busy += 1
             self._active_since[instance] = asyncio.get_running_loop().time()
         return instance
 
-    def _start(self) -> Instance:
-        self._started += 1
-        instance = Instance(f"{self.spec.name}/{self._started}", self._instance)
-        self._account.note("cold-start", instance=instance.name)
-        self.pool.start(instance)
+    def _started(self) -> Instance:
+        instance = Instance(self.next_name(), self._config)
+        self.account.note("cold-start", instance=instance.name)
+        self.start(instance)
         return instance
 
     def _release(self, instance: Instance) -> None:
         instance.active -= 1
-        self._account.figures.invocations += 1
-        self._account.wrote(instance.take_log())
+        self.account.figures.invocations += 1
+        self.account.wrote(instance.take_log())
         if instance.active:
             return
-        self._account.figures.busy -= 1
+        self.account.figures.busy -= 1
         seconds = asyncio.get_running_loop().time() - self._active_since.pop(instance)
-        self._account.figures.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
+        self.account.figures.billed_seconds += math.ceil(seconds * _BILLED_STEPS_PER_SECOND) / _BILLED_STEPS_PER_SECOND
         if instance.is_alive:
-            self.pool.rest(instance)
+            self.rest(instance)
 
 
 def _is_let_in(header: str, token: str) -> bool:
@@ -252,146 +385,3 @@ def _header(text: str) -> str:
 
 def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceConfig:
-    """What all instances of a Google function have in common.
-
-    Attributes:
-        environment: what the platform gives it; the function's own variables come on top.
-    """
-
-    spec: GoogleSpec
-    host: str
-    environment: Mapping[str, str] = field(repr=False)
-    warden: Warden
-
-
-class Instance(FunctionProcess):
-    """One instance. :meth:`live` is its life; the rest may be used while that runs.
-
-    Attributes:
-        url: where it listens.
-        active: requests under way.
-        start_seconds: from its start until it listened.
-    """
-
-    def __init__(self, name: str, config: InstanceConfig) -> None:
-        super().__init__(name)
-        self.active = 0
-        self.start_seconds = 0.0
-        self._config = config
-        self._port = reserved_port(config.host)
-        self._is_killed = False
-        self.url = f"http://{_bracketed(config.host)}:{self._port}"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process has not ended, nor is about to."""
-        return not self._is_killed and not self.ended.done()
-
-    async def live(self) -> None:
-        """Run the process until it ends, and clear up after it; cancelled, end it as Cloud Run does."""
-        code = -signal.SIGKILL
-        try:
-            async with self._config.warden.running(self._plan(), self._output) as process:
-                self._pid = process.pid
-                try:
-                    code = await process.wait()
-                except asyncio.CancelledError:
-                    await _terminate(process)
-                    raise
-        finally:
-            self._finish(code)
-
-    def _plan(self) -> ProcessPlan:
-        spec = self._config.spec
-        return ProcessPlan(
-            command=self._command(),
-            environment=self._environment(),
-            folder=spec.folder,
-            memory_bytes=spec.memory_bytes,
-            tmp_bytes=spec.memory_bytes,  # files written count as memory there
-        )
-
-    def _command(self) -> tuple[str, ...]:
-        spec, host = self._config.spec, _bracketed(self._config.host)
-        program = Path(sys.executable).with_name("functions-framework")
-        return (
-            *(str(program), "--target", spec.target, "--source", str(Path(spec.source).absolute())),
-            *("--signature-type", spec.signature, "--host", host, "--port", str(self._port), "--asgi"),
-        )
-
-    def _environment(self) -> dict[str, str]:
-        config, spec = self._config, self._config.spec
-        return {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            **config.environment,
-            **spec.environment,
-            "FUNCTION_TARGET": spec.target,
-            "FUNCTION_SIGNATURE_TYPE": spec.signature,
-            "K_SERVICE": spec.name,
-            "K_REVISION": f"{spec.name}-00001",
-            "K_CONFIGURATION": spec.name,
-            "PORT": str(self._port),
-            "CLOUD_RUN_TIMEOUT_SECONDS": str(int(spec.timeout_seconds) or 1),
-        }
-
-    async def listening(self) -> bool:
-        """Wait until it takes connections; return whether it does, rather than have ended."""
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
-        while self.is_alive and loop.time() < started_at + _START_SECONDS:
-            try:
-                _, writer = await asyncio.open_connection(self._config.host, self._port)
-            except OSError:
-                await asyncio.wait({self.ended}, timeout=_LOOK_SECONDS)
-                continue
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-            self.start_seconds = loop.time() - started_at
-            return True
-        self.kill()
-        return False
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most resident memory that one of its processes has had, 0 where the system does not tell."""
-        return 0 if self.ended.done() else peak_memory_bytes(self._pid)
-
-    def kill(self) -> None:
-        """End the process and all that it has started, at once."""
-        super().kill()
-        self._is_killed = True
-
-
-async def _terminate(process: asyncio.subprocess.Process) -> None:
-    """Ask a process to end and give it ten seconds."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGCONT)  # one that stands still could not hear
-        process.terminate()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_TERMINATION_SECONDS):
-            await process.wait()
-
-
-def reserved_port(host: str) -> int:
-    """Return a port that only who asks for it by number gets, for a minute.
-
-    The framework can only be told a port, not be given a socket. After a connection that this side has closed first,
-    the system gives the port to nobody who wants any (TIME_WAIT; Stevens, "TCP/IP Illustrated", section 13.5).
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as server:
-        address = server.getsockname()
-        with socket.create_connection(address[:2]):
-            server.accept()[0].close()
-    port: int = address[1]
-    return port
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

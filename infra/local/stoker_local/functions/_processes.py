@@ -12,14 +12,32 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
-__all__ = ["Output", "ProcessPlan", "Warden", "choose_tmp", "peak_memory_bytes", "tail", "warden"]
+from stoker_local.functions._config import (
+    FunctionCloudConfig,
+    FunctionFault,
+    FunctionFaultKind,
+    FunctionSpec,
+    GoogleSpec,
+)
+
+__all__ = [
+    "FunctionProcess",
+    "InstanceConfig",
+    "Output",
+    "ProcessPlan",
+    "Warden",
+    "choose_tmp",
+    "peak_memory_bytes",
+    "tail",
+    "warden",
+]
 
 _GUARDIAN = Path(__file__).with_name("_guardian.py")
 _LAUNCHER = Path(__file__).with_name("_launcher.py")
@@ -30,6 +48,7 @@ ADDRESS_ALLOWANCE_BYTES = 1 << 30
 _PIPE_BYTES = 1 << 16
 _KEPT_BYTES = 1 << 16
 _TAIL_BYTES = 4096
+S = TypeVar("S", bound=FunctionSpec | GoogleSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +281,22 @@ def tail(log: bytes) -> bytes:
     return log[-_TAIL_BYTES:]
 
 
-class FunctionProcess:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceConfig(Generic[S]):
+    """What all instances of a function have in common.
+
+    Attributes:
+        cloud: what all functions have in common.
+        environment: what the platform gives it; the function's own variables come on top.
+    """
+
+    spec: S
+    cloud: FunctionCloudConfig
+    environment: Mapping[str, str] = field(repr=False)
+    warden: Warden
+
+
+class FunctionProcess(Generic[S]):
     """The process of one instance, with all that it has started; it can be signalled while it runs.
 
     Attributes:
@@ -270,8 +304,9 @@ class FunctionProcess:
         ended: its exit code, once it has ended and been cleared up after.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, config: InstanceConfig[S]) -> None:
         self.name = name
+        self._config = config
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._pid = 0
         self._output = Output()
@@ -287,6 +322,32 @@ class FunctionProcess:
     def thaw(self) -> None:
         """Let it go on."""
         self._signal(signal.SIGCONT)
+
+    @contextmanager
+    def striking(self, fault: FunctionFault | None, note: Callable[[FunctionFaultKind], None]) -> Iterator[None]:
+        """Let a kill or a freeze strike at its time, unless the block is left before; what is frozen is thawed then.
+
+        ``note`` is told what has struck.
+        """
+        if fault is None or fault.kind not in (FunctionFaultKind.KILL, FunctionFaultKind.FREEZE):
+            yield
+            return
+        loop = asyncio.get_running_loop()
+
+        def strike() -> None:
+            note(fault.kind)
+            (self.kill if fault.kind is FunctionFaultKind.KILL else self.freeze)()
+
+        timers = [
+            loop.call_later(fault.after_seconds, strike),
+            loop.call_later(fault.after_seconds + fault.freeze_seconds, self.thaw),
+        ]
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
+            self.thaw()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._pid and not self.ended.done():

@@ -15,19 +15,17 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
 from aiohttp import web
 
 from stoker_local._serving import serving
-from stoker_local.functions._config import FunctionSpec
-from stoker_local.functions._faults import FunctionFault, FunctionFaultKind, striking
-from stoker_local.functions._processes import FunctionProcess, ProcessPlan, Warden, peak_memory_bytes
+from stoker_local.functions._config import FunctionFault, FunctionFaultKind, FunctionSpec
+from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan, peak_memory_bytes
 from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure, read_body
 
-__all__ = ["InstanceState", "RuntimeApi", "Sandbox", "SandboxConfig"]
+__all__ = ["InstanceState", "RuntimeApi", "Sandbox"]
 
 _SETTLE_SECONDS = 10.0
 _OPEN_FILES = 1024
@@ -38,26 +36,7 @@ _VERSION = "/2018-06-01/runtime"
 _ERROR_TYPE = re.compile(r"[\w.:$-]{1,255}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxConfig:
-    """What all instances of a function have in common.
-
-    Attributes:
-        arn: the function's Amazon resource name.
-        environment: what the platform gives it; the function's own variables come on top.
-        init_seconds: limit of a cold start.
-    """
-
-    spec: FunctionSpec
-    host: str
-    region: str
-    arn: str
-    environment: Mapping[str, str] = field(repr=False)
-    warden: Warden
-    init_seconds: float
-
-
-class Sandbox(FunctionProcess):
+class Sandbox(FunctionProcess[FunctionSpec]):
     """One instance. :meth:`live` is its life; the rest may be used while that runs.
 
     Attributes:
@@ -65,13 +44,19 @@ class Sandbox(FunctionProcess):
         peak_bytes: most resident memory so far, 0 where the system does not tell.
     """
 
-    def __init__(self, name: str, config: SandboxConfig, *, on_fault: Callable[[FunctionFaultKind], None]) -> None:
-        super().__init__(name)
+    def __init__(
+        self,
+        name: str,
+        config: InstanceConfig[FunctionSpec],
+        arn: str,
+        *,
+        on_fault: Callable[[FunctionFaultKind], None],
+    ) -> None:
+        super().__init__(name, config)
         self.init_seconds = 0.0
         self.peak_bytes = 0
-        self._config = config
         self._on_fault = on_fault
-        self._api = RuntimeApi(arn=config.arn, on_poll=self.freeze)
+        self._api = RuntimeApi(arn=arn, on_poll=self.freeze)
 
     def __repr__(self) -> str:
         return f"<Sandbox {self.name} {self._api.state}>"
@@ -88,7 +73,7 @@ class Sandbox(FunctionProcess):
         code = -signal.SIGKILL
         try:
             async with (
-                self._api.serving(self._config.host) as address,
+                self._api.serving(self._config.cloud.host) as address,
                 self._config.warden.running(self._plan(address), self._output) as process,
             ):
                 self._pid = process.pid
@@ -114,8 +99,8 @@ class Sandbox(FunctionProcess):
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "TZ": ":UTC",
-            "AWS_REGION": config.region,
-            "AWS_DEFAULT_REGION": config.region,
+            "AWS_REGION": config.cloud.region,
+            "AWS_DEFAULT_REGION": config.cloud.region,
             **config.environment,
             **spec.environment,
             "_HANDLER": spec.handler,
@@ -141,7 +126,7 @@ class Sandbox(FunctionProcess):
     async def start(self) -> Answer | None:
         """Wait until it asks for work; return an error if it ends, fails or takes too long instead."""
         loop = asyncio.get_running_loop()
-        started_at, limit = loop.time(), self._config.init_seconds
+        started_at, limit = loop.time(), self._config.cloud.init_seconds
         await self._wait_for(self._api.polled, self._api.answer, seconds=limit)
         self.init_seconds = loop.time() - started_at
         if self._api.polled.done():
@@ -163,7 +148,7 @@ class Sandbox(FunctionProcess):
         started_at = loop.time()
         super().thaw()
         self._api.begin(invocation, timeout_seconds=limit)
-        with striking(fault, self, self._on_fault):
+        with self.striking(fault, self._on_fault):
             await self._wait_for(self._api.answer, seconds=limit)
         seconds = loop.time() - started_at
         self.peak_bytes = max(self.peak_bytes, peak_memory_bytes(self._pid))

@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields, replace
 from aiohttp import web
 
 from stoker._cost.prices import GB_BYTES, FunctionPrices, Prices
-from stoker_local.functions._config import FunctionSpec
-from stoker_local.functions._faults import FunctionFaultKind
+from stoker_local.functions._config import FunctionFaultKind, FunctionSpec
 
 __all__ = [
     "MAX_EVENT_BYTES",

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan
-from stoker_local.functions._faults import FunctionFaultInjector
+from stoker_local.functions._fleet import FunctionFaultInjector
 
 KILL, FREEZE = FunctionFaultKind.KILL, FunctionFaultKind.FREEZE
 

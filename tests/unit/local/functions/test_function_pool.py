@@ -9,8 +9,7 @@ import pytest
 from stoker.testing import run_virtual
 from stoker_local._serving import background
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
-from stoker_local.functions._faults import FunctionFaultInjector
-from stoker_local.functions._fleet import Pool
+from stoker_local.functions._fleet import FunctionFaultInjector, Pool
 from stoker_local.functions._statistics import Ledger
 
 
