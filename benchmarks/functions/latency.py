@@ -13,13 +13,15 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from aiohttp.test_utils import make_mocked_request
+
 from benchmarks.document import table
 from benchmarks.functions.quiet import Patience
 from benchmarks.functions.stage import DATA, Stage, function, pack_event, stage
 from stoker_functions._shuffle_job.task import ShuffleTask
 from stoker_local import PROFILES
 from stoker_local._objects import ObjectCreated
-from stoker_local.functions._endpoints import UrlRequest, request_event
+from stoker_local.functions._endpoints import request_event
 from stoker_local.functions._triggers import Message, batch_event, created_message
 from stoker_warm._wake import Task, Wake
 
@@ -162,20 +164,8 @@ class Cases:
 
 
 def _request(path: str, query: str = "") -> dict[str, Any]:
-    return request_event(
-        UrlRequest(
-            method="GET",
-            raw_path=path,
-            raw_query=query,
-            headers={},
-            cookies=(),
-            body=b"",
-            source_ip="127.0.0.1",
-            caller="",
-            request_id="1",
-            received_at=time.time(),
-        )
-    )
+    request = make_mocked_request("GET", f"{path}?{query}" if query else path)
+    return request_event(request, b"", caller="", request_id="1", received_at=time.time())
 
 
 Samples = Mapping[tuple[str, str, str], list[Sample]]

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from stoker_local._serving import serving
+from stoker_local._host import serving
 
 __all__ = ["served"]
 

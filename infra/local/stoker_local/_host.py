@@ -1,4 +1,4 @@
-"""Where a local server runs for callers that have no event loop: on its own thread, or in its own process."""
+"""Where a local server runs: on a port of an event loop, on a thread of its own, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,24 +8,98 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from stoker._base.task_group import task_group
 from stoker_local._bucket import LocalBucket, environment_of
 from stoker_local._config import BucketConfig
 from stoker_local._network import Shape
 
-__all__ = ["BucketProcess", "bucket_process", "running_bucket", "running_server", "stopping"]
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp import web
+
+__all__ = [
+    "BucketProcess",
+    "Tasks",
+    "background",
+    "bucket_process",
+    "catch_all",
+    "read_body",
+    "running_bucket",
+    "running_server",
+    "serving",
+    "stopping",
+]
 
 _EXIT_SECONDS = 10.0
+_SHUTDOWN_SECONDS = 0.1
 _URL = "AWS_ENDPOINT_URL="
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def serving(
+    application: web.Application,
+    host: str,
+    port: int = 0,
+    *,
+    handler_cancellation: bool = False,
+    max_field_size: int = 1 << 16,
+) -> AsyncIterator[str]:
+    """Listen, and yield ``host:port``; leaving frees the port and ends every request.
+
+    Args:
+        application: what answers.
+        host: address to listen on.
+        port: 0 takes a free one.
+        handler_cancellation: whether a handler ends when its client goes away.
+        max_field_size: longest header in bytes.
+    """
+    from aiohttp import web  # only here: a bucket starts in half the time without it
+
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handler_cancellation=handler_cancellation,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+        max_field_size=max_field_size,
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        address, bound = runner.addresses[0][:2]
+        yield f"[{address}]:{bound}" if ":" in address else f"{address}:{bound}"
+    finally:
+        await runner.cleanup()
+
+
+def catch_all(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.Application:
+    """Return an application that answers every request in the same way."""
+    from aiohttp import web
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    return application
+
+
+async def read_body(message: web.BaseRequest | aiohttp.ClientResponse, *, limit_bytes: int) -> bytes | None:
+    """Return a body, or None if it is longer than ``limit_bytes``; no more of it is kept."""
+    if (message.content_length or 0) > limit_bytes:
+        return None
+    body = bytearray()
+    async for piece in message.content.iter_any():
+        body += piece
+        if len(body) > limit_bytes:
+            return None
+    return bytes(body)
 
 
 @contextmanager
@@ -148,3 +222,43 @@ def stopping(*, watch_stdin: bool) -> asyncio.Event:
     if watch_stdin:
         loop.add_reader(sys.stdin.fileno(), watch)
     return stop
+
+
+class Tasks:
+    """Tasks of a group, which are cancelled when :func:`background`'s block is left."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        self._running: set[asyncio.Task[Any]] = set()
+        self._has_ended = False
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task.
+
+        Raises:
+            RuntimeError: the block has been left.
+        """
+        if self._has_ended:
+            work.close()
+            raise RuntimeError("the function cloud has ended")
+        task = self._group.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all, and refuse more."""
+        self._has_ended = True
+        for task in self._running:
+            task.cancel()
+
+
+@asynccontextmanager
+async def background() -> AsyncIterator[Tasks]:
+    """Yield tasks that end with the block; one that fails ends the block, with its error."""
+    async with task_group() as group:
+        tasks = Tasks(group)
+        try:
+            yield tasks
+        finally:
+            tasks.cancel()

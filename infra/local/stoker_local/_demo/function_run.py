@@ -28,7 +28,7 @@ from stoker_local._demo.function_setup import (
 )
 from stoker_local._demo.run import led_to, quiet_torch, read_counts
 from stoker_local._demo.screen import Screen, bar
-from stoker_local._serving import background
+from stoker_local._host import background
 from stoker_local.functions import FunctionCloud, FunctionStatistics, Happening, function_cloud, total
 
 __all__ = [

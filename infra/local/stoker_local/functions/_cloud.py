@@ -19,10 +19,10 @@ from aiohttp import web
 from stoker.errors import MissingExtraError
 from stoker_local._bucket import LocalBucket
 from stoker_local._gcs import LocalGcs
+from stoker_local._host import Tasks, background, catch_all, serving
 from stoker_local._objects import ObjectCreated
-from stoker_local._serving import Tasks, background, serving
 from stoker_local.functions._config import FunctionCloudConfig, FunctionFaultPlan
-from stoker_local.functions._endpoints import Authority, FunctionUrl, InvokeApi
+from stoker_local.functions._endpoints import Authority, function_url, invoke_api
 from stoker_local.functions._fleet import Fleet, FunctionFaultInjector
 from stoker_local.functions._google import Service, finalized_message, gateway, push
 from stoker_local.functions._processes import InstanceConfig, S, Warden, warden
@@ -150,20 +150,20 @@ class FunctionCloud:
         """Start everything; the stack ends it. To be called by :func:`function_cloud` only."""
         config = self.config
         authority = Authority(config.keys, region=config.region, clock=self._clock)
-        api = InvokeApi(self._fleets, authority, new_id=self._new_id)
-        self.url = await self._serve(stack, api.application(), config.port)
+        api = invoke_api(self._fleets, authority, new_id=self._new_id)
+        self.url = await self._serve(stack, api, config.port)
         role = {"AWS_ENDPOINT_URL_LAMBDA": self.url, **(bucket.environment() if bucket else {})}
         for spec in config.functions:
             fleet = Fleet(*self._opened(spec, {**role, **config.environment}, "lambda"), self.queues)
             self._fleets[spec.name] = fleet
             if spec.url_auth:
-                front = FunctionUrl(fleet, authority, new_id=self._new_id)
-                self.function_urls[spec.name] = await self._serve(stack, front.application())
+                front = function_url(fleet, authority, new_id=self._new_id)
+                self.function_urls[spec.name] = await self._serve(stack, front)
         platform = {**(gcs.environment() if gcs else {}), **config.environment}
         for google in config.google:
             service = Service(*self._opened(google, platform, "cloud-run", vcpus=google.cpus), self._session)
             self._services[google.name] = service
-            self.google_urls[google.name] = await self._serve(stack, service.application())
+            self.google_urls[google.name] = await self._serve(stack, catch_all(service.answer))
         if self._services:
             self.google_url = await self._serve(stack, gateway(self._services))
         self._start_triggers()

@@ -15,8 +15,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
 
+from stoker_local._host import Tasks
 from stoker_local._network import kind_at
-from stoker_local._serving import Tasks
 from stoker_local.functions._config import FunctionFault, FunctionFaultKind, FunctionFaultPlan, FunctionSpec
 from stoker_local.functions._processes import InstanceConfig, tail
 from stoker_local.functions._sandbox import Sandbox

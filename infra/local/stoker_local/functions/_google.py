@@ -28,12 +28,12 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from stoker_local._gcs import resource_of
+from stoker_local._host import Tasks, catch_all, read_body
 from stoker_local._objects import ObjectCreated
-from stoker_local._serving import Tasks
 from stoker_local.functions._config import FunctionFault, FunctionFaultKind, GoogleSpec
 from stoker_local.functions._fleet import FunctionFaultInjector, Pool
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan, peak_memory_bytes
-from stoker_local.functions._statistics import Account, ServiceError, read_body
+from stoker_local.functions._statistics import Account, ServiceError
 from stoker_local.functions._triggers import LocalQueue
 
 __all__ = ["Instance", "Service", "finalized_message", "gateway", "push", "reserved_port"]
@@ -206,17 +206,9 @@ class Service(Pool[Instance]):
         self._session = session
         self._active_since: dict[Instance, float] = {}
 
-    def application(self) -> web.Application:
-        """Return it as a web application."""
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        return application
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        return await self.answer(request, request.raw_path)
-
-    async def answer(self, request: web.Request, target: str) -> web.Response:
-        """Answer a request as one for ``target``, a path and query."""
+    async def answer(self, request: web.Request, target: str = "") -> web.Response:
+        """Answer a request as one for ``target``, a path and query; empty is the request's own."""
+        target = target or request.raw_path
         if self.spec.token and not _is_let_in(request.headers.get("Authorization", ""), self.spec.token):
             return web.Response(status=401, text="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
         if not target.startswith("/"):  # meant for a proxy
@@ -268,7 +260,7 @@ class Service(Pool[Instance]):
                 timeout=aiohttp.ClientTimeout(total=self.spec.timeout_seconds),
                 allow_redirects=False,
             ) as answer:
-                content = await _read_limited(answer)
+                content = await read_body(answer, limit_bytes=_MAX_BODY_BYTES)
         except TimeoutError:
             return web.Response(status=504, text="upstream request timeout")
         except (aiohttp.ClientError, OSError):
@@ -324,15 +316,6 @@ def _end_to_end(headers: Mapping[str, str]) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP)
 
 
-async def _read_limited(answer: aiohttp.ClientResponse) -> bytes | None:
-    content = bytearray()
-    async for piece in answer.content.iter_any():
-        content += piece
-        if len(content) > _MAX_BODY_BYTES:
-            return None
-    return bytes(content)
-
-
 def gateway(services: Mapping[str, Service]) -> web.Application:
     """Return what passes ``/NAME/path?query`` on to the service NAME as ``/path?query``."""
 
@@ -344,9 +327,7 @@ def gateway(services: Mapping[str, Service]) -> web.Application:
         rest = target["rest"]
         return await service.answer(request, rest if rest.startswith("/") else f"/{rest}")
 
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", answer)
-    return application
+    return catch_all(answer)
 
 
 def finalized_message(created: ObjectCreated) -> str:

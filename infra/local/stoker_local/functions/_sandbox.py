@@ -20,10 +20,10 @@ from types import MappingProxyType
 
 from aiohttp import web
 
-from stoker_local._serving import serving
+from stoker_local._host import read_body, serving
 from stoker_local.functions._config import FunctionFault, FunctionFaultKind, FunctionSpec
 from stoker_local.functions._processes import FunctionProcess, InstanceConfig, ProcessPlan, peak_memory_bytes
-from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure, read_body
+from stoker_local.functions._statistics import MAX_RESULT_BYTES, Answer, Invocation, failure
 
 __all__ = ["InstanceState", "RuntimeApi", "Sandbox"]
 

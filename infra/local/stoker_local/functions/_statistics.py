@@ -27,7 +27,6 @@ __all__ = [
     "ServiceError",
     "billed_milliseconds",
     "failure",
-    "read_body",
     "report",
     "total",
 ]
@@ -337,15 +336,3 @@ class ServiceError(Exception):
         if self.reason:
             body["Reason"] = self.reason
         return web.json_response(body, status=self.status, headers={"x-amzn-ErrorType": self.code})
-
-
-async def read_body(request: web.BaseRequest, *, limit_bytes: int) -> bytes | None:
-    """Return a request's body, or None if it is longer than ``limit_bytes``, of which no more is kept."""
-    if (request.content_length or 0) > limit_bytes:
-        return None
-    body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > limit_bytes:
-            return None
-    return bytes(body)

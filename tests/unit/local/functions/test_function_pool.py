@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from stoker.testing import run_virtual
-from stoker_local._serving import background
+from stoker_local._host import background
 from stoker_local.functions import FunctionFault, FunctionFaultKind, FunctionFaultPlan, ServiceError
 from stoker_local.functions._fleet import FunctionFaultInjector, Pool
 from stoker_local.functions._statistics import Ledger
