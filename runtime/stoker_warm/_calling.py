@@ -14,9 +14,8 @@ from typing import Any
 from stoker.abc import Answer
 from stoker.errors import ConnectionLostError, FunctionError, StokerError, ThrottledError, TransientError, WireError
 from stoker_warm._connection import Connection
-from stoker_warm._life import State
+from stoker_warm._life import Standing, State
 from stoker_warm._settings import WarmConfig
-from stoker_warm._standing import Standing
 from stoker_warm._wake import Report, Task, Wake
 from stoker_warm._wire import Kind
 

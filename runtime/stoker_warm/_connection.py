@@ -18,9 +18,8 @@ from hashlib import sha256
 from typing import cast
 
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError, StokerError, WireError
-from stoker_warm._asking import Asking, Reply
 from stoker_warm._handshake import Handshake, Peer
-from stoker_warm._serving import Answer, Serve, Serving
+from stoker_warm._requests import Answer, Asking, Reply, Serve, Serving
 from stoker_warm._wire import ANSWERS, NOTICES, Buffer, Frame, FrameReader, Head, Kind, Outbox, Outgoing
 
 __all__ = [

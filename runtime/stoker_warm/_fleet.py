@@ -16,11 +16,10 @@ from typing import Any
 from stoker.errors import ConnectionLostError, DeadlineError, StokerError, WireError
 from stoker_warm._calling import Billed, Caller, Invoke, Waking
 from stoker_warm._connection import Connection, Reply
-from stoker_warm._life import Contents, Life, State
+from stoker_warm._life import Contents, Life, Standing, State
 from stoker_warm._node import LISTED_AT_ONCE
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
-from stoker_warm._standing import Standing
 from stoker_warm._wake import Report, Task
 from stoker_warm._wire import Head, Kind
 

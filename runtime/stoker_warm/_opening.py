@@ -14,8 +14,8 @@ from stoker.errors import ConfigError
 from stoker.fanout import open_executor
 from stoker_warm._client import WarmClient
 from stoker_warm._code import require_codec
-from stoker_warm._door import TcpDoor
 from stoker_warm._handshake import Secret
+from stoker_warm._listener import TcpDoor
 from stoker_warm._location import BILLED, OPTIONS, Fleet, WarmLocation
 from stoker_warm._proxy import Proxy
 from stoker_warm._put_back import BucketOrigin, Origin

@@ -17,23 +17,20 @@ from typing import Any
 from stoker._base.task_group import task_group
 from stoker.abc import Answer
 from stoker.errors import StokerError
-from stoker_warm._bill import CostMeter
 from stoker_warm._calling import Invoke
 from stoker_warm._code import require_codec
 from stoker_warm._directory import Directory, Loss
-from stoker_warm._door import Door
 from stoker_warm._errands import run_errands
 from stoker_warm._fleet import Node, NodeParts
 from stoker_warm._handshake import Secret
 from stoker_warm._life import Contents, State
+from stoker_warm._listener import Clients, Door, Reception
 from stoker_warm._put_back import Origin, PutBack
-from stoker_warm._reading import ShardReader
-from stoker_warm._reception import Clients, Reception
 from stoker_warm._settings import WarmConfig
-from stoker_warm._statistics import ProxyStatistics, ProxyTally
+from stoker_warm._statistics import CostMeter, ProxyStatistics, ProxyTally
+from stoker_warm._transfers import ShardReader, ShardWriter, WriteBehind
 from stoker_warm._wake import Task
 from stoker_warm._wire import Kind
-from stoker_warm._writing import ShardWriter, WriteBehind
 
 __all__ = ["Clients", "Proxy", "ProxyStatistics"]
 

@@ -22,11 +22,10 @@ from stoker._format.manifest import Manifest
 from stoker._format.versions import read_manifest
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, StokerError, StoreError, TransientError
-from stoker_warm._bill import CostMeter
 from stoker_warm._code import Code
 from stoker_warm._directory import Directory
-from stoker_warm._statistics import ProxyTally
-from stoker_warm._writing import Shards, ShardWriter, encoded
+from stoker_warm._statistics import CostMeter, ProxyTally
+from stoker_warm._transfers import Shards, ShardWriter, encoded
 
 __all__ = [
     "NAMES_AT_ONCE",

@@ -1,12 +1,26 @@
-"""What a proxy has done so far, in numbers."""
+"""What a proxy has done so far, what it costs, and what the same reads would have cost as GETs.
+
+With today's prices a tier that keeps data in functions beside a bucket of the same region never pays in money, however
+much it is read: handing out 8 MiB from functions of 1.5 GB at 75 MB/s costs 8 times a GET, and requests and keeping
+warm come on top. It buys latency. :meth:`Bill.break_even_reads_per_hour` computes that from what was measured, and says
+None then. Where the bucket is in another region than the reader, and the nodes are not, there is a rate from which it
+pays.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
-__all__ = ["ProxyStatistics", "ProxyTally"]
+from stoker._base.meter import Egress, Operation
+from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
+from stoker._cost.usage import Part, total_dollars
+from stoker.errors import ConfigError
+from stoker_warm._wake import Task
+
+__all__ = ["Bill", "CostMeter", "ProxyStatistics", "ProxyTally", "Used"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,3 +83,168 @@ class ProxyStatistics(ProxyTally):
     held_bytes: int
     limit_bytes: int
     nodes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What calls for one task used.
+
+    Attributes:
+        calls: that were answered.
+        cold_starts: of them, those that started an instance, as far as the platform tells; their INIT is billed.
+        billed_seconds: of all, INIT included.
+        gb_seconds: of configured memory.
+        vcpu_seconds: of configured processors, where they are billed apart.
+    """
+
+    calls: int = 0
+    cold_starts: int = 0
+    billed_seconds: float = 0.0
+    gb_seconds: float = 0.0
+    vcpu_seconds: float = 0.0
+
+    def parts(self, prices: FunctionPrices, name: str) -> list[Part]:
+        """Return the lines of a bill: requests, and running."""
+        running = self.gb_seconds * prices.dollars_per_gb_second + self.vcpu_seconds * prices.dollars_per_vcpu_second
+        return [
+            Part(f"{name}: requests", self.calls, "requests", self.calls * prices.dollars_per_request),
+            Part(f"{name}: running", self.gb_seconds, "GB-s", running),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a stretch of time cost, beside what a bucket would have.
+
+    Attributes:
+        seconds: that it lasted.
+        used: by task.
+        reads: objects that the tier delivered.
+        read_bytes: of these.
+        serve_dollars: for calls to answer reads and writes.
+        warm_dollars: for calls that keep nodes warm.
+        backup_dollars: for calls that copy to and from other instances.
+        put_back_requests: GETs for what was put back.
+        put_back_bytes: that they read.
+        put_back_dollars: for them.
+        bucket_dollars: for reading the same objects from the bucket, one GET each.
+    """
+
+    seconds: float
+    used: dict[Task, Used]
+    reads: int
+    read_bytes: int
+    serve_dollars: float
+    warm_dollars: float
+    backup_dollars: float
+    put_back_requests: int
+    put_back_bytes: int
+    put_back_dollars: float
+    bucket_dollars: float
+
+    @property
+    def dollars(self) -> float:
+        """Of the tier, all together."""
+        return self.serve_dollars + self._standing_dollars
+
+    @property
+    def _standing_dollars(self) -> float:
+        return self.warm_dollars + self.backup_dollars + self.put_back_dollars
+
+    @property
+    def standing_dollars_per_hour(self) -> float:
+        """What keeping the data costs, read or not; NaN before any time has passed."""
+        return self._standing_dollars / self.seconds * 3600 if self.seconds else math.nan
+
+    @property
+    def break_even_reads_per_hour(self) -> float | None:
+        """From how many reads an hour on, of objects like these, the tier costs less than GETs.
+
+        None: never, since a read from the tier costs no less than a GET; or nothing was read yet that would tell.
+        """
+        if not self.reads or not self.seconds:
+            return None
+        saved_dollars_per_read = (self.bucket_dollars - self.serve_dollars) / self.reads
+        return self.standing_dollars_per_hour / saved_dollars_per_read if saved_dollars_per_read > 0 else None
+
+
+class CostMeter:
+    """Counts what a tier's functions are billed for, and what it delivers. Not thread-safe.
+
+    Calls whose answer was lost are billed, too, but nobody tells for how long: they are only counted.
+    """
+
+    def __init__(self) -> None:
+        self.unanswered = 0
+        """Calls that may have run, and of which no bill came."""
+        self._used = dict.fromkeys(Task, Used())
+        self._reads = self._read_bytes = 0
+        self._put_back_requests = self._put_back_bytes = 0
+
+    def called(
+        self, task: Task, *, billed_seconds: float, memory_bytes: int, vcpus: float, is_cold: bool | None
+    ) -> None:
+        """A call was answered; the figures are those of its :class:`~stoker.abc.Answer`.
+
+        Raises:
+            ConfigError: a figure is not a number from 0: what a platform tells is not taken unseen.
+        """
+        for name, value in (("billed_seconds", billed_seconds), ("memory_bytes", memory_bytes), ("vcpus", vcpus)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} of a call is a number from 0, not {value!r}")
+        before = self._used[task]
+        self._used[task] = Used(
+            calls=before.calls + 1,
+            cold_starts=before.cold_starts + (is_cold is True),
+            billed_seconds=before.billed_seconds + billed_seconds,
+            gb_seconds=before.gb_seconds + billed_seconds * memory_bytes / GB_BYTES,
+            vcpu_seconds=before.vcpu_seconds + billed_seconds * vcpus,
+        )
+
+    def lost(self) -> None:
+        """A call ended with no answer."""
+        self.unanswered += 1
+
+    def delivered(self, size_bytes: int) -> None:
+        """The tier delivered an object."""
+        self._reads += 1
+        self._read_bytes += size_bytes
+
+    def put_back(self, size_bytes: int) -> None:
+        """So much was read from the bucket for what nodes have lost, by one GET."""
+        self._put_back_requests += 1
+        self._put_back_bytes += size_bytes
+
+    def bill(
+        self, seconds: float, functions: FunctionPrices, store: StorePrices, egress: Egress = "same_region"
+    ) -> Bill:
+        """Return what was used in all, at some prices.
+
+        Args:
+            seconds: since the meter was made.
+            functions: prices where the nodes are.
+            store: prices of the bucket behind the tier.
+            egress: where the reader is, seen from the bucket. The nodes are taken to be beside it: bytes between them
+                are counted as free.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ConfigError(f"seconds must be a duration from 0, not {seconds}")
+        dollars = {task: total_dollars(used.parts(functions, task)) for task, used in self._used.items()}
+
+        def read_dollars(requests: int, size_bytes: int) -> float:
+            moved = store.transfer_dollars(read_bytes=size_bytes, written_bytes=0, egress=egress)
+            return requests * store.request_dollars(Operation.GET) + moved
+
+        return Bill(
+            seconds=seconds,
+            used=dict(self._used),
+            reads=self._reads,
+            read_bytes=self._read_bytes,
+            serve_dollars=dollars[Task.SERVE],
+            warm_dollars=dollars[Task.WARM],
+            backup_dollars=dollars[Task.BACKUP],
+            put_back_requests=self._put_back_requests,
+            put_back_bytes=self._put_back_bytes,
+            put_back_dollars=read_dollars(self._put_back_requests, self._put_back_bytes),
+            bucket_dollars=read_dollars(self._reads, self._read_bytes),
+        )

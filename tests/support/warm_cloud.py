@@ -21,8 +21,8 @@ from stoker._cache.keeper import name_of, size_of
 from stoker.abc import Executor, ObjectRef
 from stoker.fanout import ExecutorOptions, open_executor
 from stoker_local.functions import FunctionCloud, FunctionCloudConfig, FunctionSpec, GoogleSpec, function_cloud
-from stoker_warm._door import TcpDoor
 from stoker_warm._handshake import Secret
+from stoker_warm._listener import TcpDoor
 from stoker_warm._proxy import Proxy
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate

@@ -15,9 +15,9 @@ from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_sim._models.reclaim import Reclaim, Strike, Struck, kept_hours, lost_between_reads, placed, strikes
 from stoker_sim._models.warm_fleet import NodeCalls, NodeLife, Served, lived
-from stoker_warm._bill import Used
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
+from stoker_warm._statistics import Used
 from stoker_warm._upkeep import UpkeepConfig
 from stoker_warm._wake import Task
 from support.warm_platform import Tier, named

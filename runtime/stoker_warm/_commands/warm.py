@@ -3,25 +3,267 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import secrets
+import signal
+import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from stoker._base.checksum import crc32c
 from stoker._base.sizes import format_bytes
-from stoker.cli.flags import add_store_options, number_from, positive, size_from
+from stoker._base.task_group import for_each
+from stoker._cache.keeper import name_of
+from stoker.abc import ObjectRef
+from stoker.cli.flags import add_store_options, number_from, opened, positive, size_from
 from stoker.cli.output import counted, json_text, printable, table
-from stoker.errors import ConfigError
-from stoker_warm._commands.bench import measured, rows_of_bench
-from stoker_warm._commands.proxy import run_proxy
-from stoker_warm._commands.status import rows_of_status
+from stoker.errors import ConfigError, DeadlineError
 from stoker_warm._handshake import Secret
-from stoker_warm._location import WarmLocation
-from stoker_warm._opening import WarmKeeper, open_keeper, secret_of_environment
+from stoker_warm._location import Fleet, WarmLocation
+from stoker_warm._opening import OwnProxy, WarmKeeper, open_keeper, secret_of_environment
+from stoker_warm._put_back import BucketOrigin, Origin
+from stoker_warm._server import ProxyServer, Tariff
+from stoker_warm._sockets import Certificate
 from stoker_warm._wire import MAX_BODY_BYTES
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "dollars_of", "measured", "rows_of_bench", "rows_of_status", "run", "run_proxy", "states_of"]
+
+
+async def run_proxy(args: Namespace, location: WarmLocation, secret: Secret) -> int:
+    """Serve until SIGINT, SIGTERM or a client's ``down``; return the exit code.
+
+    Raises:
+        StokerError: it cannot listen, or functions cannot be called.
+    """
+    fleet = _fleet(args, location)
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(opened(args, url, prefix="data_")) for url in args.data]
+        return await _serve(args, fleet, secret, [BucketOrigin(store) for store in stores])
+
+
+async def _serve(args: Namespace, fleet: Fleet, secret: Secret, origins: Sequence[Origin]) -> int:
+    servers = list[ProxyServer]()
+
+    def serves(tariff: Tariff) -> ProxyServer:
+        servers.append(ProxyServer(tariff))
+        return servers[0]
+
+    own = await OwnProxy.open(fleet, secret, serves=serves, origins=origins)
+    is_over = servers[0].is_down
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, is_over.set)
+    try:
+        door = own.proxy.door
+        print(f"warm://{door.address}" + (f"?fingerprint={door.fingerprint}" if door.fingerprint else ""), flush=True)
+        while not is_over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(args.every):
+                    await is_over.wait()
+            print(f"stoker: {_line(await own.status())}", file=sys.stderr)
+    finally:
+        await own.close()
+    return 0
+
+
+def _fleet(args: Namespace, location: WarmLocation) -> Fleet:
+    if location.fleet is None:
+        raise ConfigError("a proxy is run for functions: give a URL such as warm+lambda://stoker?listen=10.0.0.5:7411")
+    if (args.certificate is None) != (args.key is None):
+        raise ConfigError("--certificate and --key go together")
+    if bool(args.data) != bool(location.fleet.config.put_back):
+        raise ConfigError(
+            "--data and put_back= in the URL go together: the data sets from which lost shards are put back, and how "
+            "many objects at a time"
+        )
+    if args.certificate is None:
+        return location.fleet
+    return dataclasses.replace(location.fleet, certificate=Certificate(chain=args.certificate, key=args.key))
+
+
+def _line(told: Mapping[str, Any]) -> str:
+    held = f"{counted(told['objects'], 'object')}, {format_bytes(told['held_bytes'])}"
+    reads = f"{told['hits']:,} hits, {told['misses']:,} misses, {told['losses']:,} lost"
+    return f"{states_of(told)}; {held}; {reads}; {dollars_of(told['bill']['dollars'])}"
+
+
+_STATES = {"awake": "awake", "sleeping": "asleep", "maybe": "in doubt", "gone": "gone"}
+_PARTS = (("serve", "serve"), ("warm", "keep warm"), ("backup", "back up"), ("put_back", "put back"))
+_HOUR_SECONDS = 3600.0
+
+
+def rows_of_status(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a table.
+
+    Args:
+        told: as :func:`~stoker_warm._server.overview` tells it.
+    """
+    bill, reads = told["bill"], told["hits"] + told["misses"] + told["losses"]
+    rate = f" ({told['hits'] / reads:.1%} hits)" if reads else ""
+    used, free = format_bytes(told["held_bytes"]), format_bytes(told["limit_bytes"])
+    return [
+        ("nodes", f"{states_of(told)}; objects cut {told['code']}"),
+        ("held", f"{counted(told['objects'], 'object')}, {used} with parity, of {free}"),
+        ("reads", f"{told['hits']:,} hits, {told['misses']:,} misses, {told['losses']:,} lost{rate}"),
+        ("shards", _shards(told)),
+        ("writes", _writes(told)),
+        ("bill", f"{bill['gb_seconds']:,.1f} GB-s in {counted(bill['requests'], 'request')}, in {_time(bill)}"),
+        ("", _dollars(bill)),
+        ("bucket", f"{counted(bill['reads'], 'read')} would be {dollars_of(bill['bucket_dollars'])}"),
+        ("pays", _pays(bill)),
+    ]
+
+
+def states_of(told: Mapping[str, Any]) -> str:
+    """Return how many nodes are in which state."""
+    nodes = told["nodes"]
+    states = ", ".join(f"{nodes[state]:,} {word}" for state, word in _STATES.items() if nodes.get(state))
+    return f"{counted(sum(nodes.values()), 'node')}: {states}"
+
+
+def dollars_of(dollars: float) -> str:
+    """Return an amount, of which small ones matter, too."""
+    return f"${dollars:,.2f}" if dollars >= 100 else f"${dollars:.6f}"
+
+
+def _shards(told: Mapping[str, Any]) -> str:
+    restored, late = f"{told['restored']:,} reads restored from parity", f"{told['late']:,} not waited for"
+    written = f"{told['rebuilt']:,} rebuilt, {told['put_back']:,} put back, {told['backed_up']:,} copied"
+    return f"{restored}, {late}, {told['corrupt']:,} corrupt, {written}"
+
+
+def _writes(told: Mapping[str, Any]) -> str:
+    done = f"{told['stored']:,} stored, {told['declined']:,} declined, {told['evicted']:,} evicted"
+    return f"{done}, {format_bytes(told['pending_bytes'])} pending"
+
+
+def _time(bill: Mapping[str, Any]) -> str:
+    hours = bill["seconds"] / _HOUR_SECONDS
+    return f"{hours:,.1f} h" if hours >= 1 else f"{bill['seconds']:,.0f} s"
+
+
+def _dollars(bill: Mapping[str, Any]) -> str:
+    parts = ", ".join(
+        f"{dollars_of(bill[f'{name}_dollars'])} to {what}"
+        for name, what in _PARTS
+        if name != "put_back" or bill["put_back_requests"]
+    )
+    lost = f"; {counted(bill['unanswered'], 'call')} without a bill" if bill["unanswered"] else ""
+    return f"{dollars_of(bill['dollars'])}: {parts}{lost}"
+
+
+def _pays(bill: Mapping[str, Any]) -> str:
+    if not bill["reads"]:
+        return "unknown before anything was read"
+    reads = bill["break_even_reads_per_hour"]
+    if reads is None:
+        return "never in money: a read costs no less here than a GET of the bucket"
+    return f"in money from {reads:,.0f} reads an hour on"
+
+
+_LOOK_SECONDS = 0.005
+_BATCH_BYTES = 64 << 20
+"""Objects are offered so many bytes at a time: of more, a proxy would decline some."""
+_PATIENCE_SECONDS = 120.0
+
+
+async def measured(keeper: WarmKeeper, *, objects: int, size_bytes: int, at_once: int) -> dict[str, Any]:
+    """Write objects that were never there, and read them back.
+
+    Args:
+        keeper: of the tier.
+        objects: how many. They differ by their keys only, so that they take no more memory here than one.
+        size_bytes: of each.
+        at_once: reads under way at a time; writes are as many as the proxy is set to.
+
+    Returns:
+        The figures, as JSON values; ``written`` and ``read`` may be fewer than ``objects``.
+
+    Raises:
+        StoreError: the proxy cannot be asked, or does not get rid of what it was offered.
+    """
+    data, run = secrets.token_bytes(size_bytes), secrets.token_hex(8)
+    checksum = crc32c(data)
+    refs = (ObjectRef(key=f"bench/{run}/{row}", size_bytes=size_bytes, crc32c=checksum) for row in range(objects))
+    names = [name_of(ref) for ref in refs]
+    before = await keeper.status(wakes=True)
+    write_seconds = await _written(keeper, names, memoryview(data))
+    after = await keeper.status()
+    begun = time.perf_counter()
+    seconds = await _read(keeper, names, checksum, size_bytes, at_once)
+    read_seconds = time.perf_counter() - begun
+    return {
+        "objects": objects,
+        "size_bytes": size_bytes,
+        "at_once": at_once,
+        "written": after["stored"] - before["stored"],
+        "write_seconds": write_seconds,
+        "write_bytes_per_second": (after["stored"] - before["stored"]) * size_bytes / write_seconds,
+        "read": len(seconds),
+        "read_seconds": read_seconds,
+        "read_bytes_per_second": len(seconds) * size_bytes / read_seconds,
+        "read_p50_seconds": float(np.quantile(seconds, 0.5)) if seconds else None,
+        "read_p99_seconds": float(np.quantile(seconds, 0.99)) if seconds else None,
+    }
+
+
+def rows_of_bench(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of a table."""
+    each = format_bytes(found["size_bytes"])
+    rates = {name: f"{found[f'{name}_bytes_per_second'] / 1e6:,.0f} MB/s" for name in ("read", "write")}
+    late = ""
+    if found["read"]:
+        late = f"; p50 {found['read_p50_seconds'] * 1e3:,.1f} ms, p99 {found['read_p99_seconds'] * 1e3:,.1f} ms"
+    return [
+        ("written", f"{found['written']:,} of {found['objects']:,} objects of {each}: {rates['write']}"),
+        ("read", f"{found['read']:,} of {found['objects']:,}, {found['at_once']:,} at once: {rates['read']}{late}"),
+    ]
+
+
+async def _written(keeper: WarmKeeper, names: Sequence[str], data: memoryview) -> float:
+    """Offer objects, and return how many seconds it took until nothing waited any more."""
+    batch = max(1, _BATCH_BYTES // max(1, len(data)))
+    begun = time.perf_counter()
+    for start in range(0, len(names), batch):
+        for name in names[start : start + batch]:
+            keeper.offer(name, data)
+        await _settled(keeper)
+    return time.perf_counter() - begun
+
+
+async def _settled(keeper: WarmKeeper) -> None:
+    loop = asyncio.get_running_loop()
+    end_seconds = loop.time() + _PATIENCE_SECONDS
+    await asyncio.sleep(0)
+    while (await keeper.status())["pending_bytes"]:
+        if loop.time() > end_seconds:
+            raise DeadlineError(f"the warm tier has not put away within {_PATIENCE_SECONDS:g} s what it was offered")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _read(keeper: WarmKeeper, names: Sequence[str], checksum: int, size_bytes: int, at_once: int) -> list[float]:
+    """Read objects, and return the seconds of those reads that brought the right bytes."""
+    seconds, buffers = list[float](), [memoryview(bytearray(size_bytes)) for _ in range(at_once)]
+
+    async def read(name: str) -> None:
+        into = buffers.pop()
+        try:
+            begun = time.perf_counter()
+            if await keeper.read(name, into):
+                taken = time.perf_counter() - begun
+                seconds.extend([taken] if crc32c(into) == checksum else [])
+        finally:
+            buffers.append(into)
+
+    await for_each(names, read, concurrency=at_once)
+    return seconds
+
 
 _MOST_EVERY_SECONDS = 86_400.0
 _FUNCTIONS = "warm+lambda://PREFIX?listen=HOST:PORT&…, or warm+gcf://…"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stoker.testing import run_virtual
 from stoker_warm._code import Code
-from stoker_warm._commands.bench import measured
+from stoker_warm._commands.warm import measured
 from stoker_warm._settings import WarmConfig
 from support.outside_names.shape import shape
 from support.warm_clients import SharedTier

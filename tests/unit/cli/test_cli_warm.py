@@ -15,7 +15,7 @@ from stoker._cache.keeper import size_of
 from stoker.errors import ConnectionLostError, DeadlineError
 from stoker.testing import run_virtual
 from stoker_warm._commands import warm as warm_command
-from stoker_warm._commands.bench import measured
+from stoker_warm._commands.warm import measured
 from stoker_warm._handshake import Secret
 from stoker_warm._location import WarmLocation
 

@@ -9,7 +9,7 @@ from stoker import Prices
 from stoker._base.meter import Egress
 from stoker._cost.prices import GB_BYTES, FunctionPrices, StorePrices
 from stoker.errors import ConfigError
-from stoker_warm._bill import Bill, CostMeter
+from stoker_warm._statistics import Bill, CostMeter
 from stoker_warm._wake import Task
 
 MEMORY = 1536 << 20

@@ -13,7 +13,7 @@ from stoker.testing import run_virtual
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
-from stoker_warm._writing import _evicted
+from stoker_warm._transfers import _evicted
 from support.warm_platform import Mood, Tier, named
 
 OBJECTS = [named(number, 3000 + number) for number in range(6)]

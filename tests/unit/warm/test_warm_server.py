@@ -17,8 +17,7 @@ from stoker_warm._client import ClientConfig
 from stoker_warm._code import Code
 from stoker_warm._connection import Answer, Connection, Reply
 from stoker_warm._handshake import PeerSide, Secret
-from stoker_warm._memory_pool import MemoryAccount, MemoryPool
-from stoker_warm._server import ServerConfig
+from stoker_warm._server import MemoryAccount, MemoryPool, ServerConfig
 from stoker_warm._settings import WarmConfig
 from stoker_warm._wire import MAX_BODY_BYTES, Head, Kind
 from support.warm_clients import SharedTier, loaded, objects, until_stored

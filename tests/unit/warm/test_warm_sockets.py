@@ -14,8 +14,8 @@ import pytest
 from stoker.errors import ConfigError, StokerError
 from stoker.testing import run_virtual
 from stoker_warm._connection import Answer, Connection
-from stoker_warm._door import MOST_STRANGERS, TcpDoor
 from stoker_warm._handshake import PeerSide, ProxySide, Secret
+from stoker_warm._listener import MOST_STRANGERS, TcpDoor
 from stoker_warm._settings import WarmConfig
 from stoker_warm._sockets import Address, Certificate, dial
 from stoker_warm._wire import Head, Kind
@@ -214,7 +214,7 @@ def test_an_address_that_is_taken_or_open_to_all_is_refused() -> None:
 
 
 def test_a_system_without_files_for_more_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker_warm._door._ACCEPT_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr("stoker_warm._listener._ACCEPT_AGAIN_SECONDS", 0.001)
 
     async def test() -> None:
         loop, refused = asyncio.get_running_loop(), [OSError(24, "Too many open files"), ConnectionAbortedError()]

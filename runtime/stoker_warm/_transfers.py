@@ -1,11 +1,16 @@
-"""Writing an object's shards to nodes that have none of it yet, and deleting shards.
+"""Writing an object's shards to nodes that have none of it yet, reading them back, and deleting them.
 
 What nothing will be read from any more is deleted. Objects are written behind the back of whoever has them.
+
+To read an object, all shards are asked for at once, the first that restore the object are taken, and the rest are
+cancelled (A. Wang et al., "InfiniCache" (FAST 2020), section 3.2). A shard that is not what its name and checksum say
+is a lost one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -15,26 +20,122 @@ from typing import Any, NamedTuple
 
 from stoker._base.task_group import task_group
 from stoker._base.threads import in_thread
-from stoker.errors import StoreError, TransientError, WireError
-from stoker_warm._code import Code, encode
-from stoker_warm._directory import Directory, Held, Placement
+from stoker.errors import ServerError, StoreError, TransientError, WireError
+from stoker_warm._code import Code, encode, restore
+from stoker_warm._directory import Directory, Found, Held, Placement
 from stoker_warm._fleet import Node
 from stoker_warm._life import State
 from stoker_warm._node import LISTED_AT_ONCE
-from stoker_warm._reading import views_of
 from stoker_warm._settings import WarmConfig
 from stoker_warm._shard import ShardId
 from stoker_warm._statistics import ProxyTally
 from stoker_warm._wire import Head, Kind
 
-__all__ = [
-    "Doomed",
-    "ShardWriter",
-    "Shards",
-    "WriteBehind",
-    "Written",
-    "encoded",
-]
+__all__ = ["Doomed", "ShardReader", "ShardWriter", "Shards", "WriteBehind", "Written", "encoded", "views_of"]
+
+
+class _Got(enum.Enum):
+    """What became of asking for a shard: it is whole, or is not where it was believed to be, or cannot be had now."""
+
+    WHOLE = enum.auto()
+    LOST = enum.auto()
+    NOTHING = enum.auto()
+
+
+class ShardReader:
+    """Reads objects from nodes. Lives on the proxy's event loop.
+
+    Args:
+        nodes: by number.
+        tally: where shards that are late, restored or corrupt are counted.
+        read_seconds: for a shard, its node's waking included.
+        lost: is told of a node, by number, that does not have a shard as it should be.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        tally: ProxyTally,
+        *,
+        read_seconds: float,
+        lost: Callable[[int, ShardId], None],
+    ) -> None:
+        self._nodes, self._tally, self._read_seconds, self._lost = nodes, tally, read_seconds, lost
+
+    async def read(self, name: str, found: Found, into: memoryview) -> list[int] | None:
+        """Fill ``into`` with an object from the first shards that restore it.
+
+        When the call ends, however it ends, nothing writes to ``into`` any more.
+
+        Args:
+            name: of the object.
+            found: which nodes are believed to have its shards.
+            into: memory of the object's size.
+
+        Returns:
+            The positions that nodes have lost; None if too few could be had.
+        """
+        code, views = found.code, views_of(found.code, into)
+        parity = {at: memoryview(bytearray(len(views[0]))) for at in range(code.data, code.shards)}
+        whole, lost = await self._read_first(name, found, [*views, *parity.values()])
+        if len(whole) < code.data:
+            return None
+        missing = [at for at in range(code.data) if at not in whole]
+        if missing:
+            self._tally.restored += 1
+            here = {at: view for at, view in parity.items() if at in whole}
+            if code.parity == 1:  # which takes less time than handing it over
+                restore(code, len(into), into, here, missing)
+            else:
+                await in_thread(lambda _: restore(code, len(into), into, here, missing))
+        return lost
+
+    async def _read_first(self, name: str, found: Found, targets: Sequence[memoryview]) -> tuple[set[int], list[int]]:
+        """Ask for all shards at once, until enough are whole or too many are not there, and cancel the others.
+
+        Returns:
+            The positions of shards that are whole, and of those that nodes have lost.
+        """
+        code = found.code
+        asked: dict[asyncio.Task[_Got], int] = {}
+        whole = {at for at, view in enumerate(targets) if not len(view)}
+        lost = [at for at, node in enumerate(found.nodes) if node < 0]
+        async with task_group() as group:
+            for at, node in enumerate(found.nodes):
+                if node >= 0 and at not in whole:
+                    shard = ShardId(name, code.data, code.parity, at)
+                    asked[group.create_task(self._read_shard(self._nodes[node], shard, targets[at]))] = at
+            waiting = set(asked)
+            while len(whole) < code.data <= len(whole) + len(waiting):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                whole |= {asked[each] for each in done if each.result() is _Got.WHOLE}
+                lost += [asked[each] for each in done if each.result() is _Got.LOST]
+            for each in waiting:
+                each.cancel()
+        if len(whole) >= code.data:
+            self._tally.late += len(waiting)
+        return whole, lost
+
+    async def _read_shard(self, node: Node, shard: ShardId, into: memoryview) -> _Got:
+        """Fill ``into`` with a shard, if it can be had in time."""
+        try:
+            reply = await node.request(Kind.GET, {"shard": shard.to_text()}, into=into, seconds=self._read_seconds)
+        except ServerError:
+            pass  # it has answered: that it cannot
+        except StoreError:
+            return _Got.NOTHING
+        else:
+            if reply.kind is Kind.FOUND:
+                if reply.body_bytes == len(into) and shard.checksum(into) == reply.head.get("crc32c"):
+                    return _Got.WHOLE
+                self._tally.corrupt += 1
+        self._lost(node.number, shard)
+        return _Got.LOST
+
+
+def views_of(code: Code, data: memoryview) -> list[memoryview]:
+    """Return an object's data shards, in its own memory."""
+    return [data[start:end] for start, end in code.cuts(len(data))]
 
 
 class Doomed:
