@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_sim._planning.allocation import POLICIES, Allocation, Cluster, Job, allocate
+from stoker_sim._allocation import POLICIES, Allocation, Cluster, Job, allocate
 from support.allocating import job, least_demand
 
 NEARLY = 1 + 1e-9

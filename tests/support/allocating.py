@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import permutations
 
-from stoker_sim._planning.allocation import Job
+from stoker_sim._allocation import Job
 
 
 def job(name: str, size: int, rate: float, dataset: str | None = None, nodes: int = 1) -> Job:

@@ -27,7 +27,7 @@ from stoker.errors import (
     ThrottledError,
     TruncatedError,
 )
-from stoker_sim._models.bucket import SharedLink
+from stoker_sim._bucket import SharedLink
 
 FAULTS = (
     "throttle",  # 503 with Retry-After, if the weather has one

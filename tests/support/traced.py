@@ -16,7 +16,7 @@ from stoker._memory.ring import Ring
 from stoker.abc import ObjectRef, Readable, Tier, TraceSink
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._models.bucket import BucketView, SimulatedBucket
+from stoker_sim._bucket import BucketView, SimulatedBucket
 from support.faulty_store import FaultyStore, Weather, pin
 
 BODY = random.Random(0).randbytes(100_000)

@@ -13,7 +13,7 @@ import pytest
 from stoker._cache.eviction import Fifo, Lru, NextUse, Residents, Uniform
 from stoker.abc import EvictionPolicy
 from stoker.errors import ConfigError
-from stoker_sim._models.caches import ReplicaAware
+from stoker_sim._caches import ReplicaAware
 
 NEVER = 1 << 60
 

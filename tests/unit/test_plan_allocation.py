@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_sim._planning.allocation import POLICIES, Allocation, Cluster, Job, allocate
+from stoker_sim._allocation import POLICIES, Allocation, Cluster, Job, allocate
 from support.allocating import best_rate, job
 
 FAST = job("fast", 100, 10.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.errors import ConfigError
-from stoker_sim._planning.predict import Demand, bound_of
+from stoker_sim._predict import Demand, bound_of
 
 DEMAND = Demand(
     compute_seconds=10.0, size_bytes=1e9, gets=1000, bytes_per_second=1e8, latency_seconds=0.1, concurrency=20

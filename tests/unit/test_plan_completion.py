@@ -13,12 +13,12 @@ from stoker._diagnostics.latency import Constant
 from stoker._fetch.pipeline import PipelineConfig
 from stoker.errors import ConfigError
 from stoker_sim import BucketModel
+from stoker_sim._allocation import POLICIES, Cluster, Job
+from stoker_sim._bucket import described
+from stoker_sim._caches import TierModel
+from stoker_sim._completion import Completion, Submission, completions
 from stoker_sim._experiments.silod import queue
-from stoker_sim._models.bucket import described
-from stoker_sim._models.caches import TierModel
-from stoker_sim._planning.allocation import POLICIES, Cluster, Job
-from stoker_sim._planning.completion import Completion, Submission, completions
-from stoker_sim._scenarios.scenario import Scenario, simulate
+from stoker_sim._scenario import Scenario, simulate
 from support.allocating import job
 
 CLUSTER = Cluster(cache_bytes=100, bytes_per_second=5.0)

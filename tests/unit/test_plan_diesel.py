@@ -14,8 +14,8 @@ from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
+from stoker_sim._bucket import BucketView, SimulatedBucket, described
 from stoker_sim._experiments.diesel import HeldView
-from stoker_sim._models.bucket import BucketView, SimulatedBucket, described
 
 
 def held(size: int, **model: Any) -> tuple[HeldView, bytes]:

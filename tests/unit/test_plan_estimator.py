@@ -9,8 +9,8 @@ import pytest
 
 from stoker._cache.eviction import Residents, Uniform
 from stoker._diagnostics.latency import Constant
+from stoker_sim._allocation import Job, Share
 from stoker_sim._experiments.silod import Circumstances, simulated_rate
-from stoker_sim._planning.allocation import Job, Share
 
 DATASET_BYTES = 250 * (8 << 20)
 AROUND = Circumstances(super_samples=250, warm_epochs=2)

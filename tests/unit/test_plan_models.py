@@ -14,7 +14,7 @@ from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
 from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._models.bucket import BucketView, Shared, SharedLink, SimulatedBucket
+from stoker_sim._bucket import BucketView, Shared, SharedLink, SimulatedBucket
 
 SIZES = {"a": 8_000_000, "b": 1_000}
 

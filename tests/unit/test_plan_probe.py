@@ -13,7 +13,7 @@ from stoker.abc import ObjectRef
 from stoker.errors import ConfigError, DeadlineError, ServerError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._models.bucket import BucketView, SimulatedBucket, described, size_of
+from stoker_sim._bucket import BucketView, SimulatedBucket, described, size_of
 
 TAILS = {"none": (0.0, 0.0), "5% of 2 s": (0.05, 2.0), "1% of 10 s": (0.01, 10.0)}
 

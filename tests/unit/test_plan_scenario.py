@@ -15,9 +15,9 @@ from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.steps import Stretch
 from stoker.errors import BudgetError, ConfigError
 from stoker_sim import BucketModel
-from stoker_sim._models.bucket import described, size_of
-from stoker_sim._models.caches import TierModel
-from stoker_sim._scenarios.scenario import Run, Scenario, simulate
+from stoker_sim._bucket import described, size_of
+from stoker_sim._caches import TierModel
+from stoker_sim._scenario import Run, Scenario, simulate
 
 MANIFEST = described(super_samples=60, samples=100, super_sample_bytes=4 << 20)
 FAST = BucketModel(first_byte=Constant(0.02), connection_bytes_per_second=90e6)

@@ -11,9 +11,9 @@ import pytest
 from stoker import FetchSize, NextBatch, Prices, open_store
 from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
 from stoker.errors import ConfigError
-from stoker_sim._models.recorded import read_durations
-from stoker_sim._scenarios.scenario import simulate
-from stoker_sim._scenarios.scenario_file import outcome, read_scenario
+from stoker_sim._recorded import read_durations
+from stoker_sim._scenario import simulate
+from stoker_sim._scenario_file import outcome, read_scenario
 from support.packing import numbered, pack
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/scenarios").glob("*.toml"))

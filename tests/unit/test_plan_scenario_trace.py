@@ -13,8 +13,8 @@ from stoker._trace.chrome import MOST_RANKS, RanksTrace
 from stoker._trace.recording import Recording, Told
 from stoker.trace import read_trace
 from stoker_sim import BucketModel
-from stoker_sim._models.bucket import described
-from stoker_sim._scenarios.scenario import Scenario, simulate
+from stoker_sim._bucket import described
+from stoker_sim._scenario import Scenario, simulate
 
 NODES = 3
 

@@ -15,9 +15,9 @@ from stoker._fetch.pipeline import PipelineConfig
 from stoker.abc import ObjectRef, Tier
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._models.bucket import described
-from stoker_sim._models.caches import SimulatedTier
-from stoker_sim._scenarios.scenario import Scenario, simulate
+from stoker_sim._bucket import described
+from stoker_sim._caches import SimulatedTier
+from stoker_sim._scenario import Scenario, simulate
 
 NOTHING = memoryview(bytearray())
 SMALL = ObjectRef(key="small", size_bytes=100, crc32c=0)

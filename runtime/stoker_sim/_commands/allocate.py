@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.cli.flags import rate_from, size
 from stoker.cli.output import json_text, printable, table
-from stoker_sim._planning.allocation import POLICIES, Allocation, Cluster, Share, allocate, read_jobs
+from stoker_sim._allocation import POLICIES, Allocation, Cluster, Share, allocate, read_jobs
 
 __all__ = ["configure", "run"]
 

@@ -25,10 +25,10 @@ from stoker._stores.object_store import price_key
 from stoker.cli.flags import add_dataset, number_from, opened, positive, rate_from, size, size_from
 from stoker.cli.output import counted, json_text, printable, table
 from stoker.errors import ConfigError
-from stoker_sim._planning.advice import Advice, Resources, Suggestion, advise
-from stoker_sim._planning.predict import EpochForecast, Prediction
-from stoker_sim._planning.workload import Workload
-from stoker_sim._scenarios.scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
+from stoker_sim._advice import Advice, Resources, Suggestion, advise
+from stoker_sim._predict import EpochForecast, Prediction
+from stoker_sim._scenario import LEAST_BYTES_PER_SECOND, LONGEST_FIRST_BYTE_SECONDS
+from stoker_sim._workload import Workload
 
 __all__ = ["configure", "run"]
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import Order, OrderConfig
+from stoker_sim._bucket import described
+from stoker_sim._caches import TierModel, hit_rates
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.bucket import described
-from stoker_sim._models.caches import TierModel, hit_rates
-from stoker_sim._scenarios.scenario import Run, Scenario, simulate
+from stoker_sim._scenario import Run, Scenario, simulate
 
 __all__ = [
     "CACHE_SHARES",

@@ -24,7 +24,7 @@ from stoker._base.task_group import task_group
 from stoker._cache.eviction import Fifo, Residents
 from stoker._fetch.schedule import FetchSize, Progress
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import Shared
+from stoker_sim._bucket import Shared
 
 __all__ = [
     "SOURCE",

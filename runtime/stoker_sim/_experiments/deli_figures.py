@@ -17,6 +17,7 @@ from stoker._diagnostics.latency import BucketModel, Constant
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import OrderConfig
+from stoker_sim._bucket import described
 from stoker_sim._experiments.deli import (
     SOURCE,
     WORKLOADS,
@@ -27,8 +28,7 @@ from stoker_sim._experiments.deli import (
     simulated,
 )
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.bucket import described
-from stoker_sim._scenarios.scenario import Scenario, simulate
+from stoker_sim._scenario import Scenario, simulate
 
 __all__ = [
     "BUCKET",

@@ -27,10 +27,10 @@ from stoker._format.manifest import POINTER_KEY, Manifest
 from stoker._format.versions import read_manifest
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectInfo
+from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
 from stoker_sim._experiments.deli import WORKLOADS
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._models.bucket import BucketView, Shared, SimulatedBucket, described
-from stoker_sim._scenarios.scenario import Scenario, simulate
+from stoker_sim._scenario import Scenario, simulate
 
 __all__ = [
     "EXPERIMENTS",

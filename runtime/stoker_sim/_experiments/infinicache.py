@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from stoker._cost.prices import Prices
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._models.reclaim import Reclaim, Upkeep, first_arrivals, kept_hours, losses, placed
-from stoker_sim._models.warm_fleet import Billing, WarmFleet
+from stoker_sim._reclaim import Reclaim, Upkeep, first_arrivals, kept_hours, losses, placed
+from stoker_sim._warm_fleet import Billing, WarmFleet
 from stoker_warm._code import Code
 
 __all__ = ["EXPERIMENTS"]

@@ -23,10 +23,10 @@ from stoker._fetch.schedule import NextBatch
 from stoker._format.manifest import Manifest
 from stoker._order.order import Order, OrderConfig
 from stoker.abc import Readable
+from stoker_sim._bucket import BucketView, SimulatedBucket, described, size_of
+from stoker_sim._dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._models.bucket import BucketView, SimulatedBucket, described, size_of
-from stoker_sim._models.dataloader import DecodingView, Disk, DiskModel, DiskView, LoaderModel, Processors, train
-from stoker_sim._scenarios.scenario import Node, NodeParts, Nothing
+from stoker_sim._scenario import Node, NodeParts, Nothing
 
 __all__ = ["EXPERIMENTS"]
 

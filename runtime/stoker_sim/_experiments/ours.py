@@ -16,10 +16,10 @@ from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import OrderConfig
+from stoker_sim._bucket import described
 from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measurements, simulated
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.bucket import described
-from stoker_sim._scenarios.scenario import EpochResult, Run, Scenario, simulate
+from stoker_sim._scenario import EpochResult, Run, Scenario, simulate
 
 __all__ = [
     "EXPERIMENTS",

@@ -19,12 +19,12 @@ from stoker._diagnostics.latency import BucketModel, Constant, Latency, LogNorma
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._order.order import OrderConfig
 from stoker.abc import ObjectRef
+from stoker_sim._allocation import POLICIES, Cluster, Job, Policy, Share
+from stoker_sim._bucket import described
+from stoker_sim._caches import SimulatedTier, TierModel
+from stoker_sim._completion import Submission, completions
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
-from stoker_sim._models.bucket import described
-from stoker_sim._models.caches import SimulatedTier, TierModel
-from stoker_sim._planning.allocation import POLICIES, Cluster, Job, Policy, Share
-from stoker_sim._planning.completion import Submission, completions
-from stoker_sim._scenarios.scenario import Scenario, simulate
+from stoker_sim._scenario import Scenario, simulate
 
 __all__ = [
     "EXPERIMENTS",

@@ -3,9 +3,9 @@
 A. Wang et al., "InfiniCache: Exploiting Ephemeral Serverless Functions to Build a Cost-Effective Memory Cache" (FAST
 2020), is what it stands beside: 400 functions of 1.5 GB for 50 hours.
 
-A node's history is that of :mod:`stoker_sim._models.warm_fleet`. What is lost if reads put lost shards back follows
+A node's history is that of :mod:`stoker_sim._warm_fleet`. What is lost if reads put lost shards back follows
 from it without drawing objects, since these are on random nodes; if they are put back at once it is played by
-:mod:`stoker_sim._models.put_back`. Both are checked against the real proxy.
+:mod:`stoker_sim._put_back`. Both are checked against the real proxy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._models.put_back import PutBackModel, put_back
-from stoker_sim._models.reclaim import Reclaim, Strike, lost_between_reads, placed, strikes
-from stoker_sim._models.warm_fleet import Bill, NodeCalls, NodeLife, Served, lived
+from stoker_sim._put_back import PutBackModel, put_back
+from stoker_sim._reclaim import Reclaim, Strike, lost_between_reads, placed, strikes
+from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, Served, lived
 from stoker_warm._code import Code
 from stoker_warm._upkeep import UpkeepConfig
 

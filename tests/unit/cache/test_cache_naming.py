@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from stoker._cache.keeper import NameIndex, is_name, name_of, size_of
-from stoker_sim._models.bucket import described
+from stoker_sim._bucket import described
 from support.tiers import MANIFEST
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli import main
-from stoker_sim._scenarios.scenario import Scenario
+from stoker_sim._scenario import Scenario
 
 LEAST = """
 [dataset]

@@ -15,7 +15,7 @@ from stoker._diagnostics.latency import LONGEST_SECONDS, BucketModel
 from stoker._fetch.pipeline import PipelineConfig
 from stoker._format.manifest import Manifest, PackRun
 from stoker.errors import ConfigError
-from stoker_sim._models.caches import hit_rates
+from stoker_sim._caches import hit_rates
 
 __all__ = [
     "Cache",

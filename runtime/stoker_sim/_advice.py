@@ -13,9 +13,9 @@ from stoker._format.manifest import Manifest
 from stoker._memory.budget import plan_slots, window_slots
 from stoker._memory.ring import ALIGNMENT_BYTES
 from stoker.errors import BudgetError, ConfigError, StokerError
-from stoker_sim._models.bucket import described
-from stoker_sim._planning.predict import Prediction, predict
-from stoker_sim._planning.workload import Cache, Workload
+from stoker_sim._bucket import described
+from stoker_sim._predict import Prediction, predict
+from stoker_sim._workload import Cache, Workload
 
 __all__ = ["Advice", "Resources", "Suggestion", "advise"]
 

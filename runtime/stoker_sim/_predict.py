@@ -18,9 +18,9 @@ from stoker._diagnostics.latency import Constant
 from stoker._memory.budget import plan_slots
 from stoker.abc import ObjectRef
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import SharedLink
-from stoker_sim._planning.workload import Cache, Workload, beginning, excerpt
-from stoker_sim._scenarios.scenario import Run, Scenario, TierMaker, simulate
+from stoker_sim._bucket import SharedLink
+from stoker_sim._scenario import Run, Scenario, TierMaker, simulate
+from stoker_sim._workload import Cache, Workload, beginning, excerpt
 
 __all__ = [
     "Bound",

@@ -31,9 +31,9 @@ from stoker._order.order import Order
 from stoker._order.steps import OrderSource, PlannedStep, Steps, Stretch
 from stoker.abc import Readable, Tier, TraceSink
 from stoker.errors import ConfigError, StoreError
-from stoker_sim._models.bucket import BucketView, SimulatedBucket, bodiless, size_of
-from stoker_sim._models.caches import TierModel
-from stoker_sim._models.simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
+from stoker_sim._bucket import BucketView, SimulatedBucket, bodiless, size_of
+from stoker_sim._caches import TierModel
+from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
 
 __all__ = [
     "LEAST_BYTES_PER_SECOND",
@@ -269,7 +269,7 @@ class Scenario:
     """What is simulated.
 
     Attributes:
-        manifest: of the data set, packed or :func:`~stoker_sim._models.bucket.described`.
+        manifest: of the data set, packed or :func:`~stoker_sim._bucket.described`.
         feed: what each rank delivers and with which memory, schedule and fetching; its rank is each one's own.
         bucket: how the bucket answers.
         compute: what a step takes once its batch is there.

@@ -1,6 +1,6 @@
 """A warm tier in virtual time: objects as shards in functions that a platform takes back, read by the first k of n.
 
-Shards are lost when the model of a node (:mod:`stoker_sim._models.warm_fleet`) says so, and put back by the next
+Shards are lost when the model of a node (:mod:`stoker_sim._warm_fleet`) says so, and put back by the next
 read of their object, or from the bucket when the loss is noticed. What the nodes are called for is billed as there,
 as if nobody read them: what is read besides is calls of its own, and losses are noticed no sooner for it.
 """
@@ -24,9 +24,9 @@ from stoker._cost.prices import FunctionPrices
 from stoker._diagnostics.latency import Latency, LogNormal
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StoreError
-from stoker_sim._models.bucket import SharedLink
-from stoker_sim._models.reclaim import Reclaim, strikes
-from stoker_sim._models.warm_fleet import Bill, NodeCalls, NodeLife, lived
+from stoker_sim._bucket import SharedLink
+from stoker_sim._reclaim import Reclaim, strikes
+from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, lived
 from stoker_warm._put_back import NAMES_AT_ONCE, takes_whole
 from stoker_warm._settings import WarmConfig
 
@@ -153,7 +153,7 @@ class _Object:
 class SimulatedWarm:
     """What is in the functions, for all ranks, on one virtual-clock loop. Ranks read through a :class:`WarmView` each.
 
-    What is offered is there at once, as in :class:`~stoker_sim._models.caches.SimulatedTier`; the least
+    What is offered is there at once, as in :class:`~stoker_sim._caches.SimulatedTier`; the least
     recently used objects go for it.
 
     Args:

@@ -23,7 +23,7 @@ from stoker._base.meter import Operation, ReaderWrapper
 from stoker._base.task_group import task_group
 from stoker.abc import ObjectInfo, Readable
 from stoker.errors import ConfigError, NotFoundError
-from stoker_sim._models.bucket import Shared
+from stoker_sim._bucket import Shared
 
 __all__ = [
     "DecodingView",

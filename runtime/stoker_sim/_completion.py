@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stoker._base.sizes import counted
 from stoker.errors import ConfigError
-from stoker_sim._planning.allocation import Caches, Cluster, Job, Policy
+from stoker_sim._allocation import Caches, Cluster, Job, Policy
 
 __all__ = [
     "Completion",

@@ -20,7 +20,7 @@ from stoker._cache.keeper import Future
 from stoker._diagnostics.latency import Constant, Latency
 from stoker.abc import EvictionPolicy, ObjectRef
 from stoker.errors import ConfigError
-from stoker_sim._models.bucket import SharedLink
+from stoker_sim._bucket import SharedLink
 
 __all__ = [
     "REPLICA_AWARE",

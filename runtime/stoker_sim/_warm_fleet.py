@@ -19,7 +19,7 @@ from typing import NamedTuple
 from stoker._cost.prices import FunctionPrices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_sim._models.reclaim import Strike, Struck, Upkeep
+from stoker_sim._reclaim import Strike, Struck, Upkeep
 from stoker_warm._code import Code
 from stoker_warm._upkeep import UpkeepConfig
 

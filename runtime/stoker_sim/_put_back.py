@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker_sim._models.warm_fleet import NodeLife
+from stoker_sim._warm_fleet import NodeLife
 from stoker_warm._code import Code
 from stoker_warm._put_back import NAMES_AT_ONCE, takes_whole
 

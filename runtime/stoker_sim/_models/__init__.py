@@ -1,1 +1,0 @@
-"""How buckets, disks, caches and platforms behave in virtual time."""

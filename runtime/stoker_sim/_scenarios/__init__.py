@@ -1,1 +1,0 @@
-"""Runs in virtual time, as a person describes them."""
