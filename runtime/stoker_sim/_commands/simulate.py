@@ -15,8 +15,7 @@ from stoker._trace.chrome import MOST_RANKS, RanksTrace
 from stoker.cli.output import json_text, printable, table
 from stoker.errors import ConfigError
 from stoker_sim import _experiments as experiments
-from stoker_sim._experiments.figures import write_html, write_png
-from stoker_sim._experiments.outcome import Cell, Outcome
+from stoker_sim._experiments.outcome import Cell, Outcome, write_html, write_png
 from stoker_sim._scenario import Run, Scenario, simulate
 from stoker_sim._scenario_file import outcome, read_scenario
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import resources
@@ -35,6 +35,7 @@ __all__ = [
     "SampleRun",
     "Setting",
     "Workload",
+    "measured",
     "measurements",
     "sample_run",
     "simulate_samples",
@@ -324,14 +325,10 @@ class Measurement:
 
 @lru_cache(maxsize=1)
 def measurements() -> tuple[Measurement, ...]:
-    """Return what the authors measured."""
+    """Return what the authors measured: each setting of a workload once, in each epoch."""
     text = resources.files("stoker_sim").joinpath("published/deli.csv").read_text("utf-8")
-    return tuple(_measured(text))
-
-
-def _measured(text: str) -> Iterator[Measurement]:
-    for row in csv.DictReader(text.splitlines()):
-        yield Measurement(
+    return tuple(
+        Measurement(
             workload=row["workload"],
             experiment=row["experiment"],
             setting=_setting(row),
@@ -340,6 +337,14 @@ def _measured(text: str) -> Iterator[Measurement]:
             miss_rate=float(row["miss_rate_mean"]) if row["miss_rate_mean"] else None,
             epoch_seconds=float(row["epoch_run_s_mean"]),
         )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def measured(workload: str, setting: Setting | None) -> list[Measurement | None]:
+    """Return what was measured of a setting: in the first epoch and in the second, None where nothing was."""
+    found = {each.epoch: each for each in measurements() if (each.workload, each.setting) == (workload, setting)}
+    return [found.get(epoch) for epoch in (1, 2)]
 
 
 def _setting(row: dict[str, str]) -> Setting | None:
