@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from stoker_sim._experiments.ours import measured
+from stoker_sim._experiments.ours import measured_cost
 
 
 def main(arguments: list[str]) -> int:
     """Print one line."""
     nodes, super_samples = (int(arguments[place]) if len(arguments) > place else 1_000 for place in (0, 1))
-    cost = measured(nodes, super_samples)
+    cost = measured_cost(nodes, super_samples)
     print(
         f"{nodes:,} nodes x {super_samples:,} super-samples: {cost.cpu_seconds:.0f} s of processor time, "
         f"{cost.cpu_seconds / cost.fetches * 1e6:.0f} us a fetch, {cost.peak_bytes / 1e6:.0f} MB at most, "

@@ -329,8 +329,8 @@ def outcome(name: str, scenario: Scenario, run: Run, *, prices: Prices, url: str
     )
     if run.warm is not None:
         remarks = (*remarks, *_warm_remarks(run.warm, run.seconds, prices, dollars))
-    table = Table(name=name, columns=(*_COLUMNS, *(f"from {tier}" for tier in tiers)), rows=rows)
-    return Outcome(tables=[table], panels=_panels(epochs, tiers), remarks=remarks)
+    table = Table(name, (*_COLUMNS, *(f"from {tier}" for tier in tiers)), rows)
+    return Outcome([table], _panels(epochs, tiers), remarks)
 
 
 def _warm_remarks(warm: WarmTally, seconds: float, prices: Prices, get_dollars: float) -> tuple[str, ...]:
@@ -378,18 +378,18 @@ def _panels(epochs: Sequence[Sequence[EpochResult]], tiers: Sequence[str]) -> li
     sources |= {tier: [sum(each.tier_hits[tier] for each in nodes) for nodes in epochs] for tier in tiers}
     return [
         Panel(
-            title="Wait for data",
-            x_label="epoch",
-            y_label="seconds of a node",
-            series=[
-                Series(name="slowest node", x=numbers, y=[max(each) for each in waits]),
-                Series(name="mean", x=numbers, y=[fmean(each) for each in waits]),
+            "Wait for data",
+            "epoch",
+            "seconds of a node",
+            [
+                Series("slowest node", numbers, [max(each) for each in waits]),
+                Series("mean", numbers, [fmean(each) for each in waits]),
             ],
         ),
         Panel(
-            title="Where super-samples came from",
-            x_label="epoch",
-            y_label="number, of all nodes",
-            series=[Series(name=name, x=numbers, y=numbers_of) for name, numbers_of in sources.items()],
+            "Where super-samples came from",
+            "epoch",
+            "number, of all nodes",
+            [Series(name, numbers, numbers_of) for name, numbers_of in sources.items()],
         ),
     ]

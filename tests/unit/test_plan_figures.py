@@ -11,19 +11,16 @@ NAMES = [f"a setting with quite a long name, {number}" for number in range(6)]
 
 
 def panel(series: list[Series], *, x_log: bool = False) -> Panel:
-    return Panel(title="t", x_label="x\nin two lines", y_label="y", series=series, x_log=x_log)
+    return Panel("t", "x\nin two lines", "y", series, x_log=x_log)
 
 
 def everywhere() -> list[Series]:
     """Return lines that leave no room between them."""
-    return [
-        Series(name=name, x=[0, 1, 2, 3], y=[number, 5 - number, number, 5 - number])
-        for number, name in enumerate(NAMES)
-    ]
+    return [Series(name, [0, 1, 2, 3], [number, 5 - number, number, 5 - number]) for number, name in enumerate(NAMES)]
 
 
 def below() -> list[Series]:
-    return [Series(name=name, x=[0, 3], y=[0, number / 100 + 0.01]) for number, name in enumerate(NAMES)]
+    return [Series(name, [0, 3], [0, number / 100 + 0.01]) for number, name in enumerate(NAMES)]
 
 
 @pytest.mark.parametrize("others", [0, 3])
@@ -38,7 +35,7 @@ def test_a_legend_lies_on_no_line(others: int) -> None:
 
 
 def test_a_legend_stays_in_a_corner_that_is_free_and_goes_below_the_axes_if_none_is() -> None:
-    free = [Series(name="a", x=[0, 1, 2, 3], y=[0, 0, 0, 1]), Series(name="b", x=[0, 3], y=[0, 0.1])]
+    free = [Series("a", [0, 1, 2, 3], [0, 0, 0, 1]), Series("b", [0, 3], [0, 0.1])]
     for series, is_inside in ((free, True), (everywhere(), False)):
         figure = _drawn([panel(series)], "title")
         figure.draw_without_rendering()
@@ -49,7 +46,7 @@ def test_a_legend_stays_in_a_corner_that_is_free_and_goes_below_the_axes_if_none
 
 
 def test_points_are_no_line_between_them() -> None:
-    apart = [Series(name="a", x=[0, 3], y=[1, 1], kind="points"), Series(name="b", x=[0, 3], y=[0, 0])]
+    apart = [Series("a", [0, 3], [1, 1], kind="points"), Series("b", [0, 3], [0, 0])]
     figure = _drawn([panel(apart)], "title")
     (axes,) = figure.axes
     middle = axes.transData.transform([(1.4, 0.9), (1.6, 1.1)])
@@ -64,7 +61,7 @@ def test_points_are_no_line_between_them() -> None:
 def test_a_logarithmic_axis_names_few_values_and_powers_of_ten_else(
     x: tuple[int, ...], named: list[str] | None
 ) -> None:
-    figure = _drawn([panel([Series(name="a", x=list(x), y=list(x))], x_log=True)], "title")
+    figure = _drawn([panel([Series("a", list(x), list(x))], x_log=True)], "title")
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels == named if named is not None else any("10^" in label for label in labels)

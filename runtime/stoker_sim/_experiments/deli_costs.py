@@ -303,22 +303,20 @@ def _panel(workload: Workload, parts: Sequence[str], cells: Sequence[_Cell]) -> 
         found = {cell.method: cell for cell in cells if (cell.workload, cell.part) == (workload.name, part)}
         ours = [found[method].ours if method in found else math.nan for method in _METHODS]
         known = [float(found[method].published) if method in found else math.nan for method in _METHODS]
-        series.append(Series(name=part, x=list(_METHODS), y=ours, kind="bars"))
-        series.append(Series(name=f"{part}, published", x=list(_METHODS), y=known, is_published=True, kind="bars"))
-    return Panel(title=workload.title, x_label="", y_label="dollars for two epochs", series=series)
+        series.append(Series(part, list(_METHODS), ours, kind="bars"))
+        series.append(Series(f"{part}, published", list(_METHODS), known, is_published=True, kind="bars"))
+    return Panel(workload.title, "", "dollars for two epochs", series)
 
 
 def _run(quick: bool) -> Outcome:
     assumed = _Assumptions(rates=_published_rates())
     cells = _cells(assumed)
     columns = ("workload", "method", "part", "$", "published $", "difference $", "to the cent", "wait s", "waits")
-    table = Table(name="deli-table-2", columns=columns, rows=[_row(cell) for cell in cells])
+    table = Table("deli-table-2", columns, [_row(cell) for cell in cells])
     others = Table(
-        name="deli-table-2-assumptions",
-        columns=("assumption", "cells met", "of"),
-        rows=[
-            (name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in _others(assumed).items()
-        ],
+        "deli-table-2-assumptions",
+        ("assumption", "cells met", "of"),
+        [(name, sum(cell.is_met for cell in _cells(other)), len(cells)) for name, other in _others(assumed).items()],
     )
     panels = [
         _panel(workload, parts, cells)
@@ -326,7 +324,7 @@ def _run(quick: bool) -> Outcome:
         for workload in WORKLOADS.values()
     ]
     unmet = [_unmet(cell, assumed.rates) for cell in cells if not cell.is_met]
-    return Outcome(tables=[table, others], panels=panels, remarks=[*unmet, *_remarks(assumed)])
+    return Outcome([table, others], panels, [*unmet, *_remarks(assumed)])
 
 
 def _remarks(assumed: _Assumptions) -> list[str]:
@@ -341,4 +339,4 @@ def _remarks(assumed: _Assumptions) -> list[str]:
     ]
 
 
-EXPERIMENTS = (Experiment(name="deli-table-2", title="Cost of two epochs", source=SOURCE, run=_run),)
+EXPERIMENTS = (Experiment("deli-table-2", "Cost of two epochs", SOURCE, _run),)

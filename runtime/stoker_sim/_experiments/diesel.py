@@ -182,16 +182,9 @@ def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, list[Panel]
                 theirs = least if place is _FILE_SYSTEM else None
                 rows.append((place.name, file_bytes, count, file, chunk, chunk / file, theirs))
             for by_chunk, way in ((True, "by chunk"), (False, "one by one")):
-                series.append(Series(name=f"{file_bytes >> 10} KiB {way}", x=clients, y=rates[by_chunk]))
+                series.append(Series(f"{file_bytes >> 10} KiB {way}", clients, rates[by_chunk]))
         panels.append(
-            Panel(
-                title=f"Shuffled reads from a {place.name}",
-                x_label="clients",
-                y_label="files a second",
-                series=series,
-                x_log=True,
-                y_log=True,
-            )
+            Panel(f"Shuffled reads from a {place.name}", "clients", "files a second", series, x_log=True, y_log=True)
         )
     columns = (
         "store",
@@ -202,7 +195,7 @@ def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, list[Panel]
         "times",
         "published, more than",
     )
-    return Table(name="diesel-reads", columns=columns, rows=rows), panels
+    return Table("diesel-reads", columns, rows), panels
 
 
 def _times(reads: Table) -> Panel:
@@ -213,18 +206,18 @@ def _times(reads: Table) -> Panel:
         for place in (_FILE_SYSTEM.name, _BUCKET.name)
     }
     series = [
-        Series(name="file system", x=names, y=ours[_FILE_SYSTEM.name], kind="bars"),
+        Series("file system", names, ours[_FILE_SYSTEM.name], kind="bars"),
         Series(
-            name="published, more than",
-            x=names,
-            y=[known["more_than_times"] for known in _PAPER["reads"]],
+            "published, more than",
+            names,
+            [known["more_than_times"] for known in _PAPER["reads"]],
             is_published=True,
             kind="bars",
         ),
-        Series(name="bucket", x=names, y=ours[_BUCKET.name], kind="bars"),
+        Series("bucket", names, ours[_BUCKET.name], kind="bars"),
     ]
     title = "Files a second by chunk / one by one, one client"
-    return Panel(title=title, x_label="", y_label="times", series=series, y_log=True)
+    return Panel(title, "", "times", series, y_log=True)
 
 
 def _units(size: _Size) -> tuple[Table, Panel]:
@@ -240,25 +233,25 @@ def _units(size: _Size) -> tuple[Table, Panel]:
         rows += [
             (place.name, unit_bytes, speed, speed / speeds[0]) for unit_bytes, speed in zip(_UNITS, speeds, strict=True)
         ]
-        series.append(Series(name=place.name, x=_UNITS, y=[speed / speeds[0] for speed in speeds]))
+        series.append(Series(place.name, _UNITS, [speed / speeds[0] for speed in speeds]))
     times = float(_PAPER["unit_size_times"])
-    series.insert(1, Series(name="published, of a size that is not named", x=[131_072], y=[times], is_published=True))
+    series.insert(1, Series("published, of a size that is not named", [131_072], [times], is_published=True))
     panel = Panel(
-        title="Speed by what is read at a time, one client",
-        x_label="bytes of a read",
-        y_label="speed / speed at 4 KiB",
-        series=series,
+        "Speed by what is read at a time, one client",
+        "bytes of a read",
+        "speed / speed at 4 KiB",
+        series,
         x_log=True,
         y_log=True,
     )
-    return Table(name="diesel-reads-units", columns=("store", "unit bytes", "bytes/s", "times 4 KiB"), rows=rows), panel
+    return Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"), rows), panel
 
 
 def _reads(quick: bool) -> Outcome:
     size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
     reads, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
     units, unit_panel = _units(size)
-    return Outcome(tables=[reads, units], panels=[_times(reads), unit_panel, *panels], remarks=_REMARKS)
+    return Outcome([reads, units], [_times(reads), unit_panel, *panels], _REMARKS)
 
 
 _REMARKS = (
@@ -385,11 +378,7 @@ def _start_up(quick: bool) -> Outcome:
         _throughput(most_files, by_workers),
         _dollars({way: by_workers[way] for way in ("snapshot", "lists")}),
     ]
-    return Outcome(
-        tables=[Table(name="diesel-start-up", columns=columns, rows=rows)],
-        panels=panels,
-        remarks=_remarks(most_files),
-    )
+    return Outcome([Table("diesel-start-up", columns, rows)], panels, _remarks(most_files))
 
 
 def _row(way: str, files: int, workers: int, start: _Start) -> tuple[Cell, ...]:
@@ -398,23 +387,23 @@ def _row(way: str, files: int, workers: int, start: _Start) -> tuple[Cell, ...]:
 
 
 def _panel(title: str, x_label: str, x: Sequence[int], ways: dict[str, list[_Start]]) -> Panel:
-    series = [Series(name=way, x=x, y=[start.seconds for start in starts]) for way, starts in ways.items()]
-    return Panel(title=title, x_label=x_label, y_label="seconds", series=series, x_log=True, y_log=True)
+    series = [Series(way, x, [start.seconds for start in starts]) for way, starts in ways.items()]
+    return Panel(title, x_label, "seconds", series, x_log=True, y_log=True)
 
 
 def _throughput(files: int, ways: dict[str, list[_Start]]) -> Panel:
     series = []
     for way, starts in ways.items():
         rates = [files * workers / start.seconds for workers, start in zip(_WORKERS, starts, strict=True)]
-        series.append(Series(name=way, x=_WORKERS, y=rates))
+        series.append(Series(way, _WORKERS, rates))
         if way == "snapshot":
             trend = [rates[0] * workers for workers in _WORKERS]
-            series.append(Series(name="published trend, from our first point", x=_WORKERS, y=trend, is_published=True))
+            series.append(Series("published trend, from our first point", _WORKERS, trend, is_published=True))
     return Panel(
-        title="Metadata that all workers come to know",
-        x_label="workers",
-        y_label="files a second",
-        series=series,
+        "Metadata that all workers come to know",
+        "workers",
+        "files a second",
+        series,
         x_log=True,
         y_log=True,
         note=f"published: {_PAPER['snapshot_trend']}",
@@ -422,10 +411,8 @@ def _throughput(files: int, ways: dict[str, list[_Start]]) -> Panel:
 
 
 def _dollars(ways: dict[str, list[_Start]]) -> Panel:
-    series = [Series(name=way, x=_WORKERS, y=[start.dollars for start in starts]) for way, starts in ways.items()]
-    return Panel(
-        title="What the bucket asks for it", x_label="workers", y_label="dollars", series=series, x_log=True, y_log=True
-    )
+    series = [Series(way, _WORKERS, [start.dollars for start in starts]) for way, starts in ways.items()]
+    return Panel("What the bucket asks for it", "workers", "dollars", series, x_log=True, y_log=True)
 
 
 def _remarks(files: int) -> tuple[str, ...]:
@@ -440,16 +427,8 @@ def _remarks(files: int) -> tuple[str, ...]:
 
 
 EXPERIMENTS = (
+    Experiment("diesel-reads", "Shuffled reads of small files, by chunk and one by one", _PAPER["source"], _reads),
     Experiment(
-        name="diesel-reads",
-        title="Shuffled reads of small files, by chunk and one by one",
-        source=_PAPER["source"],
-        run=_reads,
-    ),
-    Experiment(
-        name="diesel-start-up",
-        title="Until workers know the data set: snapshot, lists, servers",
-        source=_PAPER["source"],
-        run=_start_up,
+        "diesel-start-up", "Until workers know the data set: snapshot, lists, servers", _PAPER["source"], _start_up
     ),
 )

@@ -101,7 +101,7 @@ def _survivals(size: _Size) -> Table:
         "published",
         "difference",
     )
-    return Table(name="infinicache", columns=columns, rows=rows)
+    return Table("infinicache", columns, rows)
 
 
 def _every(seconds: float | None) -> str:
@@ -131,7 +131,7 @@ def _bills() -> Table:
         *("read", "back-up", "billed by", "warm-up $", "back-up $", "reads $"),
         *("all $", "published $", "difference $", "ElastiCache / all"),
     )
-    return Table(name="infinicache-dollars", columns=columns, rows=rows)
+    return Table("infinicache-dollars", columns, rows)
 
 
 def _latencies(size: _Size) -> tuple[Table, Panel]:
@@ -145,16 +145,16 @@ def _latencies(size: _Size) -> tuple[Table, Panel]:
         exact = sum(1.0 / left for left in range(code.parity + 1, code.shards + 1))
         known = _REFERENCE_LATENCY.get(str(code), (None, None))
         rows.append((str(code), mean, exact, known[0], late, known[1], code.data / code.shards))
-        series.append(Series(name=str(code), x=np.quantile(seconds, shown).tolist(), y=shown.tolist()))
+        series.append(Series(str(code), np.quantile(seconds, shown).tolist(), shown.tolist()))
     columns = ("code", "mean", "mean, exact", "mean, reference", "p99", "p99, reference", "room for data")
     panel = Panel(
-        title="Reading the first 10 of n shards",
-        x_label="time / mean time of a shard",
-        y_label="part of reads that is done",
-        series=series,
+        "Reading the first 10 of n shards",
+        "time / mean time of a shard",
+        "part of reads that is done",
+        series,
         note="exponential times",
     )
-    return Table(name="infinicache-latency", columns=columns, rows=rows), panel
+    return Table("infinicache-latency", columns, rows), panel
 
 
 def _by_life(size: _Size, lives: Sequence[int]) -> tuple[Table, Panel]:
@@ -169,19 +169,19 @@ def _by_life(size: _Size, lives: Sequence[int]) -> tuple[Table, Panel]:
                 rows.append(("5 min" if backup else "none", together, minutes, rates[-1]))
             if backup or not together:
                 name = f"back-ups, {together:.0%} taken together" if backup else "no back-ups"
-                series.append(Series(name=name, x=lives, y=rates))
+                series.append(Series(name, lives, rates))
     known = [_PAPER["availability"][name] for name in ("with_backup", "without_backup")]
     papers_minutes = _PAPERS_RECLAIM.mean_life_seconds / 60
-    series.append(Series(name="published", x=[papers_minutes] * 2, y=known, is_published=True))
+    series.append(Series("published", [papers_minutes] * 2, known, is_published=True))
     panel = Panel(
-        title="Objects that last an hour, 10+2 in 400 functions",
-        x_label="mean life of an instance (min)",
-        y_label="part of object-hours kept",
-        series=series,
+        "Objects that last an hour, 10+2 in 400 functions",
+        "mean life of an instance (min)",
+        "part of object-hours kept",
+        series,
         x_log=True,
         note="the published points stand at the life that was fitted to them",
     )
-    table = Table(name="infinicache-lives", columns=("back-up", "together", "mean life min", "kept"), rows=rows)
+    table = Table("infinicache-lives", ("back-up", "together", "mean life min", "kept"), rows)
     return table, panel
 
 
@@ -192,16 +192,16 @@ def _by_code(size: _Size) -> tuple[Table, Panel]:
         rates = [float(_kept(_PAPERS_RECLAIM, _upkeep(backup=backup), size, code).mean()) for code in _CODES]
         name = "back-up every 5 min" if backup else "no back-up"
         rows += [(name, str(code), rate) for code, rate in zip(_CODES, rates, strict=True)]
-        series.append(Series(name=name, x=[code.parity for code in _CODES], y=rates))
+        series.append(Series(name, [code.parity for code in _CODES], rates))
     known = [_PAPER["availability"][name] for name in ("with_backup", "without_backup")]
-    series.append(Series(name="published", x=[_CODE.parity] * 2, y=known, is_published=True))
+    series.append(Series("published", [_CODE.parity] * 2, known, is_published=True))
     panel = Panel(
-        title="Objects that last an hour, by parity, with the paper's reclaims",
-        x_label="parity shards beside 10 of data",
-        y_label="part of object-hours kept",
-        series=series,
+        "Objects that last an hour, by parity, with the paper's reclaims",
+        "parity shards beside 10 of data",
+        "part of object-hours kept",
+        series,
     )
-    return Table(name="infinicache-parity", columns=("back-up", "code", "kept"), rows=rows), panel
+    return Table("infinicache-parity", ("back-up", "code", "kept"), rows), panel
 
 
 def _dollar_panel(bills: Table) -> Panel:
@@ -209,11 +209,11 @@ def _dollar_panel(bills: Table) -> Panel:
     names = [f"{row[0]},\nback-up {row[1]}" for row in bills.rows[:known]] + ["ElastiCache"]
     dollars, theirs = _numbers(bills, 6), _numbers(bills, 7)[:known]
     series = [
-        Series(name="simulated, billed by 100 ms", x=names, y=[*dollars[:known], math.nan], kind="bars"),
-        Series(name="published", x=names, y=[*theirs, _PAPER["elasticache_dollars"]], is_published=True, kind="bars"),
-        Series(name="simulated, billed by 1 ms", x=names, y=[*dollars[known:], math.nan], kind="bars"),
+        Series("simulated, billed by 100 ms", names, [*dollars[:known], math.nan], kind="bars"),
+        Series("published", names, [*theirs, _PAPER["elasticache_dollars"]], is_published=True, kind="bars"),
+        Series("simulated, billed by 1 ms", names, [*dollars[known:], math.nan], kind="bars"),
     ]
-    return Panel(title="50 hours of 400 functions of 1.5 GB", x_label="", y_label="dollars", series=series, y_log=True)
+    return Panel("50 hours of 400 functions of 1.5 GB", "", "dollars", series, y_log=True)
 
 
 def _numbers(table: Table, column: int) -> list[float]:
@@ -232,9 +232,9 @@ def _run(quick: bool) -> Outcome:
     lives, life_panel = _by_life(size, _LIVES_MINUTES[1::2] if quick else _LIVES_MINUTES)
     parities, parity_panel = _by_code(size)
     return Outcome(
-        tables=[survivals, bills, latencies, lives, parities],
-        panels=[life_panel, parity_panel, _dollar_panel(bills), latency_panel],
-        remarks=_REMARKS,
+        [survivals, bills, latencies, lives, parities],
+        [life_panel, parity_panel, _dollar_panel(bills), latency_panel],
+        _REMARKS,
     )
 
 
@@ -250,9 +250,9 @@ _REMARKS = (
 
 EXPERIMENTS = (
     Experiment(
-        name="infinicache",
-        title="A cache in functions: what lasts an hour, dollars, and latency by parity",
-        source=_PAPER["source"],
-        run=_run,
+        "infinicache",
+        "A cache in functions: what lasts an hour, dollars, and latency by parity",
+        _PAPER["source"],
+        _run,
     ),
 )

@@ -234,10 +234,10 @@ def _run(quick: bool) -> Outcome:
     deeper = {depth: _with_schedule(_LATE, depth, _LATE_READERS, batches) for depth in depths}
     rows += [_row(_LATE, f"NextBatch, {_LATE_READERS} readers", depth, each) for depth, each in deeper.items()]
     columns = ("data", "loader", "workers or depth", "s per 10 batches", "fastest 10", "spread", "processors")
-    table = Table(name="ipdl", columns=columns, rows=rows)
-    checked = Table(name="ipdl-trends", columns=("data", "published", "ours", "holds"), rows=trends)
+    table = Table("ipdl", columns, rows)
+    checked = Table("ipdl-trends", ("data", "published", "ours", "holds"), trends)
     panels = [panel for row in zip(*drawn, strict=True) for panel in row]
-    return Outcome(tables=[table, checked], panels=[*panels, _depth_panel(deeper)], remarks=_REMARKS)
+    return Outcome([table, checked], [*panels, _depth_panel(deeper)], _REMARKS)
 
 
 def _found_at(
@@ -258,11 +258,11 @@ def _row(place: _Place, way: str, number: int, found: _Found) -> tuple[Cell, ...
 def _depth_panel(found: dict[int, _Found]) -> Panel:
     bound_seconds = _WINDOW_BATCHES * _STEP_SECONDS
     series = [
-        Series(name="NextBatch", x=list(found), y=[each.seconds for each in found.values()]),
-        Series(name="steps alone", x=list(found), y=[bound_seconds] * len(found)),
+        Series("NextBatch", list(found), [each.seconds for each in found.values()]),
+        Series("steps alone", list(found), [bound_seconds] * len(found)),
     ]
     title = f"From a bucket, {_LATE_FRACTION:.0%} of its answers {_LATE_SECONDS} s late; {_LATE_READERS} readers"
-    return Panel(title=title, x_label="depth", y_label="seconds per 10 batches", series=series)
+    return Panel(title, "depth", "seconds per 10 batches", series)
 
 
 def _panels(place: _Place, found: dict[tuple[str, int], _Found]) -> list[Panel]:
@@ -270,8 +270,8 @@ def _panels(place: _Place, found: dict[tuple[str, int], _Found]) -> list[Panel]:
     x = {way: [number for name, number in found if name == way] for way in ways}
 
     def panel(y_label: str, figure: Callable[[_Found], float], note: str = "") -> Panel:
-        series = [Series(name=way, x=x[way], y=[figure(found[way, number]) for number in x[way]]) for way in ways]
-        return Panel(title=f"From {place.name}", x_label="workers or depth", y_label=y_label, series=series, note=note)
+        series = [Series(way, x[way], [figure(found[way, number]) for number in x[way]]) for way in ways]
+        return Panel(f"From {place.name}", "workers or depth", y_label, series, note=note)
 
     return [
         panel("seconds per 10 batches", lambda each: each.seconds, f"published trend: {place.trend}"),
@@ -289,11 +289,4 @@ _REMARKS = (
     "No file is in the page cache.",
 )
 
-EXPERIMENTS = (
-    Experiment(
-        name="ipdl",
-        title="The next batch while one trains, beside loader workers",
-        source=_PAPER["source"],
-        run=_run,
-    ),
-)
+EXPERIMENTS = (Experiment("ipdl", "The next batch while one trains, beside loader workers", _PAPER["source"], _run),)

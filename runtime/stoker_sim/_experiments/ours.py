@@ -1,7 +1,13 @@
-"""Our own runs: DELI's workloads with our schedules, and what simulating a thousand nodes takes.
+"""Our own runs: DELI's workloads with our schedules, caches by policy, and what simulating a thousand nodes takes.
 
 The workloads are read sample by sample from the same bucket, and as super-samples. Of 1,000 nodes, each reads 1,000
 super-samples an epoch.
+
+Caches are one node's that reads everything, and those of several that share each epoch. Beside ours: hits of uniform
+caching are the cache's share of the data (SiloD, EuroSys 2023; CoorDL, VLDB 2021); those of LRU follow from random
+orders, share + (1 - share) ln(1 - share). The experiment ``caching`` asks the policies alone. In ``ddp`` three nodes
+train together and partition each epoch anew: the whole fetcher asks them as it looks ahead, and what a cache has not
+comes from a bucket.
 """
 
 from __future__ import annotations
@@ -10,22 +16,24 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker._diagnostics.latency import BucketModel, Constant, LogNormal
 from stoker._fetch.config import FetchConfig
 from stoker._fetch.pipeline import PipelineConfig
-from stoker._order.order import OrderConfig
+from stoker._order.order import Order, OrderConfig
 from stoker_sim._bucket import described
-from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measurements, simulated
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table
+from stoker_sim._caches import TierModel, hit_rates
+from stoker_sim._experiments.deli import SOURCE, WORKLOADS, Setting, Workload, measured, simulated
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, difference
 from stoker_sim._scenario import EpochResult, Run, Scenario, simulate
 
-__all__ = [
-    "EXPERIMENTS",
-    "Cost",
-    "measured",
-]
+__all__ = ["EXPERIMENTS", "Cost", "measured_cost"]
 
 _NODES = 3
 _BATCH_SIZE = 512
@@ -33,7 +41,7 @@ _CACHE_SAMPLES = 2048
 _GETS_PER_SECOND = 100.0
 """That one of the paper's nodes got with 16 threads."""
 _CONNECTION_BYTES_PER_SECOND = 20e6
-_SUPER_SAMPLE_BYTES = 1 << 18
+_OBJECT_BYTES = 1 << 18
 _WINDOW = 4
 _REQUESTS_AT_ONCE = 16
 _EPOCHS = 2
@@ -84,12 +92,6 @@ def _row(workload: Workload, way: str, epoch: int, ours: EpochResult, direct_sec
     return workload.name, way, epoch, ours.wait_seconds, fewer, miss_rate, ours.seconds, ours.seconds / bound_seconds
 
 
-def _measured_wait(workload: str, setting: Setting) -> float:
-    """Return what DELI's authors measured in the second epoch."""
-    found = (e for e in measurements() if (e.workload, e.setting, e.epoch) == (workload, setting, 2))
-    return next(found).wait_seconds
-
-
 def _part(workload: Workload, part: int) -> Workload:
     return replace(
         workload,
@@ -109,12 +111,10 @@ def _their_rows(workload: Workload, direct_seconds: float) -> list[tuple[Cell, .
 
 
 def _panel(workload: Workload, waits: dict[str, float]) -> Panel:
-    known = [_measured_wait(workload.name, _THEIRS[way]) if way in _THEIRS else math.nan for way in waits]
-    bars = [
-        Series(name="simulated", x=list(waits), y=list(waits.values()), kind="bars"),
-        Series(name="published", x=list(waits), y=known, is_published=True, kind="bars"),
-    ]
-    return Panel(title=workload.title, x_label="", y_label="wait for data in epoch 2 (s)", series=bars)
+    later = {way: measured(workload.name, setting)[1] for way, setting in _THEIRS.items()}
+    known = [each and each.wait_seconds for each in map(later.get, waits)]
+    bars = bars_beside("simulated", [*waits], [*waits.values()], known, published="published")
+    return Panel(workload.title, "", "wait for data in epoch 2 (s)", bars)
 
 
 def _ours(quick: bool) -> Outcome:
@@ -122,7 +122,7 @@ def _ours(quick: bool) -> Outcome:
     rows: list[tuple[Cell, ...]] = []
     panels = []
     for workload in WORKLOADS.values():
-        own, in_objects = _part(workload, part), _SUPER_SAMPLE_BYTES // workload.sample_bytes
+        own, in_objects = _part(workload, part), _OBJECT_BYTES // workload.sample_bytes
         waits = {way: simulated(workload.name, setting)[-1].wait_seconds for way, setting in _THEIRS.items()}
         direct_seconds = waits[_DIRECT]
         rows += _their_rows(workload, direct_seconds)
@@ -133,7 +133,7 @@ def _ours(quick: bool) -> Outcome:
         panels.append(_panel(workload, waits))
     columns = ("workload", "way", "epoch", "wait s", "less than directly", "miss rate", "epoch s", "epoch / bound")
     remarks = (*_REMARKS, f"Our rows are of 1/{part} of each data set.") if quick else _REMARKS
-    return Outcome(tables=[Table(name="ours", columns=columns, rows=rows)], panels=panels, remarks=remarks)
+    return Outcome([Table("ours", columns, rows)], panels, remarks)
 
 
 _REMARKS = (
@@ -143,9 +143,151 @@ _REMARKS = (
 )
 
 
+_POLICIES = ("lru", "fifo", "uniform", "next-use")
+_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Caches, of what a node reads in an epoch."""
+_WARM_UP = 0.6
+"""The part of the epochs that is not counted: caches fill, and next-use learns what to keep."""
+_PARTITIONED_HITS = {
+    "fifo": (0.011, 0.048, 0.112, 0.207),
+    "uniform": (0.083, 0.167, 0.249, 0.332),
+    "next-use": (0.250, 0.416, 0.539, 0.627),
+}
+"""Hit rates of three nodes that partition each epoch anew, by cache over partition."""
+_OF_READ = "cache / what the node reads in an epoch"
+
+
+def _settled(epochs: Sequence[NDArray[np.int64]], capacity: int, policy: str) -> float:
+    rates = hit_rates(epochs, capacity, policy)
+    return float(np.mean(rates[int(len(rates) * _WARM_UP) :]))
+
+
+def _caching(quick: bool) -> Outcome:
+    objects, epochs = (300, 10) if quick else (3_000, 30)
+    rng = np.random.default_rng(7)
+    alone = [rng.permutation(objects) for _ in range(epochs)]
+    shared = [rng.permutation(objects)[: objects // _NODES] for _ in range(epochs)]
+    rows: list[tuple[Cell, ...]] = []
+    panels, errors = [], []
+    for nodes, readings in ((1, alone), (_NODES, shared)):
+        series = []
+        for policy in _POLICIES:
+            ours = [_settled(readings, int(share * len(readings[0])), policy) for share in _SHARES]
+            series.append(Series(policy, _SHARES, ours))
+            theirs = _references(nodes, policy)
+            if theirs:
+                series.append(Series(f"{policy}, reference", _SHARES, theirs, is_published=True))
+            for share, rate, known in zip(_SHARES, ours, theirs or [None] * len(_SHARES), strict=True):
+                rows.append((nodes, policy, share, rate, known, difference(rate, known)))
+                errors.append(abs(difference(rate, known) or 0.0))
+        title = "one node" if nodes == 1 else f"{nodes} nodes, each epoch partitioned anew"
+        panels.append(Panel(title, _OF_READ, "hit rate", series))
+    columns = ("nodes", "policy", "cache share", "hit rate", "reference", "difference")
+    counted = f"{objects:,} objects, {epochs} epochs, of which the last {1 - _WARM_UP:.0%} count"
+    remarks = (
+        f"{counted}; ours differ from the reference by at most {max(errors):.3f}.",
+        "A cache that nodes share can reach its whole share; a node by itself keeps what will come back to it.",
+    )
+    return Outcome([Table("caching", columns, rows)], panels, remarks)
+
+
+def _references(nodes: int, policy: str) -> Sequence[float]:
+    """Return known hit rates, none if there are none."""
+    if nodes > 1:
+        return _PARTITIONED_HITS.get(policy, ())
+    if policy == "lru":
+        return [share + (1 - share) * math.log(1 - share) if share < 1 else 1.0 for share in _SHARES]
+    return () if policy == "fifo" else _SHARES
+
+
+_DDP_POLICIES = ("fifo", "uniform", "next-use")
+_WARM_UP_EPOCHS = 8
+"""Are not counted: caches fill, and next-use learns what to keep. Nor is the last one, a part of which is fetched
+before it begins, while nothing is fetched for the next."""
+_SAMPLES = 64
+_SUPER_SAMPLE_BYTES = 8 << 20
+_SLOTS = 20
+_ORDER = OrderConfig(seed=1, window=4, lanes=_NODES)
+
+
+def _run_with(policy: str, share: float, super_samples: int, epochs: int) -> Run:
+    manifest = described(
+        super_samples=super_samples, samples=_SAMPLES, super_sample_bytes=_SUPER_SAMPLE_BYTES, head_bytes=64
+    )
+    memory_bytes = manifest.file_bytes + _SLOTS * _SUPER_SAMPLE_BYTES
+    scenario = Scenario(
+        manifest=manifest,
+        feed=PipelineConfig(order=_ORDER, batch_size=_SAMPLES, world_size=_NODES, memory_bytes=memory_bytes),
+        bucket=BucketModel(first_byte=LogNormal(0.02, 0.08)),
+        compute=Constant(0.1),
+        caches=[TierModel(limit_bytes=_held(share, super_samples) * _SUPER_SAMPLE_BYTES, policy=policy)],
+        epochs=epochs,
+        in_step=True,
+    )
+    return simulate(scenario)
+
+
+def _held(share: float, super_samples: int) -> int:
+    return round(share * super_samples / _NODES)
+
+
+def _by_policy_alone(policy: str, share: float, super_samples: int, epochs: int) -> float:
+    """Return the hit rate of a policy that is asked for the same objects in the same order, one after the other."""
+    samples = np.full(super_samples, _SAMPLES)
+    orders = [Order(samples, _ORDER, epoch) for epoch in range(epochs)]
+    rates = [
+        hit_rates([order.lane(node).super_samples for order in orders], _held(share, super_samples), policy)
+        for node in range(_NODES)
+    ]
+    return fmean(rate for of_node in rates for rate in of_node[_WARM_UP_EPOCHS : epochs - 1])
+
+
+def _part_of_look_ups(counts: Callable[[EpochResult], int], epochs: Sequence[EpochResult]) -> float:
+    return sum(map(counts, epochs)) / sum(each.look_ups for each in epochs)
+
+
+def _ddp_row(policy: str, share: float, super_samples: int, epochs: int) -> tuple[float, ...]:
+    run = _run_with(policy, share, super_samples, epochs)
+    settled = [each for each in run.epochs if _WARM_UP_EPOCHS <= each.epoch < epochs - 1]
+    later = [each for each in run.epochs if each.epoch]
+    hits = _part_of_look_ups(lambda each: each.tier_hits["disk"], settled)
+    known = _PARTITIONED_HITS[policy][_SHARES.index(share)]
+    alone = _by_policy_alone(policy, share, super_samples, epochs)
+    misses = _part_of_look_ups(lambda each: each.misses, later)
+    read = _part_of_look_ups(lambda each: each.read_bytes, settled) / _SUPER_SAMPLE_BYTES
+    return hits, known, hits - known, alone, misses, fmean(each.wait_seconds for each in later), read
+
+
+def _ddp(quick: bool) -> Outcome:
+    super_samples, epochs = (240, _WARM_UP_EPOCHS + 5) if quick else (3_000, _WARM_UP_EPOCHS + 9)
+    shares = (0.5,) if quick else _SHARES
+    rows: list[tuple[Cell, ...]] = []
+    figures, series = [], []
+    for policy in _DDP_POLICIES:
+        found = [_ddp_row(policy, share, super_samples, epochs) for share in shares]
+        rows += [(policy, share, *row) for share, row in zip(shares, found, strict=True)]
+        series.append(Series(policy, shares, [row[0] for row in found]))
+        series.append(Series(f"{policy}, reference", shares, [row[1] for row in found], is_published=True))
+        figures += found
+    columns = (
+        *("policy", "cache share", "hit rate", "reference", "difference", "policy alone"),
+        *("miss rate of the loop", "wait s of an epoch", "read of what is used"),
+    )
+    panel = Panel(f"{_NODES} nodes, each epoch partitioned anew", _OF_READ, "hit rate of the cache", series)
+    error, missed = (max(abs(row[place]) for row in figures) for place in (2, 4))
+    lost = max(abs(hits - alone) for hits, _, _, alone, *_ in figures)
+    remarks = (
+        f"{super_samples:,} super-samples, {epochs} epochs; hits are counted from the {_WARM_UP_EPOCHS + 1}th on.",
+        f"Hit rates differ from the reference by at most {error:.3f}.",
+        f"A policy that is asked alone, in the same order, has the same hit rates but for {lost:.4f}.",
+        f"After the first epoch the loop misses at most {missed:.2%} of its look-ups, whatever the cache holds.",
+    )
+    return Outcome([Table("ddp", columns, rows)], [panel], remarks)
+
+
 _SIZES = ((1, 1_000), (10, 1_000), (100, 1_000), (1_000, 1_000))
 _QUICK_SIZES = ((1, 100), (10, 100), (20, 100))
-_SAMPLES = 1_024
+_SCALE_SAMPLES = 1_024
 _SCALE_BYTES = 8 << 20
 
 
@@ -166,16 +308,16 @@ class Cost:
     run: Run
 
 
-def measured(nodes: int, super_samples: int) -> Cost:
+def measured_cost(nodes: int, super_samples: int) -> Cost:
     """Simulate an epoch on so many nodes, each with as many super-samples of 8 MiB, a batch each."""
     manifest = described(
-        super_samples=nodes * super_samples, samples=_SAMPLES, super_sample_bytes=_SCALE_BYTES, head_bytes=4096
+        super_samples=nodes * super_samples, samples=_SCALE_SAMPLES, super_sample_bytes=_SCALE_BYTES, head_bytes=4096
     )
     scenario = Scenario(
         manifest=manifest,
         feed=PipelineConfig(
             order=OrderConfig(seed=1, lanes=nodes),
-            batch_size=_SAMPLES,
+            batch_size=_SCALE_SAMPLES,
             world_size=nodes,
             memory_bytes=manifest.file_bytes + (256 << 20),
         ),
@@ -197,7 +339,7 @@ def _peak_bytes() -> int:
 def _scale(quick: bool) -> Outcome:
     rows = []
     for nodes, super_samples in _QUICK_SIZES if quick else _SIZES:
-        cost = measured(nodes, super_samples)
+        cost = measured_cost(nodes, super_samples)
         each_us = cost.cpu_seconds / cost.fetches * 1e6
         rows.append(
             (nodes, super_samples, cost.fetches, cost.cpu_seconds, each_us, cost.peak_bytes / 1e6, cost.run.stall)
@@ -206,10 +348,10 @@ def _scale(quick: bool) -> Outcome:
     x = [float(row[0]) for row in rows]
     panels = [
         Panel(
-            title=title,
-            x_label="nodes",
-            y_label=y_label,
-            series=[Series(name="simulated", x=x, y=[float(row[place]) for row in rows])],
+            title,
+            "nodes",
+            y_label,
+            [Series("simulated", x, [float(row[place]) for row in rows])],
             x_log=True,
             y_log=True,
         )
@@ -219,10 +361,22 @@ def _scale(quick: bool) -> Outcome:
         "One process on one core; processor time, since the machine may have other work. It differs between machines.",
         "Every fetch runs the real prefetcher, fetcher (permit, deadline, hedge timer, retries) and ring.",
     )
-    return Outcome(tables=[Table(name="scale", columns=columns, rows=rows)], panels=panels, remarks=remarks)
+    return Outcome([Table("scale", columns, rows)], panels, remarks)
 
 
 EXPERIMENTS = (
-    Experiment(name="ours", title="The paper's workloads with our schedules", source=SOURCE, run=_ours),
-    Experiment(name="scale", title="What simulating takes", source="this machine", run=_scale),
+    Experiment(
+        "caching",
+        "Hit rate by policy and size of the cache",
+        "uniform: SiloD (EuroSys 2023), CoorDL (VLDB 2021); next-use: Belady (1966), NoPFS (SC'21)",
+        _caching,
+    ),
+    Experiment(
+        "ddp",
+        "Caches of nodes that train together",
+        "next-use: Belady (1966), NoPFS (SC'21); figures simulated for policies alone",
+        _ddp,
+    ),
+    Experiment("ours", "The paper's workloads with our schedules", SOURCE, _ours),
+    Experiment("scale", "What simulating takes", "this machine", _scale),
 )

@@ -145,8 +145,8 @@ def _allocate(quick: bool) -> Outcome:
         over_equal, over_none = (means[other, at] / means[name, at] for other in ("equal, own data", "no cache"))
         rows.append((at * 8 / 1e9, name, means[name, at], cuts[9], cuts[18], over_equal, over_none))
     columns = ("Gbit/s", "way", "mean JCT h", "median h", "95% h", "x equal, own data", "x no cache")
-    table = Table(name="silod", columns=columns, rows=rows)
-    return Outcome(tables=[table], panels=_panels(found, means, bandwidths), remarks=_remarks(means, jobs, seeds))
+    table = Table("silod", columns, rows)
+    return Outcome([table], _panels(found, means, bandwidths), _remarks(means, jobs, seeds))
 
 
 _Means = dict[tuple[str, float], float]
@@ -154,29 +154,29 @@ _Means = dict[tuple[str, float], float]
 
 def _panels(found: dict[tuple[str, float], list[float]], means: _Means, bandwidths: Sequence[float]) -> list[Panel]:
     gigabits, label = [at * 8 / 1e9 for at in bandwidths], "bandwidth from the bucket (Gbit/s)"
-    by_way = [Series(name=way.name, x=gigabits, y=[means[way.name, at] for at in bandwidths]) for way in _WAYS]
+    by_way = [Series(way.name, gigabits, [means[way.name, at] for at in bandwidths]) for way in _WAYS]
     factors = [
-        Series(name=name, x=gigabits, y=[means[theirs, at] / means[ours, at] for at in bandwidths])
+        Series(name, gigabits, [means[theirs, at] / means[ours, at] for at in bandwidths])
         for name, ours, theirs in _FACTORS
     ]
-    claim = Series(name="published: up to 7.4 to 8", x=gigabits, y=[_PUBLISHED] * len(gigabits), is_published=True)
+    claim = Series("published: up to 7.4 to 8", gigabits, [_PUBLISHED] * len(gigabits), is_published=True)
     ordered = {way.name: sorted(found[way.name, _SHOWN]) for way in _WAYS}
     jobs = [
-        Series(name=name, x=hours, y=[place / len(hours) for place in range(1, len(hours) + 1)])
+        Series(name, hours, [place / len(hours) for place in range(1, len(hours) + 1)])
         for name, hours in ordered.items()
     ]
     share = "part of the jobs that is done"
     return [
-        Panel(title="Mean job completion time", x_label=label, y_label="hours", series=by_way, x_log=True, y_log=True),
+        Panel("Mean job completion time", label, "hours", by_way, x_log=True, y_log=True),
         Panel(
-            title="Times faster on average",
-            x_label=label,
-            y_label="factor",
-            series=[*factors, claim],
+            "Times faster on average",
+            label,
+            "factor",
+            [*factors, claim],
             x_log=True,
             note="published for a mix and a cluster of their own, of no bandwidth that is here",
         ),
-        Panel(title="All jobs, at 2 Gbit/s", x_label="hours", y_label=share, series=jobs, x_log=True),
+        Panel("All jobs, at 2 Gbit/s", "hours", share, jobs, x_log=True),
     ]
 
 
@@ -379,12 +379,12 @@ _Found = list[tuple[Case, float]]
 def _estimate(quick: bool) -> Outcome:
     found = [(case, case.error()) for case in cases(quick)]
     columns = ("kind", "nodes", "f* MB/s", "cached", "supply", "estimate MB/s", "simulated MB/s", "error")
-    table = Table(name="silod-estimator", columns=columns, rows=[_row(*each) for each in found])
+    table = Table("silod-estimator", columns, [_row(*each) for each in found])
     kinds = {case.kind: [each for each in found if each[0].kind == case.kind] for case, _ in found}
     return Outcome(
-        tables=[table],
-        panels=[_panel(kind, of_kind) for kind, of_kind in kinds.items()],
-        remarks=[_remark(kind, of_kind) for kind, of_kind in kinds.items()],
+        [table],
+        [_panel(kind, of_kind) for kind, of_kind in kinds.items()],
+        [_remark(kind, of_kind) for kind, of_kind in kinds.items()],
     )
 
 
@@ -400,9 +400,9 @@ def _panel(kind: str, found: _Found) -> Panel:
     for part in dict.fromkeys(case.share.hit_rate for case, _ in found):
         points = [(case.supply, error) for case, error in found if case.share.hit_rate == part]
         x, y = zip(*points, strict=True)
-        series.append(Series(name=f"{part:.0%} cached", x=x, y=y, kind="points"))
+        series.append(Series(f"{part:.0%} cached", x, y, kind="points"))
     label = "bandwidth / bandwidth that the full rate needs"
-    return Panel(title=kind, x_label=label, y_label="simulated / estimate - 1", series=series)
+    return Panel(kind, label, "simulated / estimate - 1", series)
 
 
 def _remark(kind: str, found: _Found) -> str:
@@ -416,15 +416,15 @@ def _remark(kind: str, found: _Found) -> str:
 
 EXPERIMENTS = (
     Experiment(
-        name="silod",
-        title="Job completion times: cache and bandwidth by policy, against equal parts",
-        source="SiloD (EuroSys 2023)",
-        run=_allocate,
+        "silod",
+        "Job completion times: cache and bandwidth by policy, against equal parts",
+        "SiloD (EuroSys 2023)",
+        _allocate,
     ),
     Experiment(
-        name="silod-estimator",
-        title="The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time",
-        source="SiloD (EuroSys 2023)",
-        run=_estimate,
+        "silod-estimator",
+        "The estimate f = min(f*, b / (1 - c/d)), beside the fetcher in virtual time",
+        "SiloD (EuroSys 2023)",
+        _estimate,
     ),
 )

@@ -244,7 +244,7 @@ def _by_setting(tried: _Tried) -> Table:
         for setting, found in each
     ]
     columns = ("mean life min", "together", *_SETTING_COLUMNS, *_FIGURE_COLUMNS)
-    return Table(name="warm-tier", columns=columns, rows=rows)
+    return Table("warm-tier", columns, rows)
 
 
 def _named(setting: Setting) -> tuple[Cell, ...]:
@@ -280,7 +280,7 @@ def _cheapest(tried: _Tried, hours: int) -> Table:
         *("mean life min", "availability", *_SETTING_COLUMNS, "reached", "all $"),
         "above InfiniCache's for less",
     )
-    return Table(name="warm-tier-cheapest", columns=columns, rows=rows)
+    return Table("warm-tier-cheapest", columns, rows)
 
 
 _EAGER_SECONDS = 20.0
@@ -307,7 +307,7 @@ def _best(lives: Iterable[Lives], hours: int) -> Table:
         dollars = found.bill.dollars / hours * PAPER["hours"]
         rows.append((each.minutes, *_named(setting), hours, found.object_hours, found.whole_hours, dollars))
     columns = ("mean life min", *_SETTING_COLUMNS, "hours", *_FIGURE_COLUMNS[:2], f"$ of {PAPER['hours']} h")
-    return Table(name="warm-tier-best", columns=columns, rows=rows)
+    return Table("warm-tier-best", columns, rows)
 
 
 def _by_life(lives: Sequence[Lives], load: Load) -> list[Panel]:
@@ -318,17 +318,17 @@ def _by_life(lives: Sequence[Lives], load: Load) -> list[Panel]:
     def panel(title: str, label: str, value: Callable[[Found], float], theirs: list[float]) -> Panel:
         values = [[value(found) for found in of] for of in every]
         x = [each.minutes for each in lives]
-        series = [Series(name=str(one), x=x, y=y) for one, *y in zip(_SHOWN, *values[:-1], strict=True)]
+        series = [Series(str(one), x, y) for one, *y in zip(_SHOWN, *values[:-1], strict=True)]
         name = "the same at InfiniCache's lives"
-        series.append(Series(name=name, x=[_PAPERS.minutes] * len(_SHOWN), y=values[-1], kind="points"))
+        series.append(Series(name, [_PAPERS.minutes] * len(_SHOWN), values[-1], kind="points"))
         if theirs:
             at = [_PAPERS.minutes] * len(theirs)
-            series.append(Series(name="InfiniCache, published", x=at, y=theirs, is_published=True))
+            series.append(Series("InfiniCache, published", at, theirs, is_published=True))
         return Panel(
-            title=title,
-            x_label="mean life of an instance (min)",
-            y_label=label,
-            series=series,
+            title,
+            "mean life of an instance (min)",
+            label,
+            series,
             x_log=True,
             note=f"InfiniCache's: {_PAPERS.minutes} min, {_PAPERS.together:.0%} of reclaims take the back-up, too",
         )
@@ -357,19 +357,19 @@ def _by_objects(counts: Sequence[int], lives: Sequence[Lives], load: Load) -> tu
                 figures = (found.object_hours, whole[-1], found.bill.upkeep_dollars, _least_dollars(each, of), copied)
                 rows.append((each.minutes, str(setting), objects, of.held_bytes(setting.code) / 1e6, *figures))
             if each is not _PAPERS:
-                series.append(Series(name=f"{setting}, {each.minutes} min", x=counts, y=whole))
+                series.append(Series(f"{setting}, {each.minutes} min", counts, whole))
     columns = (
         *("mean life min", "setting", "objects", "held by a node MB"),
         *("object-hours kept", "hours with none lost", "upkeep $", "least upkeep $", "through the proxy MB/s"),
     )
     panel = Panel(
-        title="Hours in which no object is lost, by how many there are",
-        x_label="objects of 8 MiB",
-        y_label="part of hours",
-        series=series,
+        "Hours in which no object is lost, by how many there are",
+        "objects of 8 MiB",
+        "part of hours",
+        series,
         x_log=True,
     )
-    return Table(name="warm-tier-objects", columns=columns, rows=rows), panel
+    return Table("warm-tier-objects", columns, rows), panel
 
 
 def _by_reads(minutes: Sequence[int], lives: Sequence[Lives], hours: int) -> Table:
@@ -385,7 +385,7 @@ def _by_reads(minutes: Sequence[int], lives: Sequence[Lives], hours: int) -> Tab
         *("mean life min", "setting", "read every min"),
         *("object-hours kept", f"hours with none of {OBJECTS:,} lost", "upkeep $"),
     )
-    return Table(name="warm-tier-reads", columns=columns, rows=rows)
+    return Table("warm-tier-reads", columns, rows)
 
 
 def _least_dollars(lives: Lives, load: Load) -> float:
@@ -406,9 +406,9 @@ def _run(quick: bool) -> Outcome:
     by_reads = _by_reads((20, 60) if quick else (5, 10, 20, 30, 60), all_lives, load.hours)
     best = _best(all_lives[:-1], 2 if quick else _BEST_HOURS)
     return Outcome(
-        tables=[_by_setting(tried), best, _cheapest(tried, load.hours), by_objects, by_reads],
-        panels=[*panels, objects_panel],
-        remarks=_REMARKS,
+        [_by_setting(tried), best, _cheapest(tried, load.hours), by_objects, by_reads],
+        [*panels, objects_panel],
+        _REMARKS,
     )
 
 
@@ -428,9 +428,9 @@ _REMARKS = (
 
 EXPERIMENTS = (
     Experiment(
-        name="warm-tier",
-        title="Our warm tier beside InfiniCache: what lasts an hour, and dollars, if instances are taken at random",
-        source=PAPER["source"],
-        run=_run,
+        "warm-tier",
+        "Our warm tier beside InfiniCache: what lasts an hour, and dollars, if instances are taken at random",
+        PAPER["source"],
+        _run,
     ),
 )
