@@ -8,12 +8,12 @@ __all__ = ["BucketModel", "recorded_bucket", "recorded_latency"]
 
 _NAMES_OF = {
     "stoker._diagnostics.latency": "BucketModel",
-    "stoker_sim._recorded": "recorded_bucket recorded_latency",
+    "stoker_sim._bucket": "recorded_bucket recorded_latency",
 }
 
 if TYPE_CHECKING:
     from stoker._diagnostics.latency import BucketModel
-    from stoker_sim._recorded import recorded_bucket, recorded_latency
+    from stoker_sim._bucket import recorded_bucket, recorded_latency
 else:
 
     def __getattr__(name: str) -> Any:

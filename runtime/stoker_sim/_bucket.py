@@ -1,4 +1,7 @@
-"""A bucket as it behaves, without its bytes: data sets, what a fetcher sees of them, and shared links."""
+"""A bucket as it behaves, without its bytes: data sets, what a fetcher sees of them, and shared links.
+
+What was recorded of a real one is a model, too: durations of a file, and the bucket that a trace shows.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,34 @@ import asyncio
 import heapq
 import math
 import random
+from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from stoker._diagnostics.latency import BucketModel
+from stoker._diagnostics.latency import BucketModel, Recorded
 from stoker._format.manifest import Manifest, PackRun, Rows
 from stoker._format.schema import Bytes, Schema
+from stoker._trace.recording import Answer, Told, read_values
 from stoker.abc import ObjectInfo
 from stoker.errors import ConfigError, NotFoundError, ServerError, ThrottledError
 
 __all__ = [
     "BucketView",
+    "ModelledReader",
     "Shared",
     "SharedLink",
     "SimulatedBucket",
     "bodiless",
     "described",
+    "read_durations",
+    "recorded_bucket",
+    "recorded_latency",
     "size_of",
 ]
 
@@ -224,32 +235,16 @@ class SimulatedBucket:
         return wait_seconds
 
 
-class BucketView:
-    """A bucket as one machine sees it: a :class:`~stoker.abc.Readable` that moves no bytes.
+class ModelledReader:
+    """Objects that take time and have no bytes: a :class:`~stoker.abc.Readable` whose models say how long each takes.
 
     Args:
-        bucket: what it shares with other machines.
-        rng: for what is drawn.
-        bytes_per_second: of the machine's network. A transfer takes as long as the slower of it and the bucket.
-        seed: of draws that depend on an object and on how often it was asked for, and on nothing else: two runs that
-            differ in a setting then meet the same late answers. None draws from ``rng`` in the order of requests.
+        url: of it, for errors.
+        size_of: the size in bytes of the object under a key; raises KeyError if there is none.
     """
 
-    url = "simulated://bucket"
-
-    def __init__(
-        self,
-        bucket: SimulatedBucket,
-        rng: random.Random,
-        *,
-        bytes_per_second: float = math.inf,
-        seed: str | None = None,
-    ) -> None:
-        self._bucket, self._rng, self._seed = bucket, rng, seed
-        self._asked = Counter[str]()
-        self._rate = rate = bucket.model.connection_bytes_per_second
-        own = SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=bytes_per_second)
-        self._links = [link for link in (own, bucket.link) if link.total_bytes_per_second < math.inf]
+    def __init__(self, url: str, size_of: Callable[[str], int]) -> None:
+        self.url, self._size_of = url, size_of
 
     async def get_range(
         self,
@@ -265,20 +260,59 @@ class BucketView:
         info = await self.head(key)
         if begun is not None:
             begun()
-        match self._links:
-            case []:
-                await asyncio.sleep((end - start) / self._rate)
-            case [link]:
-                await link.serve(end - start)
-            case links:
-                await asyncio.gather(*(link.serve(end - start) for link in links))
+        await self._transfer(key, end - start)
         return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return zeros, as many as the object has bytes."""
-        data = bytearray(self._size_bytes(key))
+        data = bytearray(self._info(key).size_bytes)
         info = await self.get_range(key, 0, len(data), into=memoryview(data))
         return bytes(data), info
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return an object's size at once: whoever reads in an order knows it.
+
+        Raises:
+            NotFoundError: there is no such object.
+        """
+        return self._info(key)
+
+    async def _transfer(self, key: str, size_bytes: int) -> None:
+        """Take the time that bytes take once their object has been found."""
+        raise NotImplementedError
+
+    def _info(self, key: str) -> ObjectInfo:
+        try:
+            return ObjectInfo(key=key, size_bytes=self._size_of(key), tag="")
+        except KeyError:
+            raise NotFoundError(f"{self.url}/{key} does not exist") from None
+
+
+class BucketView(ModelledReader):
+    """A bucket as one machine sees it, whose transfers share the machine's network and the bucket's.
+
+    Args:
+        bucket: what it shares with other machines.
+        rng: for what is drawn.
+        bytes_per_second: of the machine's network. A transfer takes as long as the slower of it and the bucket.
+        seed: of draws that depend on an object and on how often it was asked for, and on nothing else: two runs that
+            differ in a setting then meet the same late answers. None draws from ``rng`` in the order of requests.
+    """
+
+    def __init__(
+        self,
+        bucket: SimulatedBucket,
+        rng: random.Random,
+        *,
+        bytes_per_second: float = math.inf,
+        seed: str | None = None,
+    ) -> None:
+        super().__init__("simulated://bucket", bucket.size_of)
+        self._bucket, self._rng, self._seed = bucket, rng, seed
+        self._asked = Counter[str]()
+        self._rate = rate = bucket.model.connection_bytes_per_second
+        own = SharedLink(connection_bytes_per_second=rate, total_bytes_per_second=bytes_per_second)
+        self._links = [link for link in (own, bucket.link) if link.total_bytes_per_second < math.inf]
 
     async def head(self, key: str) -> ObjectInfo:
         """Take the time of a first byte.
@@ -298,7 +332,16 @@ class BucketView:
         await asyncio.sleep(line_seconds + first_byte_seconds)
         if model.error_fraction and rng.random() < model.error_fraction:
             raise ServerError(f"{self.url}/{key}: 500, as the model wants it")
-        return ObjectInfo(key=key, size_bytes=self._size_bytes(key), tag="")
+        return self._info(key)
+
+    async def _transfer(self, key: str, size_bytes: int) -> None:
+        match self._links:
+            case []:
+                await asyncio.sleep(size_bytes / self._rate)
+            case [link]:
+                await link.serve(size_bytes)
+            case links:
+                await asyncio.gather(*(link.serve(size_bytes) for link in links))
 
     def _rng_of(self, key: str) -> random.Random:
         if self._seed is None:
@@ -306,8 +349,107 @@ class BucketView:
         self._asked[key] += 1
         return random.Random(f"{self._seed} {key} {self._asked[key]}")  # noqa: S311 - a model's
 
-    def _size_bytes(self, key: str) -> int:
-        try:
-            return self._bucket.size_of(key)
-        except KeyError:
-            raise NotFoundError(f"{self.url}/{key} does not exist") from None
+
+_MICROSECONDS = 1e-6
+
+
+def read_durations(path: Path, event: str = "first_byte") -> Recorded:
+    """Return the durations in a file: those of the events of one name in a trace, or a list of seconds.
+
+    Args:
+        path: a Chrome trace (``{"traceEvents": [...]}`` or its list), a JSON list of seconds, or a text with a number
+            of seconds on each line; of one that is cut off, what is before that. The numbers are held in memory.
+        event: name of the trace's events.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no such durations.
+    """
+    told = f"{path} has no list of seconds, and no trace's events {event!r}"
+    try:
+        seconds = tuple(array("d", _durations(path, event)))
+    except (AttributeError, OverflowError, TypeError) as error:
+        raise ConfigError(f"{told}: {error}") from None
+    try:
+        return Recorded(seconds)
+    except ConfigError as error:
+        raise ConfigError(f"{told}: {error}") from None
+
+
+def _durations(path: Path, event: str) -> Iterator[float]:
+    kinds: set[bool] = set()
+    for value in read_values(path):
+        is_number = isinstance(value, int | float)
+        kinds.add(is_number)
+        if len(kinds) > 1:
+            raise TypeError("it has both numbers and events")
+        if is_number:
+            yield value
+        elif value.get("name") == event and "dur" in value:
+            yield value["dur"] * _MICROSECONDS
+
+
+_CONNECTION_QUANTILE, _TOTAL_QUANTILE = 0.9, 0.95
+
+
+def recorded_latency(told: Iterable[Told]) -> Recorded:
+    """Return the first bytes' times of a trace's requests.
+
+    A request that was overtaken by its hedge counts with the time after which it was given up: it would have taken
+    longer, nobody knows how much. So the tail of a run with hedges is told too short where the latest are.
+
+    Raises:
+        ConfigError: the trace has no request whose answer began, or cannot be read.
+    """
+    return _latency(_answers(told))
+
+
+def recorded_bucket(told: Iterable[Told]) -> BucketModel:
+    """Return a bucket that answers as a trace's did: first bytes, a connection's rate and that of all together.
+
+    A connection's rate is that of the fastest tenth, which shared the link with the fewest others. The whole rate is
+    what all transfers together reached, but for the fastest twentieth of the time; a run that never filled its link
+    does not tell what more would have gone through. Of the trace, some 40 bytes a request are held in memory.
+
+    Raises:
+        ConfigError: the trace has no transfers, or cannot be read.
+    """
+    answers = _answers(told)
+    whole = answers[answers["is_whole"] & (answers["transfer_seconds"] > 0)]
+    if not len(whole):
+        raise ConfigError("the trace has no transfer that took time, so it does not tell how fast the bucket was")
+    return BucketModel(
+        first_byte=_latency(answers),
+        connection_bytes_per_second=float(np.quantile(_rates(whole), _CONNECTION_QUANTILE)),
+        total_bytes_per_second=_total_rate(whole),
+    )
+
+
+def _answers(told: Iterable[Told]) -> NDArray[np.void]:
+    """Return answers as rows of an array, whose fields are theirs."""
+    fields = [*zip(Answer._fields, ("f8", "f8", "f8", "i8", "?", "?"), strict=True)]
+    return np.fromiter((each.what for each in told if isinstance(each.what, Answer)), fields)
+
+
+def _latency(answers: NDArray[np.void]) -> Recorded:
+    if not answers["is_begun"].any():
+        raise ConfigError("the trace has no first bytes: its store does not tell when an answer begins, or it is empty")
+    return Recorded(tuple(answers["first_byte_seconds"].tolist()))
+
+
+def _rates(answers: NDArray[np.void]) -> NDArray[np.float64]:
+    rates: NDArray[np.float64] = answers["size_bytes"] / answers["transfer_seconds"]
+    return rates
+
+
+def _total_rate(answers: NDArray[np.void]) -> float:
+    """Return a quantile over time of the bytes a second that all transfers moved, each at its own mean rate."""
+    begins = answers["sent_seconds"] + answers["first_byte_seconds"]
+    ends, rates = begins + answers["transfer_seconds"], _rates(answers)
+    moments = np.concatenate([begins, ends])
+    order = np.argsort(moments, kind="stable")
+    together = np.cumsum(np.concatenate([rates, -rates])[order])[:-1]
+    lasted = np.diff(moments[order])
+    busy = (lasted > 0) & (together > rates.min() / 2)  # what is left of sums that should be zero is no transfer
+    by_rate = np.argsort(together[busy], kind="stable")
+    share = np.cumsum(lasted[busy][by_rate]) / math.fsum(lasted[busy])
+    return float(together[busy][by_rate][int(np.searchsorted(share, _TOTAL_QUANTILE))])

@@ -21,9 +21,9 @@ from typing import TypeVar
 
 from stoker._base.meter import Operation, ReaderWrapper
 from stoker._base.task_group import task_group
-from stoker.abc import ObjectInfo, Readable
-from stoker.errors import ConfigError, NotFoundError
-from stoker_sim._bucket import Shared
+from stoker.abc import Readable
+from stoker.errors import ConfigError
+from stoker_sim._bucket import ModelledReader, Shared
 
 __all__ = [
     "DecodingView",
@@ -126,8 +126,8 @@ class Disk:
         nearest[1].set_result(None)
 
 
-class DiskView:
-    """A disk's files as objects: a :class:`~stoker.abc.Readable` that moves no bytes.
+class DiskView(ModelledReader):
+    """A disk's files as objects.
 
     Args:
         disk: where they are.
@@ -135,43 +135,12 @@ class DiskView:
         place_of: where it lies, 0 to 1.
     """
 
-    url = "simulated://disk"
-
     def __init__(self, disk: Disk, size_of: Callable[[str], int], place_of: Callable[[str], float]) -> None:
-        self._disk, self._size_of, self._place_of = disk, size_of, place_of
+        super().__init__("simulated://disk", size_of)
+        self._disk, self._place_of = disk, place_of
 
-    async def get_range(
-        self,
-        key: str,
-        start: int,
-        end: int,
-        *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:
-        """Take the time that the bytes would; ``into`` is left as it is."""
-        info = await self.head(key)
-        if begun is not None:
-            begun()
-        await self._disk.read_file(self._place_of(key), end - start)
-        return info
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return zeros, as many as the file has bytes."""
-        data = bytes((await self.head(key)).size_bytes)
-        return data, await self.get_range(key, 0, len(data), into=memoryview(b""))
-
-    async def head(self, key: str) -> ObjectInfo:
-        """Return a file's size at once: whoever reads in an order knows it.
-
-        Raises:
-            NotFoundError: there is no such file.
-        """
-        try:
-            return ObjectInfo(key=key, size_bytes=self._size_of(key), tag="")
-        except KeyError:
-            raise NotFoundError(f"{self.url}/{key} does not exist") from None
+    async def _transfer(self, key: str, size_bytes: int) -> None:
+        await self._disk.read_file(self._place_of(key), size_bytes)
 
 
 T = TypeVar("T")

@@ -36,11 +36,10 @@ from stoker._order.order import MAX_LANES, OrderConfig
 from stoker._stores import open_store
 from stoker._trace.recording import read_trace
 from stoker.errors import ConfigError
-from stoker_sim._bucket import described
+from stoker_sim._bucket import described, read_durations, recorded_bucket
 from stoker_sim._caches import REPLICA_AWARE, TierModel
 from stoker_sim._experiments.outcome import Cell, Outcome, Panel, Series, Table
 from stoker_sim._reclaim import Reclaim
-from stoker_sim._recorded import read_durations, recorded_bucket
 from stoker_sim._scenario import (
     LEAST_BYTES_PER_SECOND,
     LONGEST_FIRST_BYTE_SECONDS,

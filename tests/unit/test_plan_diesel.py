@@ -14,14 +14,14 @@ from stoker._format.versions import read_manifest
 from stoker.errors import NotFoundError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
-from stoker_sim._bucket import BucketView, SimulatedBucket, described
+from stoker_sim._bucket import SimulatedBucket, described
 from stoker_sim._experiments.diesel import HeldView
 
 
 def held(size: int, **model: Any) -> tuple[HeldView, bytes]:
     data = described(super_samples=size, samples=1, super_sample_bytes=8192).to_bytes()
     bucket = SimulatedBucket(BucketModel(first_byte=Constant(0.1), **model), {POINTER_KEY: len(data)}.__getitem__)
-    return HeldView(BucketView(bucket, random.Random(1)), {POINTER_KEY: data}), data
+    return HeldView(bucket, random.Random(1), {POINTER_KEY: data}), data
 
 
 def test_a_manifest_is_read_as_a_run_reads_it_in_the_time_that_its_bytes_take() -> None:

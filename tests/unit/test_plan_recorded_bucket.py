@@ -12,7 +12,7 @@ from stoker._trace.recording import Recording, Told
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, read_trace
 from stoker_sim import recorded_bucket, recorded_latency
-from stoker_sim._recorded import read_durations
+from stoker_sim._bucket import read_durations
 from support.faulty_store import Weather
 from support.traced import BODY, TracedRun
 

@@ -11,7 +11,7 @@ import pytest
 from stoker import FetchSize, NextBatch, Prices, open_store
 from stoker._diagnostics.latency import Constant, Late, LogNormal, Recorded
 from stoker.errors import ConfigError
-from stoker_sim._recorded import read_durations
+from stoker_sim._bucket import read_durations
 from stoker_sim._scenario import simulate
 from stoker_sim._scenario_file import outcome, read_scenario
 from support.packing import numbered, pack

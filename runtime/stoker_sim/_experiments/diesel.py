@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 from stoker._base.clock import run_virtual
 from stoker._base.meter import Operation
@@ -29,7 +30,7 @@ from stoker._order.order import OrderConfig
 from stoker.abc import ObjectInfo
 from stoker_sim._bucket import BucketView, Shared, SimulatedBucket, described
 from stoker_sim._experiments.deli import WORKLOADS
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, bars_beside, published
 from stoker_sim._scenario import Scenario, simulate
 
 __all__ = [
@@ -38,45 +39,32 @@ __all__ = [
 ]
 
 
-class HeldView:
-    """A :class:`~stoker.abc.Readable` that takes a view's time and has these objects.
+class HeldView(BucketView):
+    """A view of a bucket that has the bytes of these objects.
 
     Args:
-        view: of a bucket whose ``size_of`` knows them.
+        bucket: whose ``size_of`` knows them.
+        rng: for what is drawn.
         objects: key → bytes.
+        bytes_per_second: of the machine's network.
     """
 
-    def __init__(self, view: BucketView, objects: Mapping[str, bytes]) -> None:
-        self._view, self._objects = view, objects
-
-    @property
-    def url(self) -> str:
-        """The view's."""
-        return self._view.url
-
-    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
-        """Return an object, when its bytes would be there."""
-        data = self._objects.get(key, b"")
-        return data, await self._view.get_range(key, 0, len(data), into=memoryview(b""))
-
-    async def get_range(
+    def __init__(
         self,
-        key: str,
-        start: int,
-        end: int,
+        bucket: SimulatedBucket,
+        rng: random.Random,
+        objects: Mapping[str, bytes],
         *,
-        into: memoryview,
-        tag: str | None = None,
-        begun: Callable[[], None] | None = None,
-    ) -> ObjectInfo:
+        bytes_per_second: float = math.inf,
+    ) -> None:
+        super().__init__(bucket, rng, bytes_per_second=bytes_per_second)
+        self._objects = objects
+
+    async def get_range(self, key: str, start: int, end: int, *, into: memoryview, **given: Any) -> ObjectInfo:
         """Fill ``into`` when the bytes would be there."""
-        info = await self._view.get_range(key, start, end, into=into, tag=tag, begun=begun)
+        info = await super().get_range(key, start, end, into=into, **given)
         into[:] = self._objects[key][start:end]
         return info
-
-    async def head(self, key: str) -> ObjectInfo:
-        """Return an object's size, when the first byte would be there."""
-        return await self._view.head(key)
 
 
 _PAPER = published("diesel")
@@ -165,59 +153,36 @@ def _files_per_second(place: _Place, file_bytes: int, clients: int, size: _Size,
     return objects * files / _seconds(place, objects=objects, files=files, object_bytes=object_bytes, clients=clients)
 
 
-def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, list[Panel]]:
+def _compared(size: _Size, clients: tuple[int, ...]) -> tuple[Table, Panel, list[Panel]]:
+    """Return files a second; by how much reading by chunk is faster for one client; and both ways by clients."""
     rows: list[tuple[Cell, ...]] = []
+    times: dict[_Place, list[float]] = {_FILE_SYSTEM: [], _BUCKET: []}
     panels = []
-    for place in (_FILE_SYSTEM, _BUCKET):
+    for place in times:
         series = []
         for known in _PAPER["reads"]:
-            file_bytes, least = known["file_bytes"], known["more_than_times"]
-            rates: dict[bool, list[float]] = {True: [], False: []}
-            for count in clients:
-                chunk, file = (
-                    _files_per_second(place, file_bytes, count, size, by_chunk=by_chunk) for by_chunk in (True, False)
-                )
-                rates[True].append(chunk)
-                rates[False].append(file)
-                theirs = least if place is _FILE_SYSTEM else None
-                rows.append((place.name, file_bytes, count, file, chunk, chunk / file, theirs))
-            for by_chunk, way in ((True, "by chunk"), (False, "one by one")):
-                series.append(Series(f"{file_bytes >> 10} KiB {way}", clients, rates[by_chunk]))
-        panels.append(
-            Panel(f"Shuffled reads from a {place.name}", "clients", "files a second", series, x_log=True, y_log=True)
-        )
+            file_bytes, least = known["file_bytes"], known["more_than_times"] if place is _FILE_SYSTEM else None
+            chunks, files = (
+                [_files_per_second(place, file_bytes, count, size, by_chunk=by_chunk) for count in clients]
+                for by_chunk in (True, False)
+            )
+            for count, chunk, file in zip(clients, chunks, files, strict=True):
+                rows.append((place.name, file_bytes, count, file, chunk, chunk / file, least))
+            times[place].append(chunks[0] / files[0])
+            series.append(Series(f"{file_bytes >> 10} KiB by chunk", clients, chunks))
+            series.append(Series(f"{file_bytes >> 10} KiB one by one", clients, files))
+        title = f"Shuffled reads from a {place.name}"
+        panels.append(Panel(title, "clients", "files a second", series, x_log=True, y_log=True))
     columns = (
-        "store",
-        "file bytes",
-        "clients",
-        "files/s one by one",
-        "files/s by chunk",
-        "times",
+        *("store", "file bytes", "clients", "files/s one by one", "files/s by chunk", "times"),
         "published, more than",
     )
-    return Table("diesel-reads", columns, rows), panels
-
-
-def _times(reads: Table) -> Panel:
-    """Draw by how much reading by chunk is faster for one client, beside the paper's lower bounds."""
     names = [f"{known['file_bytes'] >> 10} KiB files" for known in _PAPER["reads"]]
-    ours = {
-        place: [float(row[5] or 0) for row in reads.rows if row[0] == place and row[2] == 1]
-        for place in (_FILE_SYSTEM.name, _BUCKET.name)
-    }
-    series = [
-        Series("file system", names, ours[_FILE_SYSTEM.name], kind="bars"),
-        Series(
-            "published, more than",
-            names,
-            [known["more_than_times"] for known in _PAPER["reads"]],
-            is_published=True,
-            kind="bars",
-        ),
-        Series("bucket", names, ours[_BUCKET.name], kind="bars"),
-    ]
-    title = "Files a second by chunk / one by one, one client"
-    return Panel(title, "", "times", series, y_log=True)
+    bounds = [known["more_than_times"] for known in _PAPER["reads"]]
+    bars = bars_beside(_FILE_SYSTEM.name, names, times[_FILE_SYSTEM], bounds, published="published, more than")
+    bars.append(Series(_BUCKET.name, names, times[_BUCKET], kind="bars"))
+    by_one = Panel("Files a second by chunk / one by one, one client", "", "times", bars, y_log=True)
+    return Table("diesel-reads", columns, rows), by_one, panels
 
 
 def _units(size: _Size) -> tuple[Table, Panel]:
@@ -230,28 +195,20 @@ def _units(size: _Size) -> tuple[Table, Panel]:
             units = max(64, min(size.files, (1 << 30) // unit_bytes))
             seconds = _seconds(place, objects=units, files=1, object_bytes=unit_bytes, clients=1)
             speeds.append(units * unit_bytes / seconds)
-        rows += [
-            (place.name, unit_bytes, speed, speed / speeds[0]) for unit_bytes, speed in zip(_UNITS, speeds, strict=True)
-        ]
+            rows.append((place.name, unit_bytes, speeds[-1], speeds[-1] / speeds[0]))
         series.append(Series(place.name, _UNITS, [speed / speeds[0] for speed in speeds]))
     times = float(_PAPER["unit_size_times"])
     series.insert(1, Series("published, of a size that is not named", [131_072], [times], is_published=True))
-    panel = Panel(
-        "Speed by what is read at a time, one client",
-        "bytes of a read",
-        "speed / speed at 4 KiB",
-        series,
-        x_log=True,
-        y_log=True,
-    )
+    title, y_label = "Speed by what is read at a time, one client", "speed / speed at 4 KiB"
+    panel = Panel(title, "bytes of a read", y_label, series, x_log=True, y_log=True)
     return Table("diesel-reads-units", ("store", "unit bytes", "bytes/s", "times 4 KiB"), rows), panel
 
 
 def _reads(quick: bool) -> Outcome:
     size = _Size(files=200, chunks=24) if quick else _Size(files=600, chunks=96)
-    reads, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
+    reads, times_panel, panels = _compared(size, _CLIENTS[:2] if quick else _CLIENTS)
     units, unit_panel = _units(size)
-    return Outcome([reads, units], [_times(reads), unit_panel, *panels], _REMARKS)
+    return Outcome([reads, units], [times_panel, unit_panel, *panels], _REMARKS)
 
 
 _REMARKS = (
@@ -277,8 +234,7 @@ _FILES = (10_000, 100_000, 1_280_000, 9_000_000)
 _FIXED_WORKERS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
+class _Start(NamedTuple):
     """What starting took.
 
     Attributes:
@@ -290,8 +246,8 @@ class _Start:
 
     seconds: float
     requests: int
-    read_bytes: int
-    dollars: float
+    read_bytes: int = 0
+    dollars: float = 0.0
 
 
 def _dataset(files: int) -> Manifest:
@@ -311,23 +267,21 @@ def _elapsed(each: Callable[[int], Awaitable[object]], workers: int) -> float:
     return run_virtual(main())
 
 
-def _view(bucket: SimulatedBucket, rank: int) -> BucketView:
-    return BucketView(bucket, random.Random(rank), bytes_per_second=1.25e9)  # noqa: S311 - a model's
-
-
 def _from_snapshot(files: int, workers: int) -> _Start:
     data = _dataset(files).to_bytes()
-    bucket = SimulatedBucket(
-        BucketModel(
-            first_byte=Constant(_FIRST_BYTE_SECONDS),
-            total_bytes_per_second=12.5e9,
-            requests_per_second=_REQUESTS_PER_SECOND,
-        ),
-        {POINTER_KEY: len(data)}.__getitem__,
+    model = BucketModel(
+        first_byte=Constant(_FIRST_BYTE_SECONDS),
+        total_bytes_per_second=12.5e9,
+        requests_per_second=_REQUESTS_PER_SECOND,
     )
-    seconds = _elapsed(lambda rank: read_manifest(HeldView(_view(bucket, rank), {POINTER_KEY: data})), workers)
+    bucket = SimulatedBucket(model, {POINTER_KEY: len(data)}.__getitem__)
+
+    def read(rank: int) -> Awaitable[Manifest]:
+        rng = random.Random(rank)  # noqa: S311 - a model's
+        return read_manifest(HeldView(bucket, rng, {POINTER_KEY: data}, bytes_per_second=1.25e9))
+
     dollars = workers * Prices.load().request_dollars("s3", Operation.GET)
-    return _Start(seconds=seconds, requests=workers, read_bytes=workers * len(data), dollars=dollars)
+    return _Start(_elapsed(read, workers), workers, workers * len(data), dollars)
 
 
 def _from_lists(files: int, workers: int) -> _Start:
@@ -336,22 +290,20 @@ def _from_lists(files: int, workers: int) -> _Start:
     bucket = SimulatedBucket(model, lambda _: 0)
 
     async def listed(rank: int) -> None:
-        view = _view(bucket, rank)
+        view = BucketView(bucket, random.Random(rank))  # noqa: S311 - a model's
         for page in range(pages):  # a page says where the next one begins
             await view.head(str(page))
 
     dollars = workers * pages * Prices.load().request_dollars("s3", Operation.LIST)
-    return _Start(seconds=_elapsed(listed, workers), requests=workers * pages, read_bytes=0, dollars=dollars)
+    return _Start(_elapsed(listed, workers), workers * pages, dollars=dollars)
 
 
 def _from_servers(files: int, workers: int, servers: int) -> _Start:
     shared = Shared(lambda asking: servers * _LOOK_UPS_PER_SECOND / asking)
-    seconds = _elapsed(lambda _: shared.serve(files), workers)
-    return _Start(seconds=seconds, requests=workers * files, read_bytes=0, dollars=0.0)
+    return _Start(_elapsed(lambda _: shared.serve(files), workers), workers * files)
 
 
-_Way = Callable[[int, int], _Start]
-_WAYS: dict[str, _Way] = {
+_WAYS: dict[str, Callable[[int, int], _Start]] = {
     "snapshot": _from_snapshot,
     **{f"{servers} server" + "s" * (servers > 1): partial(_from_servers, servers=servers) for servers in _SERVERS},
     "lists": _from_lists,
@@ -361,58 +313,33 @@ _WAYS: dict[str, _Way] = {
 def _start_up(quick: bool) -> Outcome:
     most_files = 128_000 if quick else _PAPER["imagenet_files"]
     sizes = [files for files in _FILES if files <= most_files] if quick else _FILES
-    by_workers = {way: [start(most_files, workers) for workers in _WORKERS] for way, start in _WAYS.items()}
-    by_files = {way: [start(files, _FIXED_WORKERS) for files in sizes] for way, start in _WAYS.items()}
     rows: list[tuple[Cell, ...]] = []
-    for way in _WAYS:
-        rows += [_row(way, most_files, *each) for each in zip(_WORKERS, by_workers[way], strict=True)]
-        rows += [
-            _row(way, files, _FIXED_WORKERS, start)
-            for files, start in zip(sizes, by_files[way], strict=True)
-            if files != most_files  # which stands above
-        ]
-    columns = ("way", "files", "workers", "seconds", "files known/s", "requests", "bytes", "request $")
-    panels = [
-        _panel(f"Until all workers know {most_files:,} files", "workers", _WORKERS, by_workers),
-        _panel(f"Until {_FIXED_WORKERS} workers know all files", "files of the data set", sizes, by_files),
-        _throughput(most_files, by_workers),
-        _dollars({way: by_workers[way] for way in ("snapshot", "lists")}),
-    ]
-    return Outcome([Table("diesel-start-up", columns, rows)], panels, _remarks(most_files))
-
-
-def _row(way: str, files: int, workers: int, start: _Start) -> tuple[Cell, ...]:
-    rate = files * workers / start.seconds
-    return way, files, workers, start.seconds, rate, start.requests, start.read_bytes, start.dollars
-
-
-def _panel(title: str, x_label: str, x: Sequence[int], ways: dict[str, list[_Start]]) -> Panel:
-    series = [Series(way, x, [start.seconds for start in starts]) for way, starts in ways.items()]
-    return Panel(title, x_label, "seconds", series, x_log=True, y_log=True)
-
-
-def _throughput(files: int, ways: dict[str, list[_Start]]) -> Panel:
-    series = []
-    for way, starts in ways.items():
-        rates = [files * workers / start.seconds for workers, start in zip(_WORKERS, starts, strict=True)]
-        series.append(Series(way, _WORKERS, rates))
+    seconds, rates, dollars, seconds_by_files = [], [], [], []
+    for way, start in _WAYS.items():
+        by_workers = {(most_files, workers): start(most_files, workers) for workers in _WORKERS}
+        by_files = {(files, _FIXED_WORKERS): start(files, _FIXED_WORKERS) for files in sizes}
+        known = [files * workers / found.seconds for (files, workers), found in by_workers.items()]
+        for (files, workers), found in (by_workers | by_files).items():
+            took, *others = found
+            rows.append((way, files, workers, took, files * workers / took, *others))
+        seconds.append(Series(way, _WORKERS, [found.seconds for found in by_workers.values()]))
+        seconds_by_files.append(Series(way, sizes, [found.seconds for found in by_files.values()]))
+        rates.append(Series(way, _WORKERS, known))
         if way == "snapshot":
-            trend = [rates[0] * workers for workers in _WORKERS]
-            series.append(Series("published trend, from our first point", _WORKERS, trend, is_published=True))
-    return Panel(
-        "Metadata that all workers come to know",
-        "workers",
-        "files a second",
-        series,
-        x_log=True,
-        y_log=True,
-        note=f"published: {_PAPER['snapshot_trend']}",
-    )
-
-
-def _dollars(ways: dict[str, list[_Start]]) -> Panel:
-    series = [Series(way, _WORKERS, [start.dollars for start in starts]) for way, starts in ways.items()]
-    return Panel("What the bucket asks for it", "workers", "dollars", series, x_log=True, y_log=True)
+            trend = [known[0] * workers for workers in _WORKERS]
+            rates.append(Series("published trend, from our first point", _WORKERS, trend, is_published=True))
+        if way in ("snapshot", "lists"):
+            dollars.append(Series(way, _WORKERS, [found.dollars for found in by_workers.values()]))
+    panel = partial(Panel, x_log=True, y_log=True)
+    note = f"published: {_PAPER['snapshot_trend']}"
+    panels = [
+        panel(f"Until all workers know {most_files:,} files", "workers", "seconds", seconds),
+        panel(f"Until {_FIXED_WORKERS} workers know all files", "files of the data set", "seconds", seconds_by_files),
+        panel("Metadata that all workers come to know", "workers", "files a second", rates, note=note),
+        panel("What the bucket asks for it", "workers", "dollars", dollars),
+    ]
+    columns = ("way", "files", "workers", "seconds", "files known/s", "requests", "bytes", "request $")
+    return Outcome([Table("diesel-start-up", columns, rows)], panels, _remarks(most_files))
 
 
 def _remarks(files: int) -> tuple[str, ...]:
