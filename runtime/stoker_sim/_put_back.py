@@ -19,13 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import ConfigError
-from stoker_sim._warm_fleet import NodeLife
+from stoker_sim._warm_fleet import HOUR_SECONDS, NodeLife, check_durations
 from stoker_warm._code import Code
 from stoker_warm._put_back import NAMES_AT_ONCE, takes_whole
 
 __all__ = ["PutBackModel", "PutBackTally", "put_back"]
-
-_HOUR_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +51,7 @@ class PutBackModel:
     def __post_init__(self) -> None:
         if self.at_once < 1:
             raise ConfigError(f"at_once must be at least 1 object, not {self.at_once}")
-        for name in ("start_seconds", "first_byte_seconds", "wake_seconds", "linger_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a duration in seconds, not {getattr(self, name)}")
+        check_durations(self, "start_seconds", "first_byte_seconds", "wake_seconds", "linger_seconds")
         for name in ("connection_bytes_per_second", "node_bytes_per_second"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0, not {getattr(self, name)}")
@@ -90,7 +86,7 @@ class PutBackTally:
         lost = {
             (hour, row)
             for row, begin, end in self.outages.tolist()
-            for hour in range(int(begin // _HOUR_SECONDS), int(min(end // _HOUR_SECONDS, hours - 1)) + 1)
+            for hour in range(int(begin // HOUR_SECONDS), int(min(end // HOUR_SECONDS, hours - 1)) + 1)
         }
         counts: NDArray[np.int64] = np.bincount(np.array([hour for hour, _ in lost], np.int64), minlength=hours)
         return counts

@@ -39,7 +39,6 @@ from stoker.errors import ConfigError
 from stoker_sim._bucket import described, read_durations, recorded_bucket
 from stoker_sim._caches import REPLICA_AWARE, TierModel
 from stoker_sim._experiments.outcome import Cell, Outcome, Panel, Series, Table
-from stoker_sim._reclaim import Reclaim
 from stoker_sim._scenario import (
     LEAST_BYTES_PER_SECOND,
     LONGEST_FIRST_BYTE_SECONDS,
@@ -49,6 +48,7 @@ from stoker_sim._scenario import (
 )
 from stoker_sim._section import Section, read_section
 from stoker_sim._simulated_warm import WarmModel, WarmTally
+from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 

@@ -25,8 +25,7 @@ from stoker._diagnostics.latency import Latency, LogNormal
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ConfigError, StoreError
 from stoker_sim._bucket import SharedLink
-from stoker_sim._reclaim import Reclaim, strikes
-from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, lived
+from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, Reclaim, lived, strikes
 from stoker_warm._put_back import NAMES_AT_ONCE, takes_whole
 from stoker_warm._settings import WarmConfig
 

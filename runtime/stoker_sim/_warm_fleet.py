@@ -1,4 +1,8 @@
-"""Nodes of a warm tier through time: when one loses what it holds, and what a fleet of them costs.
+"""Nodes of a warm tier through time: when a platform takes them back, what is lost with them, and what a fleet costs.
+
+A node is a function of one **instance**, or of two: a back-up starts a second one and copies what is new to it (A. Wang
+et al., "InfiniCache" (FAST 2020), sections 4.2 and 4.3). Objects are cut into shards, each on a node of its own, by a
+Reed-Solomon code of ``data`` + ``parity`` shards (section 3 there): any ``data`` of them restore an object.
 
 The policy is the proxy's. A node is called when there was no contact with it for some time. At each of its turns a
 second instance gets what is new to it, and is started if it is gone. Whoever is left is called next, so memory is
@@ -10,31 +14,150 @@ calls that keep it warm, back-ups, reads, and what is put back.
 
 from __future__ import annotations
 
+import enum
 import math
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import comb
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stoker._cost.prices import FunctionPrices
 from stoker._cost.usage import Calls, total_dollars
 from stoker.errors import ConfigError
-from stoker_sim._reclaim import Strike, Struck, Upkeep
 from stoker_warm._code import Code
 from stoker_warm._upkeep import UpkeepConfig
 
 __all__ = [
+    "HOUR_SECONDS",
     "Bill",
-    "Billing",
     "NodeCalls",
     "NodeLife",
+    "Reclaim",
     "Served",
-    "WarmFleet",
+    "Strike",
+    "Struck",
+    "check_durations",
     "lived",
+    "lost_between_reads",
+    "lost_within",
+    "placed",
+    "strikes",
 ]
 
+HOUR_SECONDS = 3600.0
 _ROUNDING = 1e-9
 """Parts of an interval that two times which are the same may differ by."""
+
+
+def check_durations(record: object, *names: str) -> None:
+    """Raise ConfigError if one of a record's fields is no duration."""
+    for name in names:
+        if not 0 <= getattr(record, name) < math.inf:
+            raise ConfigError(f"{name} must be a duration in seconds, not {getattr(record, name)}")
+
+
+class Struck(enum.Enum):
+    """Which instances of a function are taken: the one that is called, the one behind it, or both."""
+
+    FIRST = enum.auto()
+    SECOND = enum.auto()
+    BOTH = enum.auto()
+
+
+class Strike(NamedTuple):
+    """A platform takes what is there of a function at that time, in seconds from 0."""
+
+    seconds: float
+    takes: Struck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """How a platform takes instances back. Lives have no memory: an old instance is as safe as a young one.
+
+    Attributes:
+        mean_life_seconds: of an instance that is kept warm.
+        together: the part of all reclaims, 0 to 1, that take every instance of a function at once: when its host goes.
+        idle_seconds: an instance that nobody invokes for so long is taken.
+    """
+
+    mean_life_seconds: float
+    together: float = 0.0
+    idle_seconds: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (self.mean_life_seconds > 0 and self.idle_seconds > 0):
+            raise ConfigError(f"mean_life_seconds and idle_seconds must be more than 0, not {self}")
+        if not 0 <= self.together <= 1:
+            raise ConfigError(f"the part that is taken together must be in [0, 1], not {self.together}")
+
+
+def strikes(reclaim: Reclaim, seconds: float, rng: random.Random) -> Iterator[Strike]:
+    """Yield when a platform would take instances of one function, in the order of time.
+
+    Each instance lives for ``mean_life_seconds`` on average; since lives have no memory, a strike hits whichever is
+    there. That nobody invokes a function for too long is not looked at here.
+    """
+    rate, now_seconds = 1.0 / reclaim.mean_life_seconds, 0.0
+    alone = 1.0 - reclaim.together
+    kinds, weights = (Struck.FIRST, Struck.SECOND, Struck.BOTH), (alone, alone, reclaim.together)
+    while (now_seconds := now_seconds + rng.expovariate(rate * sum(weights))) < seconds:
+        yield Strike(now_seconds, rng.choices(kinds, weights)[0])
+
+
+def placed(code: Code, objects: int, functions: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return ``int64 [objects, shards]``, the function that holds each shard; those of an object differ.
+
+    Raises:
+        ConfigError: there are fewer functions than an object has shards.
+    """
+    if functions < code.shards:
+        raise ConfigError(f"{code} needs {code.shards} functions, there are {functions}")
+    return np.stack([rng.choice(functions, code.shards, replace=False) for _ in range(objects)])
+
+
+def lost_between_reads(
+    code: Code, lost: Sequence[Iterable[float]], hours: int, read_seconds: float
+) -> NDArray[np.float64]:
+    """Return ``float64 [hours]``: what part of all objects is lost in each hour if a read puts lost shards back.
+
+    Objects are on random functions, so the part follows from how many functions lose their memory between two reads:
+    nothing is drawn, and the hours of any number of objects follow: of n, none is lost with (1 - part) ** n.
+
+    Args:
+        code: of the objects.
+        lost: of each function, when it loses its memory, in seconds.
+        hours: that are looked at.
+        read_seconds: every object is read so often; an hour is a multiple of it.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    reads = round(HOUR_SECONDS / read_seconds)
+    if not reads or abs(reads * read_seconds - HOUR_SECONDS) > 1e-6:
+        raise ConfigError(f"an hour must be a multiple of read_seconds, not of {read_seconds}")
+    is_lost = lost_within(lost, hours * reads, read_seconds)
+    gone = np.array([_too_many(code, len(lost), down) for down in range(len(lost) + 1)])
+    kept: NDArray[np.float64] = (1.0 - gone[is_lost.sum(axis=1)]).reshape(hours, reads).prod(axis=1)
+    return 1.0 - kept
+
+
+def lost_within(lost: Sequence[Iterable[float]], periods: int, seconds: float) -> NDArray[np.bool_]:
+    """Return ``bool [periods, functions]``: whether a function loses its memory in each of so many periods."""
+    is_lost = np.zeros((periods, len(lost)), np.bool_)
+    for function, times in enumerate(lost):
+        is_lost[[int(at // seconds) for at in times if at < periods * seconds], function] = True
+    return is_lost
+
+
+def _too_many(code: Code, functions: int, down: int) -> float:
+    """Return the probability that an object has more of its shards on so many functions than it has parity."""
+    many = sum(comb(down, n) * comb(functions - down, code.shards - n) for n in range(code.parity + 1, code.shards + 1))
+    return many / comb(functions, code.shards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,34 +301,6 @@ def _warm_calls(upkeep: UpkeepConfig, seconds: float, uses_per_second: float) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Billing:
-    """How long calls are billed.
-
-    Attributes:
-        tick_seconds: what a call takes is rounded up to a multiple of it.
-        warm_call_seconds: of a call that only keeps a function warm.
-        backup_call_seconds: of each of the two instances that a back-up keeps busy.
-        shard_call_seconds: of a function that serves a shard.
-    """
-
-    tick_seconds: float = 0.001
-    warm_call_seconds: float = 0.001
-    backup_call_seconds: float
-    shard_call_seconds: float
-
-    def __post_init__(self) -> None:
-        if not self.tick_seconds > 0:
-            raise ConfigError(f"tick_seconds must be more than 0, not {self.tick_seconds}")
-        for name in ("warm_call_seconds", "backup_call_seconds", "shard_call_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a duration in seconds, not {getattr(self, name)}")
-
-    def billed_seconds(self, seconds: float) -> float:
-        """Return what is billed for a call; a part of a tick is a tick, and so is nothing."""
-        return max(1, math.ceil(seconds / self.tick_seconds - 1e-9)) * self.tick_seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
     """Dollars.
 
@@ -232,44 +327,6 @@ class Bill:
     def upkeep_dollars(self) -> float:
         """All but reads."""
         return self.warm_dollars + self.backup_dollars + self.repair_dollars + self.bucket_dollars
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmFleet:
-    """Functions that hold erasure-coded objects.
-
-    :class:`~stoker._cost.usage.WarmTier` reckons with calls that somebody has counted; here they follow from the code
-    and the upkeep, and are billed by the tick.
-
-    Attributes:
-        functions: how many.
-        memory_bytes: of each.
-        code: of the objects.
-        upkeep: what keeps them.
-        reads_per_hour: objects that are read.
-    """
-
-    functions: int
-    memory_bytes: int
-    code: Code = field(default_factory=Code)
-    upkeep: Upkeep = field(default_factory=Upkeep)
-    reads_per_hour: float = 0.0
-
-    def bill(self, hours: float, prices: FunctionPrices, billing: Billing) -> Bill:
-        """Return what so many hours cost."""
-
-        def dollars(calls: float, seconds: float) -> float:
-            used = Calls(calls=calls, seconds=billing.billed_seconds(seconds), memory_bytes=self.memory_bytes)
-            return total_dollars(used.parts(prices))
-
-        def calls(every_seconds: float | None) -> float:
-            return self.functions * hours * 3600.0 / every_seconds if every_seconds else 0.0
-
-        return Bill(
-            warm_dollars=dollars(calls(self.upkeep.warm_seconds), billing.warm_call_seconds),
-            backup_dollars=dollars(2 * calls(self.upkeep.backup_seconds), billing.backup_call_seconds),
-            read_dollars=dollars(self.reads_per_hour * hours * self.code.shards, billing.shard_call_seconds),
-        )
 
 
 class Served(NamedTuple):
@@ -305,9 +362,7 @@ class NodeCalls:
     bytes_per_second: float = 75e6
 
     def __post_init__(self) -> None:
-        for name in ("warm_call_seconds", "exchange_seconds", "linger_seconds", "init_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be a duration in seconds, not {getattr(self, name)}")
+        check_durations(self, "warm_call_seconds", "exchange_seconds", "linger_seconds", "init_seconds")
         if not (self.memory_bytes > 0 and self.bytes_per_second > 0):
             raise ConfigError(f"memory_bytes and bytes_per_second must be more than 0, not {self}")
 

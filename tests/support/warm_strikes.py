@@ -7,8 +7,7 @@ import random
 from collections import Counter
 from operator import itemgetter
 
-from stoker_sim._reclaim import Reclaim, Strike, Struck, strikes
-from stoker_sim._warm_fleet import NodeLife, lived
+from stoker_sim._warm_fleet import NodeLife, Reclaim, Strike, Struck, lived, strikes
 from stoker_warm._settings import WarmConfig
 from stoker_warm._upkeep import UpkeepConfig
 from support.warm_platform import Tier

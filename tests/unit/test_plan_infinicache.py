@@ -12,9 +12,9 @@ import pytest
 from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
 from stoker_sim._experiments import infinicache
+from stoker_sim._experiments.infinicache import Billing, Upkeep, WarmFleet, first_arrivals, kept_hours, losses
 from stoker_sim._experiments.outcome import published
-from stoker_sim._reclaim import Reclaim, Upkeep, first_arrivals, kept_hours, losses, placed
-from stoker_sim._warm_fleet import Billing, WarmFleet
+from stoker_sim._warm_fleet import Reclaim, placed
 from stoker_warm._code import Code
 
 HOUR = 3600.0

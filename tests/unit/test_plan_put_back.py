@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_sim._put_back import PutBackModel, PutBackTally, put_back
-from stoker_sim._reclaim import Reclaim
-from stoker_sim._warm_fleet import NodeCalls, NodeLife
+from stoker_sim._warm_fleet import NodeCalls, NodeLife, Reclaim
 from stoker_warm._code import Code
 from stoker_warm._put_back import NAMES_AT_ONCE
 from stoker_warm._settings import WarmConfig

@@ -15,10 +15,10 @@ from stoker.errors import ConfigError
 from stoker.testing import run_virtual
 from stoker_sim import BucketModel
 from stoker_sim._bucket import BucketView, SimulatedBucket
-from stoker_sim._reclaim import Reclaim
 from stoker_sim._scenario import Run, Scenario, simulate
 from stoker_sim._scenario_file import outcome, read_scenario
 from stoker_sim._simulated_warm import SimulatedWarm, WarmModel, WarmTally, WarmView
+from stoker_sim._warm_fleet import Reclaim
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 

@@ -13,8 +13,19 @@ import pytest
 from stoker._cost.prices import FunctionPrices
 from stoker.errors import ConfigError
 from stoker.testing import run_virtual
-from stoker_sim._reclaim import Reclaim, Strike, Struck, kept_hours, lost_between_reads, placed, strikes
-from stoker_sim._warm_fleet import NodeCalls, NodeLife, Served, lived
+from stoker_sim._experiments.infinicache import kept_hours
+from stoker_sim._warm_fleet import (
+    NodeCalls,
+    NodeLife,
+    Reclaim,
+    Served,
+    Strike,
+    Struck,
+    lived,
+    lost_between_reads,
+    placed,
+    strikes,
+)
 from stoker_warm._code import Code
 from stoker_warm._settings import WarmConfig
 from stoker_warm._statistics import Used

@@ -9,20 +9,193 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker._cost.prices import Prices
-from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
-from stoker_sim._reclaim import Reclaim, Upkeep, first_arrivals, kept_hours, losses, placed
-from stoker_sim._warm_fleet import Billing, WarmFleet
+from stoker._cost.prices import FunctionPrices, Prices
+from stoker._cost.usage import Calls, total_dollars
+from stoker.errors import ConfigError
+from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, difference, published
+from stoker_sim._warm_fleet import HOUR_SECONDS, Bill, Reclaim, check_durations, lost_within, placed
 from stoker_warm._code import Code
 
-__all__ = ["EXPERIMENTS"]
+__all__ = ["EXPERIMENTS", "Billing", "Upkeep", "WarmFleet", "first_arrivals", "kept_hours", "losses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """What is done to keep a function's memory.
+
+    Attributes:
+        warm_seconds: it is invoked so often; None never.
+        backup_seconds: it is backed up so often; None never.
+        uses_per_second: how often it is invoked besides, at random times.
+    """
+
+    warm_seconds: float | None = 60.0
+    backup_seconds: float | None = 300.0
+    uses_per_second: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("warm_seconds", "backup_seconds"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ConfigError(f"{name} must be more than 0, or None, not {value}")
+        if not 0 <= self.uses_per_second < math.inf:
+            raise ConfigError(f"uses_per_second must be at least 0, not {self.uses_per_second}")
+
+    @property
+    def longest_rest_seconds(self) -> float:
+        """The longest that a function is not invoked, uses aside."""
+        return min(self.warm_seconds or math.inf, self.backup_seconds or math.inf)
+
+
+def losses(reclaim: Reclaim, upkeep: Upkeep, seconds: float, rng: random.Random) -> Iterator[float]:
+    """Yield the times, in seconds from 0 and rising, at which one function loses its memory.
+
+    A function that has lost it begins anew at once, with one instance. Back-ups of different functions fall at
+    different times.
+    """
+    phase = rng.random()
+    now_seconds, instances = 0.0, 1
+    idle_seconds = _idle_seconds(reclaim, upkeep, seconds, rng)
+    while True:
+        wait_seconds, left = _next_reclaim(reclaim, rng, instances)
+        reclaimed_seconds = now_seconds + wait_seconds
+        backup_seconds = _next_backup_seconds(upkeep, phase, now_seconds) if instances == 1 else math.inf
+        now_seconds = min(reclaimed_seconds, backup_seconds, idle_seconds)
+        if now_seconds >= seconds:
+            return
+        if now_seconds == backup_seconds:
+            instances = 2
+            continue
+        instances = left if now_seconds == reclaimed_seconds else 0
+        if not instances:
+            yield now_seconds
+            instances, idle_seconds = 1, now_seconds + _idle_seconds(reclaim, upkeep, seconds - now_seconds, rng)
+
+
+def _next_reclaim(reclaim: Reclaim, rng: random.Random, instances: int) -> tuple[float, int]:
+    """Return how many seconds pass until the next reclaim of a function, and how many instances it leaves."""
+    rate = 1.0 / reclaim.mean_life_seconds
+    one_seconds = _exponential(rng, instances * rate * (1.0 - reclaim.together))
+    all_seconds = _exponential(rng, rate * reclaim.together)
+    return (all_seconds, 0) if all_seconds < one_seconds else (one_seconds, instances - 1)
+
+
+def _next_backup_seconds(upkeep: Upkeep, phase: float, now_seconds: float) -> float:
+    if upkeep.backup_seconds is None:
+        return math.inf
+    return (math.floor(now_seconds / upkeep.backup_seconds - phase) + 1 + phase) * upkeep.backup_seconds
+
+
+def _idle_seconds(reclaim: Reclaim, upkeep: Upkeep, most_seconds: float, rng: random.Random) -> float:
+    """Return after how long a function will have been idle for too long; if that is later than most, anything later."""
+    if upkeep.longest_rest_seconds <= reclaim.idle_seconds:
+        return math.inf
+    since_seconds = 0.0
+    while since_seconds <= most_seconds and (gap := _exponential(rng, upkeep.uses_per_second)) <= reclaim.idle_seconds:
+        since_seconds += gap
+    return since_seconds + reclaim.idle_seconds
+
+
+def _exponential(rng: random.Random, rate: float) -> float:
+    return rng.expovariate(rate) if rate > 0 else math.inf
+
+
+def kept_hours(code: Code, places: NDArray[np.int64], lost: Sequence[Iterable[float]], hours: int) -> NDArray[np.bool_]:
+    """Return ``bool [hours, objects]``: whether an object, whole when an hour began, could be restored at its end.
+
+    Shards that are lost are made again by the next hour, by whoever reads the object.
+
+    Args:
+        code: of the objects.
+        places: ``int64 [objects, shards]``, the function that holds each shard.
+        lost: of each function, when it loses its memory, in seconds.
+        hours: that are looked at.
+    """
+    is_lost = lost_within(lost, hours, HOUR_SECONDS)
+    kept: NDArray[np.bool_] = is_lost[:, places].sum(axis=2) <= code.parity
+    return kept
+
+
+def first_arrivals(code: Code, shard_seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``float64 [reads]``, when each read has enough shards: all are asked for at once, the last are dropped.
+
+    Args:
+        code: of the objects.
+        shard_seconds: ``float64 [reads, shards]``, when each shard arrives.
+    """
+    arrived: NDArray[np.float64] = np.partition(shard_seconds, code.data - 1, axis=1)[:, code.data - 1]
+    return arrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Billing:
+    """How long calls are billed.
+
+    Attributes:
+        tick_seconds: what a call takes is rounded up to a multiple of it.
+        warm_call_seconds: of a call that only keeps a function warm.
+        backup_call_seconds: of each of the two instances that a back-up keeps busy.
+        shard_call_seconds: of a function that serves a shard.
+    """
+
+    tick_seconds: float = 0.001
+    warm_call_seconds: float = 0.001
+    backup_call_seconds: float
+    shard_call_seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.tick_seconds > 0:
+            raise ConfigError(f"tick_seconds must be more than 0, not {self.tick_seconds}")
+        check_durations(self, "warm_call_seconds", "backup_call_seconds", "shard_call_seconds")
+
+    def billed_seconds(self, seconds: float) -> float:
+        """Return what is billed for a call; a part of a tick is a tick, and so is nothing."""
+        return max(1, math.ceil(seconds / self.tick_seconds - 1e-9)) * self.tick_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmFleet:
+    """Functions that hold erasure-coded objects.
+
+    :class:`~stoker._cost.usage.WarmTier` reckons with calls that somebody has counted; here they follow from the code
+    and the upkeep, and are billed by the tick.
+
+    Attributes:
+        functions: how many.
+        memory_bytes: of each.
+        code: of the objects.
+        upkeep: what keeps them.
+        reads_per_hour: objects that are read.
+    """
+
+    functions: int
+    memory_bytes: int
+    code: Code = field(default_factory=Code)
+    upkeep: Upkeep = field(default_factory=Upkeep)
+    reads_per_hour: float = 0.0
+
+    def bill(self, hours: float, prices: FunctionPrices, billing: Billing) -> Bill:
+        """Return what so many hours cost."""
+
+        def dollars(calls: float, seconds: float) -> float:
+            used = Calls(calls=calls, seconds=billing.billed_seconds(seconds), memory_bytes=self.memory_bytes)
+            return total_dollars(used.parts(prices))
+
+        def calls(every_seconds: float | None) -> float:
+            return self.functions * hours * 3600.0 / every_seconds if every_seconds else 0.0
+
+        return Bill(
+            warm_dollars=dollars(calls(self.upkeep.warm_seconds), billing.warm_call_seconds),
+            backup_dollars=dollars(2 * calls(self.upkeep.backup_seconds), billing.backup_call_seconds),
+            read_dollars=dollars(self.reads_per_hour * hours * self.code.shards, billing.shard_call_seconds),
+        )
+
 
 _PAPER = published("infinicache")
 _CODE = Code(_PAPER["data_shards"], _PAPER["parity_shards"])
@@ -90,17 +263,9 @@ def _survivals(size: _Size) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, reclaim, upkeep, known in ways:
         rate = float(_kept(reclaim, upkeep, size).mean())
-        difference = None if known is None else rate - known
         backup, warm = (_every(seconds) for seconds in (upkeep.backup_seconds, upkeep.warm_seconds))
-        rows.append((name, backup, warm, rate, known, difference))
-    columns = (
-        "reclaim",
-        "back-up",
-        "warm-up",
-        "object-hours kept",
-        "published",
-        "difference",
-    )
+        rows.append((name, backup, warm, rate, known, difference(rate, known)))
+    columns = ("reclaim", "back-up", "warm-up", "object-hours kept", "published", "difference")
     return Table("infinicache", columns, rows)
 
 
@@ -123,10 +288,19 @@ def _bills() -> Table:
             )
             bill = fleet.bill(_PAPER["hours"], prices, replace(billing, shard_call_seconds=_SHARD_SECONDS[objects]))
             dollars = known["dollars"] if billing is _THEN else None
-            difference = None if dollars is None else bill.dollars - dollars
             parts = bill.warm_dollars, bill.backup_dollars, bill.read_dollars, bill.dollars
             fewer = _PAPER["elasticache_dollars"] / bill.dollars
-            rows.append((objects, "5 min" if known["backup"] else "none", when, *parts, dollars, difference, fewer))
+            rows.append(
+                (
+                    objects,
+                    "5 min" if known["backup"] else "none",
+                    when,
+                    *parts,
+                    dollars,
+                    difference(bill.dollars, dollars),
+                    fewer,
+                )
+            )
     columns = (
         *("read", "back-up", "billed by", "warm-up $", "back-up $", "reads $"),
         *("all $", "published $", "difference $", "ElastiCache / all"),
@@ -222,11 +396,7 @@ def _numbers(table: Table, column: int) -> list[float]:
 
 
 def _run(quick: bool) -> Outcome:
-    size = (
-        _Size(hours=10, objects=300, reads=20_000)
-        if quick
-        else _Size(hours=_PAPER["hours"], objects=4_000, reads=1_000_000)
-    )
+    size = _QUICK if quick else _FULL
     survivals, bills = _survivals(size), _bills()
     latencies, latency_panel = _latencies(size)
     lives, life_panel = _by_life(size, _LIVES_MINUTES[1::2] if quick else _LIVES_MINUTES)

@@ -22,8 +22,18 @@ from stoker._base.meter import Operation
 from stoker._cost.prices import Prices
 from stoker_sim._experiments.outcome import Cell, Experiment, Outcome, Panel, Series, Table, published
 from stoker_sim._put_back import PutBackModel, put_back
-from stoker_sim._reclaim import Reclaim, Strike, lost_between_reads, placed, strikes
-from stoker_sim._warm_fleet import Bill, NodeCalls, NodeLife, Served, lived
+from stoker_sim._warm_fleet import (
+    Bill,
+    NodeCalls,
+    NodeLife,
+    Reclaim,
+    Served,
+    Strike,
+    lived,
+    lost_between_reads,
+    placed,
+    strikes,
+)
 from stoker_warm._code import Code
 from stoker_warm._upkeep import UpkeepConfig
 
