@@ -121,7 +121,7 @@ def _figure_3(quick: bool) -> Outcome:
         for number, epoch in enumerate(_EPOCHS):
             ours, theirs = ([each[number] for each in of] for of in zip(*waits.values(), strict=True))
             for name, wait, known in zip(waits, ours, theirs, strict=True):
-                place = {"workload": workload.name, "setting": name, "epoch": epoch}
+                place: Row = {"workload": workload.name, "setting": name, "epoch": epoch}
                 rows.append(place | {"wait s": wait, "published wait s": known, "difference": excess(wait, known)})
             series += bars_beside(f"epoch {epoch}", [*waits], ours, theirs)
         panels.append(Panel(workload.title, "", "wait for data (s)", series))
@@ -140,7 +140,7 @@ _Waits = list[float | None]
 def _waits(workload: str, setting: Setting | None) -> tuple[_Waits, _Waits]:
     """Return the waits of each epoch: ours, which are none from the disk, and the published ones."""
     ours: _Waits = [None, None] if setting is None else [each.wait_seconds for each in simulated(workload, setting)]
-    return ours, [each and each.wait_seconds for each in measured(workload, setting)]
+    return ours, [each.wait_seconds if each else None for each in measured(workload, setting)]
 
 
 _Points = list[tuple[float, float]]
@@ -207,7 +207,8 @@ def _table(name: str, cases: Iterable[tuple[str, Setting]]) -> Table:
     for workload, setting in cases:
         epochs = zip(_EPOCHS, simulated(workload, setting), measured(workload, setting), strict=True)
         for epoch, ours, theirs in epochs:
-            miss_rate, wait_seconds = theirs and theirs.miss_rate, theirs and theirs.wait_seconds
+            miss_rate = theirs.miss_rate if theirs else None
+            wait_seconds = theirs.wait_seconds if theirs else None
             rows.append(
                 {
                     "workload": workload,
@@ -368,7 +369,7 @@ def _figure_9(quick: bool) -> Outcome:
         theirs = [measured(workload.name, setting) for setting in settings.values()]
         for number, epoch in enumerate(_EPOCHS):
             rates = [epochs[number].miss_rate for epochs in ours]
-            known = [each and each.miss_rate for each in (epochs[number] for epochs in theirs)]
+            known = [each.miss_rate if each else None for each in (epochs[number] for epochs in theirs)]
             series += bars_beside(f"epoch {epoch}", [*settings], rates, known)
         stated = f"published: {_STATED_BEST[workload.name]}"
         panels.append(Panel(workload.title, "", "miss rate", series, note=stated))

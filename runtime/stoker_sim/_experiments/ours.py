@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import fmean
 
 import numpy as np
@@ -112,7 +113,7 @@ def _their_rows(workload: Workload, direct_seconds: float) -> list[tuple[Cell, .
 
 def _panel(workload: Workload, waits: dict[str, float]) -> Panel:
     later = {way: measured(workload.name, setting)[1] for way, setting in _THEIRS.items()}
-    known = [each and each.wait_seconds for each in map(later.get, waits)]
+    known = [each.wait_seconds if each else None for each in map(later.get, waits)]
     bars = bars_beside("simulated", [*waits], [*waits.values()], known, published="published")
     return Panel(workload.title, "", "wait for data in epoch 2 (s)", bars)
 
@@ -177,7 +178,7 @@ def _caching(quick: bool) -> Outcome:
             theirs = _references(nodes, policy)
             if theirs:
                 series.append(Series(f"{policy}, reference", _SHARES, theirs, is_published=True))
-            for share, rate, known in zip(_SHARES, ours, theirs or [None] * len(_SHARES), strict=True):
+            for share, rate, known in zip_longest(_SHARES, ours, theirs):
                 rows.append((nodes, policy, share, rate, known, difference(rate, known)))
                 errors.append(abs(difference(rate, known) or 0.0))
         title = "one node" if nodes == 1 else f"{nodes} nodes, each epoch partitioned anew"
