@@ -27,7 +27,7 @@ async def read(data: bytes, span_bytes: int, skipped: set[int]) -> list[tuple[st
     async with aclosing(members(stream, "x.tar")) as all_members:
         async for member in all_members:
             found.append((member.name, None if len(found) in skipped else await member.read()))
-    await stream.close()
+    await stream.aclose()
     return found
 
 

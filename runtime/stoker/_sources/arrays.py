@@ -14,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from stoker.errors import PackError, SchemaError
 
 __all__ = ["ArraySource", "open_npy", "open_npz"]
 
-PREFIX_BYTES = 12
+_PREFIX_BYTES = 12
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit
 BLOCK_BYTES = MAX_AHEAD_BYTES // MAX_READS  # of all columns: each reads MAX_READS blocks ahead
 _MAX_DIMENSIONS = 33  # rows of the 32 that a column can have
@@ -72,29 +72,24 @@ class ArrayHeader:
         return np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
 
 
-def header_end(prefix: bytes | bytearray, where: str) -> int:
-    """Return where the header ends that starts with ``prefix``, of ``PREFIX_BYTES``.
-
-    Raises:
-        PackError: it is not the header of an ``.npy`` file, or one that is too large.
-    """
-    major = prefix[6] if len(prefix) == PREFIX_BYTES and prefix[:6] == b"\x93NUMPY" else 0
-    if major not in (1, 2):
-        raise PackError(f"{where} is not an .npy file of version 1 or 2; save it again with numpy.save")
-    length = int.from_bytes(prefix[8:10] if major == 1 else prefix[8:12], "little")
-    if length > _MAX_HEADER_BYTES:
-        raise PackError(f"{where} says that its header has {length} bytes; more than {_MAX_HEADER_BYTES} is no array's")
-    return length + (10 if major == 1 else 12)
-
-
-def parse_header(data: bytes | bytearray, array_bytes: int, where: str) -> ArrayHeader:
-    """Return the header of an ``.npy`` file of ``array_bytes``, given at least the header's bytes.
+async def _read_header(
+    read_range: Callable[[int, int], Awaitable[bytearray]], array_bytes: int, where: str
+) -> ArrayHeader:
+    """Return the header of an ``.npy`` file of ``array_bytes``, whose bytes are read from the first on.
 
     Raises:
         PackError: it is damaged, its array does not account for the file's size, or its rows cannot be samples.
     """
-    end = header_end(data[:PREFIX_BYTES], where)
-    start = 10 if data[6] == 1 else 12
+    data = await read_range(0, min(_PREFIX_BYTES, array_bytes))
+    major = data[6] if len(data) == _PREFIX_BYTES and data[:6] == b"\x93NUMPY" else 0
+    if major not in (1, 2):
+        raise PackError(f"{where} is not an .npy file of version 1 or 2; save it again with numpy.save")
+    start = 10 if major == 1 else 12
+    length = int.from_bytes(data[8:start], "little")
+    if length > _MAX_HEADER_BYTES:
+        raise PackError(f"{where} says that its header has {length} bytes; more than {_MAX_HEADER_BYTES} is no array's")
+    end = start + length
+    data += await read_range(len(data), max(len(data), min(end, array_bytes)))
     try:
         # literal_eval reads constants only; what it costs is bounded by the length of the header.
         fields = ast.literal_eval(data[start:end].decode("latin-1").strip())
@@ -185,35 +180,21 @@ class ArraySource(ObjectSource):
                 await stream.aclose()
 
 
-def ranged_blocks(store: Readable, item: ObjectInfo, header: ArrayHeader, array_start: int) -> Blocks:
-    """Return what reads the rows of an uncompressed array that starts at ``array_start`` in an object."""
-    base = array_start + header.header_bytes
+async def _plain(
+    store: Readable, item: ObjectInfo, start: int, array_bytes: int, where: str
+) -> tuple[ArrayHeader, Blocks]:
+    """Return the header of an uncompressed array that starts at ``start`` in an object, and what reads its rows."""
+    header = await _read_header(lambda first, last: read(store, item, start + first, start + last), array_bytes, where)
+    base, row_bytes = start + header.header_bytes, header.row_bytes
+
+    async def read_block(first: int, last: int) -> NDArray[Any]:
+        return header.rows(await read(store, item, base + first * row_bytes, base + last * row_bytes))
 
     def blocks(start: int, rows: int) -> AsyncGenerator[NDArray[Any], None]:
-        def job(first: int, last: int) -> Callable[[], Awaitable[NDArray[Any]]]:
-            async def read_block() -> NDArray[Any]:
-                return header.rows(
-                    await read(store, item, base + first * header.row_bytes, base + last * header.row_bytes)
-                )
+        found = spans(start, header.shape[0], rows)
+        return in_order(((last - first) * row_bytes, partial(read_block, first, last)) for first, last in found)
 
-            return read_block
-
-        return in_order(
-            ((last - first) * header.row_bytes, job(first, last)) for first, last in spans(start, header.shape[0], rows)
-        )
-
-    return blocks
-
-
-async def read_header(store: Readable, item: ObjectInfo, start: int, array_bytes: int, where: str) -> ArrayHeader:
-    """Return the header of an array that takes ``array_bytes`` of an object, from ``start`` on.
-
-    Raises:
-        PackError: see :func:`parse_header`.
-    """
-    prefix = await read(store, item, start, start + min(PREFIX_BYTES, array_bytes))
-    end = min(header_end(prefix, where), array_bytes)
-    return parse_header(await read(store, item, start, start + end), array_bytes, where)
+    return header, blocks
 
 
 async def open_npy(listing: SourceListing) -> ArraySource:
@@ -223,8 +204,7 @@ async def open_npy(listing: SourceListing) -> ArraySource:
         PackError: the file is not an ``.npy`` file, or not one whose rows can be samples.
     """
     item, store = listing.objects[0], listing.store
-    header = await read_header(store, item, 0, item.size_bytes, listing.url)
-    return ArraySource("npy", listing, {"x": (header, ranged_blocks(store, item, header, 0))})
+    return ArraySource("npy", listing, {"x": await _plain(store, item, 0, item.size_bytes, listing.url)})
 
 
 async def open_npz(listing: SourceListing) -> ArraySource:
@@ -242,8 +222,7 @@ async def open_npz(listing: SourceListing) -> ArraySource:
         name = info.filename.removesuffix(".npy")
         if name in columns:
             raise PackError(f"{listing.url} holds {name!r} twice; save it again with numpy.savez")
-        member = _Member(store, item, info, f"{listing.url}, array {name!r}")
-        columns[name] = await _column(member, MAX_AHEAD_BYTES // MAX_READS // len(found))
+        columns[name] = await _column(store, item, info, f"{listing.url}, array {name!r}", BLOCK_BYTES // len(found))
     if not columns:
         raise PackError(f"{listing.url} holds no arrays: nothing to pack")
     lengths = {name: header.shape[0] for name, (header, _) in columns.items()}
@@ -288,76 +267,55 @@ class _Tail(io.BytesIO):
         return self._start + super().tell()
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """An array in a zip, as the directory has it."""
-
-    store: Readable
-    item: ObjectInfo
-    info: zipfile.ZipInfo
-    where: str
-
-    async def data_start(self) -> int:
-        """Return where its data starts in the file, having checked that it lies within."""
-        offset, size_bytes = self.info.header_offset, self.item.size_bytes
-        if not 0 <= offset <= size_bytes - _LOCAL_HEADER.size:
-            raise PackError(f"{self.where} is damaged: it starts outside of the file")
-        header = await read(self.store, self.item, offset, offset + _LOCAL_HEADER.size)
-        magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
-        start = int(offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
-        if magic != b"PK\3\4" or start + self.info.compress_size > size_bytes:
-            raise PackError(f"{self.where} is damaged: it does not lie within the file")
-        return start
-
-
-async def _column(member: _Member, span_bytes: int) -> tuple[ArrayHeader, Blocks]:
+async def _column(
+    store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str, span_bytes: int
+) -> tuple[ArrayHeader, Blocks]:
     """Return an array's header, and what reads its rows, with a compressed one in spans of ``span_bytes``."""
-    info, where = member.info, member.where
     if info.flag_bits & 1:
         raise PackError(f"{where} is encrypted; save it again with numpy.savez")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise PackError(f"{where} has zip compression {info.compress_type}; save it again with numpy.savez")
-    start = await member.data_start()
-    if info.compress_type == zipfile.ZIP_DEFLATED:
-        header = await _deflated_header(member, start)
-        return header, partial(_deflated_blocks, member, header, start, span_bytes)
-    if info.compress_size != info.file_size:
-        raise PackError(f"{where} is damaged: its zip directory gives two sizes for it")
-    header = await read_header(member.store, member.item, start, info.file_size, where)
-    return header, ranged_blocks(member.store, member.item, header, start)
+    start = await _data_start(store, item, info, where)
+    if info.compress_type == zipfile.ZIP_STORED:
+        if info.compress_size != info.file_size:
+            raise PackError(f"{where} is damaged: its zip directory gives two sizes for it")
+        return await _plain(store, item, start, info.file_size, where)
+
+    def inflated(span_bytes: int) -> aclosing[_Inflater]:
+        end = start + info.compress_size
+        stream = ByteStream(store, item, start, end, span_bytes=max(span_bytes, _MIN_SPAN_BYTES))
+        return aclosing(_Inflater(stream, info.CRC, where))
+
+    async with inflated(PEEK_SPAN_BYTES) as data:
+        header = await _read_header(lambda first, last: data.read(last - first), info.file_size, where)
+    return header, partial(_inflated_blocks, partial(inflated, span_bytes), header)
 
 
-async def _deflated_header(member: _Member, start: int) -> ArrayHeader:
-    size_bytes = member.info.file_size
-    async with _inflated(member, start, PEEK_SPAN_BYTES) as data:
-        prefix = await data.read(min(PREFIX_BYTES, size_bytes))
-        end = min(header_end(prefix, member.where), size_bytes)
-        return parse_header(prefix + await data.read(end - len(prefix)), size_bytes, member.where)
+async def _data_start(store: Readable, item: ObjectInfo, info: zipfile.ZipInfo, where: str) -> int:
+    """Return where a member's data starts in the zip, having checked that it lies within."""
+    offset = info.header_offset
+    if not 0 <= offset <= item.size_bytes - _LOCAL_HEADER.size:
+        raise PackError(f"{where} is damaged: it starts outside of the file")
+    magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(await read(store, item, offset, offset + _LOCAL_HEADER.size))
+    start = int(offset + _LOCAL_HEADER.size + name_bytes + extra_bytes)
+    if magic != b"PK\3\4" or start + info.compress_size > item.size_bytes:
+        raise PackError(f"{where} is damaged: it does not lie within the file")
+    return start
 
 
-async def _deflated_blocks(
-    member: _Member, header: ArrayHeader, start: int, span_bytes: int, first: int, rows: int
+async def _inflated_blocks(
+    inflated: Callable[[], aclosing[_Inflater]], header: ArrayHeader, first: int, rows: int
 ) -> AsyncGenerator[NDArray[Any], None]:
     """Yield the rows from ``first`` on, ``rows`` at a time; those before have to be decompressed as well."""
-    async with _inflated(member, start, span_bytes) as data:
+    async with inflated() as data:
         await data.read(header.header_bytes)
-        for row in range(0, first, rows):
-            await data.read(min(rows, first - row) * header.row_bytes)
-        for row in range(first, header.shape[0], rows):
-            block = await data.read(min(rows, header.shape[0] - row) * header.row_bytes)
-            if row + rows >= header.shape[0]:
+        for row, end in spans(0, first, rows):
+            await data.read((end - row) * header.row_bytes)
+        for row, end in spans(first, header.shape[0], rows):
+            block = await data.read((end - row) * header.row_bytes)
+            if end == header.shape[0]:
                 data.check()
             yield header.rows(block)
-
-
-@asynccontextmanager
-async def _inflated(member: _Member, start: int, span_bytes: int) -> AsyncGenerator[_Inflater, None]:
-    end = start + member.info.compress_size
-    stream = ByteStream(member.store, member.item, start, end, span_bytes=max(span_bytes, _MIN_SPAN_BYTES))
-    try:
-        yield _Inflater(stream, member.info.CRC, member.where)
-    finally:
-        await stream.close()
 
 
 class _Inflater:
@@ -391,3 +349,7 @@ class _Inflater:
         """Raise PackError unless all that was read has the checksum of the zip's directory."""
         if self._crc32 != self._expected:
             raise PackError(f"{self._where} is damaged: its checksum differs from the zip's")
+
+    async def aclose(self) -> None:
+        """Cancel the reads in flight."""
+        await self._stream.aclose()

@@ -417,6 +417,6 @@ class ByteStream:
         self.position -= len(self._span)
         return some[:count]
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Cancel the reads in flight."""
         await self._spans.aclose()

@@ -133,24 +133,23 @@ async def _samples(
     """Yield the samples of one tar."""
     where, key = f"{listing.store.url}/{tar.key}", ""
     sample: dict[str, Any] = {}
-    stream = ByteStream(listing.store, tar, span_bytes=span_bytes)
-    try:
-        async with aclosing(members(stream, where, on_no_end=on_no_end)) as found:
-            async for member in found:
-                match = _NAME.fullmatch(member.name)
-                if match is None:
-                    continue
-                if sample and match[1] != key:
-                    yield f"{where}: sample {key!r}", sample
-                    sample = {}
-                key = match[1]
-                name = key.encode("utf-8", "surrogateescape")
-                sample = sample or {"key": _text(name, f"{where}: the name {name!r}")}
-                await _add(sample, match[2].lower(), member, f"{where}: {member.name!r}")
+    async with (
+        aclosing(ByteStream(listing.store, tar, span_bytes=span_bytes)) as stream,
+        aclosing(members(stream, where, on_no_end=on_no_end)) as found,
+    ):
+        async for member in found:
+            match = _NAME.fullmatch(member.name)
+            if match is None:
+                continue
+            if sample and match[1] != key:
+                yield f"{where}: sample {key!r}", sample
+                sample = {}
+            key = match[1]
+            name = key.encode("utf-8", "surrogateescape")
+            sample = sample or {"key": _text(name, f"{where}: the name {name!r}")}
+            await _add(sample, match[2].lower(), member, f"{where}: {member.name!r}")
         if sample:
             yield f"{where}: sample {key!r}", sample
-    finally:
-        await stream.close()
 
 
 async def _add(sample: dict[str, Any], extension: str, member: Member, where: str) -> None:

@@ -115,6 +115,6 @@ def test_a_stream_reads_and_skips_across_its_spans() -> None:
         assert bytes(await stream.read_some()) == b""
         with pytest.raises(TruncatedError):
             await stream.read(1)
-        await stream.close()
+        await stream.aclose()
 
     asyncio.run(check())
