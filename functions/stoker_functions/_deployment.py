@@ -19,14 +19,14 @@ from stoker._base.retry import RetryingStore
 from stoker._base.sizes import parse_bytes
 from stoker._format.schema import Schema
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.catalog import BucketCatalog, Catalog
+from stoker._pack.catalog import BucketCatalog
 from stoker._stores import Store, open_store
 from stoker._stores.access_token import DATASET_NAME
 from stoker._stores.location import parse_url
 from stoker._stores.object_store import metered
 from stoker.errors import ConfigError, DeadlineError, EventError, MissingExtraError
 
-__all__ = ["Catalog", "Deadline", "Deployment", "INGEST_KINDS", "Ingest", "Settings", "open_catalog"]
+__all__ = ["Deadline", "Deployment", "INGEST_KINDS", "Ingest", "Settings", "open_catalog"]
 
 INGEST_KINDS = ("files", "image-folder", "webdataset")
 _DEFAULT_MEMORY_BYTES = 512 << 20
@@ -303,7 +303,7 @@ class Deployment:
         self._open_url = open_url
         self._stores: dict[str, Store] = {}
         self._meters: dict[str, Meter] = {}
-        self._catalogs: dict[str, Catalog] = {}
+        self._catalogs: dict[str, BucketCatalog] = {}
         self.known_datasets: dict[str, tuple[str, Schema]] = {}
         """URL → id and columns, which a data set never changes, of those that were looked at."""
 
@@ -349,7 +349,7 @@ class Deployment:
             if counts:
                 requests[url] = counts
 
-    def catalog(self, url: str) -> Catalog:
+    def catalog(self, url: str) -> BucketCatalog:
         """Return where the pack records of a data set are kept.
 
         Raises:
@@ -378,7 +378,7 @@ class Deployment:
         return self._stores[url]
 
 
-def open_catalog(store: RetryingStore, settings: Settings) -> Catalog:
+def open_catalog(store: RetryingStore, settings: Settings) -> BucketCatalog:
     """Return where the pack records of the data set in ``store`` are kept: in the bucket, or in Redis.
 
     Nothing is connected to before the first use.

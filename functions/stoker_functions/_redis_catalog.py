@@ -50,7 +50,7 @@ _TIMEOUT_SECONDS = 5.0
 _RESTORED_AT_ONCE = 4
 
 
-class RedisCatalog:
+class RedisCatalog(BucketCatalog):
     """The pack records of one data set in Redis; see the module.
 
     Args:
@@ -60,8 +60,7 @@ class RedisCatalog:
     """
 
     def __init__(self, store: RetryingStore, url: str, *, password: str | None = None) -> None:
-        self._store = store
-        self._bucket = BucketCatalog(store)
+        super().__init__(store)
         self._redis: Redis = Redis.from_url(
             url,
             password=password,
@@ -77,17 +76,13 @@ class RedisCatalog:
         self._server_key = f"stoker:{{{store.url}}}:server"
         self._save = self._redis.register_script(_SAVE)
 
-    async def journal(self, run: str) -> _RedisJournal:
+    async def journal(self, run: str) -> Journal:
         """Return what is recorded of a run: one command, and a GET where Redis does not know it."""
         known = self._parsed(run, await self._asked(self._redis.hget(self._records_key, run)))
         if known is not None:
             return _RedisJournal(self, None, known)
-        first = await self.first(run)
-        return _RedisJournal(self, first, first.recorded)
-
-    async def first(self, run: str) -> Journal:
-        """Return what the bucket has of a run."""
-        return await self._bucket.journal(run)
+        first = await self.stored(run)
+        return _RedisJournal(self, first.tag, first.recorded)
 
     async def records(self) -> list[PackRecord]:
         """Return every record, by run, having restored what Redis has lost."""
@@ -99,7 +94,7 @@ class RedisCatalog:
         identity = str(info["run_id"]).encode()
         parsed = (self._parsed(name.decode(), data) for name, data in found.items())
         in_memory = {record.run: record for record in parsed if record is not None}
-        in_bucket = {record.run: record for record in await self._bucket.records()}
+        in_bucket = {record.run: record for record in await super().records()}
         late = _late(in_memory, in_bucket)
         await self._remove(late)
         for run in late:
@@ -112,13 +107,13 @@ class RedisCatalog:
     async def save(self, records: Iterable[PackRecord]) -> None:
         """Record in the bucket that runs are committed, and take them out of memory."""
         committed = list(records)
-        await self._bucket.save(committed)
+        await super().save(committed)
         await self._remove([record.run for record in committed])
 
     async def forget(self, runs: Iterable[str]) -> None:
         """Delete the records of runs, from the bucket first: a record that is only in memory is restored from there."""
         names = list(runs)
-        await self._bucket.forget(names)
+        await super().forget(names)
         await self._remove(names)
 
     async def close(self) -> None:
@@ -137,9 +132,9 @@ class RedisCatalog:
 
         async def restore(record: PackRecord) -> None:
             try:
-                found[record.run] = await restored(self._store, record)
+                found[record.run] = await restored(self.store, record)
             except FormatError as error:  # it stays unfinished, and the other runs are not kept from their commit
-                _log.warning("%s: cannot restore the record of run %s: %s", self._store.url, record.run, error)
+                _log.warning("%s: cannot restore the record of run %s: %s", self.store.url, record.run, error)
                 found[record.run] = record
             if found[record.run] is not record:
                 await self.put(found[record.run])
@@ -152,7 +147,7 @@ class RedisCatalog:
         try:
             return None if data is None else PackRecord.from_bytes(data)
         except (FormatError, ChecksumError) as error:
-            _log.warning("%s: ignoring the record of run %s in Redis: %s", self._store.url, run, error)
+            _log.warning("%s: ignoring the record of run %s in Redis: %s", self.store.url, run, error)
             return None
 
     async def _remove(self, runs: list[str]) -> None:
@@ -200,18 +195,12 @@ def _farthest(in_memory: Mapping[str, PackRecord], in_bucket: Mapping[str, PackR
     return [found[run] for run in sorted(found)]
 
 
-class _RedisJournal:
+class _RedisJournal(Journal):
     """What is recorded of one run: its first record in the bucket, all others in memory."""
 
-    def __init__(self, catalog: RedisCatalog, first: Journal | None, recorded: PackRecord | None) -> None:
+    def __init__(self, catalog: RedisCatalog, tag: str | None, recorded: PackRecord | None) -> None:
+        super().__init__(catalog.store, tag, recorded)
         self._catalog = catalog
-        self._first = first
-        self._recorded = recorded
-
-    @property
-    def recorded(self) -> PackRecord | None:
-        """What the record says, as far as is known here."""
-        return self._recorded
 
     async def save(self, record: PackRecord) -> None:
         """Record the run, in the bucket too if that does not know it.
@@ -219,11 +208,11 @@ class _RedisJournal:
         Raises:
             PackError: the record was deleted.
         """
-        if self._recorded is not None and self._recorded.progress >= record.progress:
+        if self.recorded is None:
+            await super().save(replace(record, state=STATES[0], prefix=None))
+        elif self.recorded.progress >= record.progress:
             return
-        if self._recorded is None and self._first is not None:
-            await self._first.save(replace(record, state=STATES[0], prefix=None))
-        elif record.state != STATES[0] and (await self._catalog.first(record.run)).recorded is None:
+        elif record.state != STATES[0] and (await self._catalog.stored(record.run)).recorded is None:
             raise PackError(f"the record of run {record.run} was deleted while it was packed; pack it again")
         await self._catalog.put(record)
-        self._recorded = record
+        self.recorded = record

@@ -18,7 +18,7 @@ from stoker._base.retry import RetryingStore
 from stoker._format import versions
 from stoker._format.manifest import Manifest, PackRun, pack_runs
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.catalog import Catalog
+from stoker._pack.catalog import BucketCatalog
 from stoker._pack.merge import merge, remembered
 from stoker._pack.record import PackRecord
 from stoker._pack.run import RunConfig, pack_again
@@ -49,7 +49,7 @@ class Compacted:
 
 async def compact(
     store: RetryingStore,
-    catalog: Catalog,
+    catalog: BucketCatalog,
     *,
     now_seconds: float,
     super_sample_bytes: int = 8 << 20,

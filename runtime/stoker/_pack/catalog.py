@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -41,7 +40,7 @@ from stoker._pack.record import (
 from stoker.abc import Store
 from stoker.errors import ChecksumError, FormatError, NotFoundError, PackError, PreconditionFailedError, StoreError
 
-__all__ = ["BucketCatalog", "Catalog", "DIGEST_KEY", "RunJournal", "digest_bytes", "digested"]
+__all__ = ["BucketCatalog", "DIGEST_KEY", "digest_bytes", "digested"]
 
 _log = logging.getLogger("stoker.pack.catalog")
 DIGEST_KEY = "packs/committed.safetensors"
@@ -51,49 +50,8 @@ _LACKING_FRACTION = 16
 _DIGEST_TENSORS = ("tag", "record")
 
 
-class RunJournal(Protocol):
-    """What is recorded of one run. Several processes may write it at a time: it only grows."""
-
-    @property
-    def recorded(self) -> PackRecord | None:
-        """What the record says, as far as is known here; None if there is none."""
-        ...
-
-    async def save(self, record: PackRecord) -> None:
-        """Record it unless what is there, perhaps of another process, is as far or farther.
-
-        Raises:
-            PackError: the record was deleted.
-        """
-        ...
-
-
-class Catalog(Protocol):
-    """The pack records of a data set."""
-
-    async def journal(self, run: str) -> RunJournal:
-        """Return what is recorded of a run, with or without a record."""
-        ...
-
-    async def records(self) -> list[PackRecord]:
-        """Return every record that can be read, by run; of runs that are committed without what the manifest has."""
-        ...
-
-    async def save(self, records: Iterable[PackRecord]) -> None:
-        """Record that runs are committed; in the bucket too, wherever else they are kept."""
-        ...
-
-    async def forget(self, runs: Iterable[str]) -> None:
-        """Delete the records of runs, whose super-samples are then garbage where no manifest has them."""
-        ...
-
-    async def close(self) -> None:
-        """Release connections that are the catalog's own."""
-        ...
-
-
 class BucketCatalog:
-    """The catalog in the data set's own bucket.
+    """The pack records of a data set, in its own bucket.
 
     Committed records never change, so an instance that stays reads each of them once; and one that starts reads nearly
     all of them at once, in their digest, which is written again when a few hundred are not in it.
@@ -104,7 +62,7 @@ class BucketCatalog:
     """
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-        self._store = RetryingStore(store)
+        self.store = RetryingStore(store)
         self._clock = clock
         self._committed: dict[str, tuple[str, PackRecord]] | None = None
         self._open: dict[str, Journal] = {}
@@ -112,9 +70,13 @@ class BucketCatalog:
         self._digested: dict[str, str] = {}
 
     async def journal(self, run: str) -> Journal:
-        """Return what the bucket has of a run, with or without a record: one GET."""
-        found = await read_record(self._store, record_key(run))
-        return Journal(self._store, None if found is None else found.tag, None if found is None else found.record)
+        """Return what is recorded of a run, with or without a record."""
+        return await self.stored(run)
+
+    async def stored(self, run: str) -> Journal:
+        """Return what the bucket has of a run: one GET."""
+        found = await read_record(self.store, record_key(run))
+        return Journal(self.store, None if found is None else found.tag, None if found is None else found.record)
 
     async def records(self) -> list[PackRecord]:
         """Return every record that can be read, by run: a LIST, and a GET for each that was not committed before.
@@ -124,7 +86,7 @@ class BucketCatalog:
         """
         if self._committed is None:
             self._committed = await self._read_digest()
-        logged = await list_records(self._store, known=self._committed)
+        logged = await list_records(self.store, known=self._committed)
         found = {each.key: (each.tag, each.record) for each in logged if each.record is not None}
         # Of whoever committed last, or of this machine, one clock may be wrong.
         last_seconds = max((record.committed_seconds for _, record in found.values()), default=0)
@@ -133,37 +95,37 @@ class BucketCatalog:
             key: (tag, _remainder(record, young_seconds)) for key, (tag, record) in found.items() if record.is_committed
         }
         self._open = {
-            record.run: Journal(self._store, tag, record) for tag, record in found.values() if not record.is_committed
+            record.run: Journal(self.store, tag, record) for tag, record in found.values() if not record.is_committed
         }
         await self._write_digest()
         return [record for _, record in (found | self._committed).values()]
 
     async def save(self, records: Iterable[PackRecord]) -> None:
-        """Record that runs are committed: a PUT each, and a GET where it was not read before."""
+        """Record in the bucket that runs are committed: a PUT each, and a GET where it was not read before."""
 
         async def save(record: PackRecord) -> None:
-            journal = self._open.pop(record.run, None) or await self.journal(record.run)
+            journal = self._open.pop(record.run, None) or await self.stored(record.run)
             with suppress(PackError):  # deleted by whoever has taken its place since: then there is nothing to record
                 await journal.save(record)
 
         await for_each(records, save, concurrency=_REQUESTS_AT_ONCE)
 
     async def forget(self, runs: Iterable[str]) -> None:
-        """Delete the records of runs."""
-        await for_each(map(record_key, runs), self._store.delete, concurrency=_REQUESTS_AT_ONCE)
+        """Delete the records of runs, whose super-samples are then garbage where no manifest has them."""
+        await for_each(map(record_key, runs), self.store.delete, concurrency=_REQUESTS_AT_ONCE)
 
     async def close(self) -> None:
-        """Do nothing: the store is the caller's."""
+        """Release connections that are the catalog's own: none, the store is the caller's."""
 
     async def _read_digest(self) -> dict[str, tuple[str, PackRecord]]:
         found: dict[str, tuple[str, PackRecord]] = {}
         with suppress(NotFoundError):
-            data, info = await self._store.get(DIGEST_KEY)
+            data, info = await self.store.get(DIGEST_KEY)
             self._digest_tag = info.tag
             try:
                 found = digested(data)
             except (FormatError, ChecksumError) as error:
-                _log.warning("ignoring %s/%s: %s", self._store.url, DIGEST_KEY, error)
+                _log.warning("ignoring %s/%s: %s", self.store.url, DIGEST_KEY, error)
         self._digested = {key: tag for key, (tag, _) in found.items()}
         return found
 
@@ -176,11 +138,11 @@ class BucketCatalog:
         self._digested = {key: tag for key, (tag, _) in committed.items()}
         tag = self._digest_tag
         try:
-            info = await self._store.put(DIGEST_KEY, digest_bytes(committed), if_absent=tag is None, if_tag=tag)
+            info = await self.store.put(DIGEST_KEY, digest_bytes(committed), if_absent=tag is None, if_tag=tag)
         except PreconditionFailedError:  # another instance has written one
             await self._read_digest()
         except StoreError as error:  # it is a shortcut, and no commit fails for it
-            _log.warning("cannot write %s/%s: %s", self._store.url, DIGEST_KEY, error)
+            _log.warning("cannot write %s/%s: %s", self.store.url, DIGEST_KEY, error)
         else:
             self._digest_tag = info.tag
 

@@ -24,7 +24,7 @@ from stoker._base.retry import RetryingStore
 from stoker._format import versions
 from stoker._format.manifest import Manifest, Rows
 from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES
-from stoker._pack.catalog import Catalog
+from stoker._pack.catalog import BucketCatalog
 from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no_sources, run_name
 from stoker._pack.run import RunConfig, pack_again
 from stoker.errors import DatasetExistsError, PackError
@@ -69,7 +69,7 @@ class Merged:
     refused: tuple[str, ...] = ()
 
 
-async def merge(store: RetryingStore, catalog: Catalog, *, now_seconds: float, job: Job | None = None) -> Merged:
+async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: float, job: Job | None = None) -> Merged:
     """Commit a version that has every finished run that waits for it; nothing if none does.
 
     Args:
@@ -148,7 +148,7 @@ def _successor(base: Manifest | None, added: Sequence[PackRecord], newest: Manif
 
 
 async def _settled(
-    catalog: Catalog, records: list[PackRecord], base: Manifest | None, now_seconds: float
+    catalog: BucketCatalog, records: list[PackRecord], base: Manifest | None, now_seconds: float
 ) -> list[PackRecord]:
     """Complete what a merge that died left open, and return the records that count.
 
@@ -279,7 +279,7 @@ class _Fresh:
         dropped: runs of which something was, and whose records are no longer needed.
     """
 
-    def __init__(self, store: RetryingStore, catalog: Catalog, memory: Memory, first: Manifest | None) -> None:
+    def __init__(self, store: RetryingStore, catalog: BucketCatalog, memory: Memory, first: Manifest | None) -> None:
         self._store, self._catalog, self._memory = store, catalog, memory
         self._dataset = "" if first is None else first.dataset
         self._rests: set[str] = set()

@@ -354,17 +354,16 @@ class Journal:
         store: where the record is.
         tag: of what is stored under its key, None if nothing is.
         recorded: what that says, None if there is no record yet.
+
+    Attributes:
+        tag: as far as is known here.
+        recorded: likewise.
     """
 
     def __init__(self, store: Store, tag: str | None, recorded: PackRecord | None) -> None:
         self._store = RetryingStore(store)
-        self._tag = tag
-        self._recorded = recorded
-
-    @property
-    def recorded(self) -> PackRecord | None:
-        """What the stored record says, as far as is known here; None if there is none."""
-        return self._recorded
+        self.tag = tag
+        self.recorded = recorded
 
     async def save(self, record: PackRecord) -> None:
         """Write ``record`` unless what is there, perhaps of another process, is as far or farther.
@@ -372,23 +371,16 @@ class Journal:
         Raises:
             PackError: the record was deleted.
         """
-        if self._recorded is not None and self._recorded.progress >= record.progress:
-            return
-        while True:
+        key = record_key(record.run)
+        while self.recorded is None or self.recorded.progress < record.progress:
             try:
-                info = await self._store.put(
-                    record_key(record.run), record.to_bytes(), if_absent=self._tag is None, if_tag=self._tag
-                )
+                info = await self._store.put(key, record.to_bytes(), if_absent=self.tag is None, if_tag=self.tag)
             except PreconditionFailedError:
-                found = await read_record(self._store, record_key(record.run))
+                found = await read_record(self._store, key)
+                if found is None:
+                    raise PackError(
+                        f"{self._store.url}/{key} was deleted while the pack was running; pack again"
+                    ) from None
+                self.tag, self.recorded = found.tag, found.record
             else:
-                self._recorded, self._tag = record, info.tag
-                return
-            if found is None:
-                raise PackError(
-                    f"{self._store.url}/{record_key(record.run)} was deleted while the pack was running; pack again"
-                )
-            self._tag = found.tag
-            if found.record is not None and found.record.progress >= record.progress:
-                self._recorded = found.record
-                return
+                self.tag, self.recorded = info.tag, record

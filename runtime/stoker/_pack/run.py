@@ -17,8 +17,7 @@ from stoker._base.task_group import InOrder, in_order
 from stoker._format.manifest import Manifest, PackRun, Rows, object_key
 from stoker._format.schema import Schema
 from stoker._format.supersample import Origin, Packed, SuperSample, SuperSampleBuilder
-from stoker._pack.catalog import RunJournal
-from stoker._pack.record import PackRecord, record_growth
+from stoker._pack.record import Journal, PackRecord, record_growth
 from stoker.abc import ObjectRef, Readable
 from stoker.errors import ChecksumError, PackError, StokerError
 
@@ -167,7 +166,7 @@ class RunWriter:
         store: RetryingStore,
         config: RunConfig,
         record: PackRecord,
-        journal: RunJournal,
+        journal: Journal,
         *,
         on_progress: Callable[[PackProgress], object] | None = None,
     ) -> None:
@@ -312,7 +311,7 @@ async def pack_again(
     store: RetryingStore,
     refs: Iterable[ObjectRef],
     record: PackRecord,
-    journal: RunJournal,
+    journal: Journal,
     config: RunConfig,
     is_wanted: Callable[[int], bool] = lambda sample: True,
 ) -> PackRecord:
