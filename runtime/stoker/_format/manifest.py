@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Any
@@ -219,6 +219,12 @@ class Manifest:
             tag=self.rows.tag(row),
             row=row,
         )
+
+    def packed(self) -> Iterator[tuple[str, Packed]]:
+        """Yield the pack run of each super-sample, and what is known of it, in order of the rows."""
+        numbers = ((run.run, run.first_number + number) for run in self.runs for number in range(run.rows))
+        for row, (run, number) in enumerate(numbers):
+            yield run, self.rows.packed(row, number)
 
     def extended(self, rows: Rows, *runs: PackRun) -> Manifest:
         """Return the next version, with the rows of more runs appended."""

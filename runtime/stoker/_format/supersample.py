@@ -413,6 +413,16 @@ class SuperSample:
         if found != self.head.data_crc32c:
             raise ChecksumError(f"data section has crc32c {found:08x}, its header says {self.head.data_crc32c:08x}")
 
+    def verify_values(self) -> None:
+        """Check every value against its own checksum.
+
+        Raises:
+            ChecksumError: one differs.
+        """
+        for name in self.head.schema:
+            start, end = self.head.row_range(name, 0, len(self))
+            self.head.verify_rows(name, 0, self._data[start:end])
+
     def column(self, name: str) -> NDArray[Any]:
         """Return all values of a column as one view.
 

@@ -8,15 +8,15 @@ come, its super-samples do, the last of which says that it is the last.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from stoker._base.checksum import crc32c, crc32c_combined
 from stoker._base.retry import RetryingReader
 from stoker._base.task_group import for_each
-from stoker._format import tensorfile
 from stoker._format.manifest import Manifest, PackRun, Rows, object_key
-from stoker._format.supersample import MAX_SUPER_SAMPLE_BYTES, Head, Origin, Packed, SuperSample
+from stoker._format.supersample import MAX_OBJECT_BYTES, Head, Origin, Packed, SuperSample
 from stoker._pack.record import PackRecord
 from stoker.abc import ObjectInfo, ObjectRef, Readable
 from stoker.errors import (
@@ -30,16 +30,16 @@ from stoker.errors import (
 
 __all__ = [
     "BadObject",
-    "Opened",
     "Place",
     "list_super_samples",
     "open_super_sample",
-    "problem_of",
+    "problems_of",
     "restored",
     "verify",
 ]
 
-_LARGEST_BYTES = MAX_SUPER_SAMPLE_BYTES + tensorfile.MAX_HEADER_BYTES + tensorfile.PREFIX_BYTES
+T = TypeVar("T")
+
 _KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
 _BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, FormatError)
 
@@ -86,55 +86,59 @@ async def verify(
         StoreError: the store could not be read; that says nothing about its objects.
     """
     reader = RetryingReader(store)
-    bad: dict[int, BadObject] = {}
 
-    async def check(row: int) -> None:
-        ref = manifest.ref(row)
-        problem = await problem_of(lambda: _check_row(reader, manifest, row, deep=deep))
-        if problem is not None:
-            bad[row] = BadObject(ref.key, problem)
+    def tell(row: int, problem: str | None) -> None:
         if on_object is not None:
-            on_object(ref, bad.get(row))
+            ref = manifest.ref(row)
+            on_object(ref, None if problem is None else BadObject(ref.key, problem))
 
-    await for_each(range(len(manifest)), check, concurrency=concurrency)
-    return [bad[row] for row in sorted(bad)]
+    problems = await problems_of(
+        range(len(manifest)),
+        lambda row: _check_row(reader, manifest, row, deep=deep),
+        concurrency=concurrency,
+        on_checked=tell,
+    )
+    return [BadObject(manifest.key(row), problems[row]) for row in sorted(problems)]
 
 
-async def problem_of(check: Callable[[], Awaitable[object]]) -> str | None:
-    """Return what ``check`` finds wrong with an object, None if nothing; one that is damaged is read a second time.
+async def problems_of(
+    items: Iterable[T],
+    check: Callable[[T], Awaitable[object]],
+    *,
+    concurrency: int,
+    on_checked: Callable[[T, str | None], object] = lambda item, problem: None,
+) -> dict[T, str]:
+    """Return what ``check`` finds wrong with objects, for those that are bad; a damaged one is read a second time.
+
+    Args:
+        items: what tells the objects apart.
+        check: reads one, and raises what is wrong with it.
+        concurrency: objects read at once.
+        on_checked: called with each item, in any order, and what is wrong with it.
 
     Raises:
         StoreError: the store could not be read.
     """
-    try:
+    problems: dict[T, str] = {}
+
+    async def check_one(item: T) -> None:
         try:
-            await check()
-        except ChecksumError:  # perhaps it was damaged on its way
-            await check()
-    except BucketNotFoundError:
-        raise
-    except _BAD as error:
-        return str(error)
-    return None
+            try:
+                await check(item)
+            except ChecksumError:  # perhaps it was damaged on its way
+                await check(item)
+        except BucketNotFoundError:
+            raise
+        except _BAD as error:
+            problems[item] = str(error)
+        on_checked(item, problems.get(item))
+
+    await for_each(items, check_one, concurrency=concurrency)
+    return problems
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A super-sample that was read whole.
-
-    Attributes:
-        sample: its columns.
-        data: its bytes.
-        info: what the store says of it.
-    """
-
-    sample: SuperSample
-    data: bytearray
-    info: ObjectInfo
-
-
-async def open_super_sample(store: Readable, key: str, size_bytes: int | None = None) -> Opened:
-    """Read an object whole and check it on the checksum in its own head.
+async def open_super_sample(store: Readable, key: str, size_bytes: int | None = None) -> tuple[SuperSample, Packed]:
+    """Read an object whole and check it on the checksum in its own head; return it, and what a manifest says of it.
 
     Raises:
         ObjectChangedError: it does not have ``size_bytes``.
@@ -144,13 +148,27 @@ async def open_super_sample(store: Readable, key: str, size_bytes: int | None = 
     info = await store.head(key)
     if size_bytes not in (None, info.size_bytes):
         raise ObjectChangedError(f"{key} has {info.size_bytes} bytes, not {size_bytes}")
-    if info.size_bytes > _LARGEST_BYTES:
+    if info.size_bytes > MAX_OBJECT_BYTES:
         raise FormatError(f"{key} has {info.size_bytes} bytes, more than any super-sample")
     data = bytearray(info.size_bytes)
     await store.get_range(key, 0, len(data), into=memoryview(data), tag=info.tag)
     sample = SuperSample(data)
     sample.verify()
-    return Opened(sample, data, info)
+    return sample, _described(sample.head, data, info)
+
+
+def _described(head: Head, data: bytearray, info: ObjectInfo) -> Packed:
+    """Return what a manifest says of an object whose ``data``, of which only the head is needed, starts with a head."""
+    header_crc32c = crc32c(memoryview(data)[: head.header_bytes])
+    return Packed(
+        ordinal=head.origin.ordinal,
+        size_bytes=info.size_bytes,
+        samples=head.samples,
+        head_bytes=head.head_bytes,
+        head_crc32c=crc32c(memoryview(data)[: head.head_bytes]),
+        crc32c=crc32c_combined(header_crc32c, head.data_crc32c, info.size_bytes - head.header_bytes),
+        tag=info.tag,
+    )
 
 
 async def list_super_samples(store: Readable) -> dict[Place, ObjectInfo]:
@@ -167,10 +185,10 @@ async def list_super_samples(store: Readable) -> dict[Place, ObjectInfo]:
 
 async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: int, *, deep: bool) -> None:
     ref = manifest.ref(row)
-    opened = await open_super_sample(reader, ref.key, ref.size_bytes)
-    head = opened.sample.head
-    if (found := crc32c(opened.data)) != ref.crc32c:
-        raise ChecksumError(f"{ref.key} has crc32c {found:08x}, the manifest says {ref.crc32c:08x}")
+    sample, found = await open_super_sample(reader, ref.key, ref.size_bytes)
+    head = sample.head
+    if found.crc32c != ref.crc32c:
+        raise ChecksumError(f"{ref.key} has crc32c {found.crc32c:08x}, the manifest says {ref.crc32c:08x}")
     run, number = manifest.place(row)
     if head.origin != Origin(dataset=manifest.dataset, run=run, ordinal=number):
         raise FormatError(f"{ref.key} says that it is {head.origin}")
@@ -180,9 +198,7 @@ async def _check_row(reader: RetryingReader[Readable], manifest: Manifest, row: 
     if (head.samples, head.head_bytes) != (rows.samples[row], rows.head_bytes[row]):
         raise FormatError(f"{ref.key} has {head.samples} samples, the manifest says {rows.samples[row]}")
     if deep:
-        for name in head.schema:
-            start, end = head.row_range(name, 0, head.samples)
-            head.verify_rows(name, 0, memoryview(opened.data)[start:end])
+        sample.verify_values()
 
 
 async def restored(store: Readable, record: PackRecord) -> PackRecord:
@@ -198,36 +214,39 @@ async def restored(store: Readable, record: PackRecord) -> PackRecord:
     """
     reader = RetryingReader(store)
     objects = {info.key: info async for info in reader.list(f"data/{record.run}/")}
-    numbers = range(len(objects))
-    keys = [f"data/{record.run}/{number:08d}" for number in numbers]
-    prefix = next((number for number in numbers if keys[number] not in objects), len(keys))
-    if not prefix:
+    infos: list[ObjectInfo] = []
+    while info := objects.get(object_key(record.run, len(infos))):
+        infos.append(info)
+    if not infos:
         return record
-    first, packed = await _read_head(reader, objects[keys[0]], 0)
+    first, packed = await _read_head(reader, infos[0])
     rows = {0: packed}
-    is_complete = first.is_last
+    is_complete = False
 
     async def read(number: int) -> None:
         nonlocal is_complete
-        head, rows[number] = await _read_head(reader, objects[keys[number]], number)
-        _check(record, first, head, number)
-        if number == prefix - 1:
+        head = first
+        if number:
+            head, rows[number] = await _read_head(reader, infos[number])
+        origin = Origin(dataset=first.origin.dataset, run=record.run, ordinal=number)
+        if (head.origin, head.schema) != (origin, first.schema):
+            raise FormatError(f"{infos[number].key} says that it is {head.origin}")
+        if number == len(infos) - 1:
             is_complete = head.is_last
 
-    _check(record, first, first, 0)
-    await for_each(range(1, prefix), read, concurrency=_HEADS_AT_ONCE)  # none is kept: they are large
+    await for_each(range(len(infos)), read, concurrency=_HEADS_AT_ONCE)  # none is kept: they are large
     manifest = Manifest(
         dataset=first.origin.dataset,
         version=1,
         schema=first.schema,
-        rows=Rows.of([rows[number] for number in range(prefix)]),
-        runs=(PackRun(record.run, 0, prefix),),
+        rows=Rows.of([rows[number] for number in range(len(infos))]),
+        runs=(PackRun(record.run, 0, len(infos)),),
     )
     found = replace(record, state="complete" if is_complete else "packing", prefix=manifest)
     return found if found.progress > record.progress else record
 
 
-async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo, number: int) -> tuple[Head, Packed]:
+async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo) -> tuple[Head, Packed]:
     data = bytearray()
     needed_bytes = min(_FIRST_BYTES, info.size_bytes)
     while needed_bytes > len(data):  # once, but where the head is large, and twice more where its header alone is
@@ -236,20 +255,4 @@ async def _read_head(reader: RetryingReader[Readable], info: ObjectInfo, number:
         data += rest
         needed_bytes = Head.bytes_needed(data, info.size_bytes)
     head = Head.parse(data, info.size_bytes)
-    header_crc32c = crc32c(memoryview(data)[: head.header_bytes])
-    packed = Packed(
-        ordinal=number,
-        size_bytes=info.size_bytes,
-        samples=head.samples,
-        head_bytes=head.head_bytes,
-        head_crc32c=crc32c(memoryview(data)[: head.head_bytes]),
-        crc32c=crc32c_combined(header_crc32c, head.data_crc32c, info.size_bytes - head.header_bytes),
-        tag=info.tag,
-    )
-    return head, packed
-
-
-def _check(record: PackRecord, first: Head, head: Head, number: int) -> None:
-    origin = Origin(dataset=first.origin.dataset, run=record.run, ordinal=number)
-    if (head.origin, head.schema) != (origin, first.schema):
-        raise FormatError(f"data/{record.run}/{number:08d} says that it is {head.origin}")
+    return head, _described(head, data, info)

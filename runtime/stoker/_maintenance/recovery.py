@@ -17,12 +17,11 @@ from operator import itemgetter
 from stoker._base.checksum import crc32c
 from stoker._base.retry import RetryingReader
 from stoker._base.sizes import counted
-from stoker._base.task_group import for_each
 from stoker._format import versions
 from stoker._format.manifest import MAX_VERSION, Manifest, Rows, object_key, pack_runs
 from stoker._format.schema import Schema
 from stoker._format.supersample import Head, Packed
-from stoker._maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problem_of
+from stoker._maintenance.inspection import BadObject, Place, list_super_samples, open_super_sample, problems_of
 from stoker._pack.record import PackRecord, list_records
 from stoker.abc import ObjectInfo, Readable, Store
 from stoker.errors import (
@@ -322,11 +321,7 @@ def _claim(record: PackRecord, base_version: int) -> str:
 
 
 def _places(manifest: Manifest) -> Iterable[tuple[Place, Packed]]:
-    row = 0
-    for run in manifest.runs:
-        for number in range(run.first_number, run.first_number + run.rows):
-            yield (run.run, number), manifest.rows.packed(row, number)
-            row += 1
+    return (((run, packed.ordinal), packed) for run, packed in manifest.packed())
 
 
 def _nothing_found(url: str, orphans: Sequence[Place], refused: Sequence[BadObject]) -> str:
@@ -402,16 +397,14 @@ async def _check_claimed(
     whole: bool,
 ) -> tuple[dict[Place, Packed], tuple[BadObject, ...]]:
     """Return the claimed super-samples that are there, with their present tags, and the others; in order."""
-    problems: dict[Place, str] = {}
     check_one = _check_whole if whole else _check_head
 
     async def check(place: Place) -> None:
         if place not in objects:
-            problems[place] = f"{object_key(*place)} does not exist"
-        elif problem := await problem_of(lambda: check_one(reader, objects[place], claimed[place])):
-            problems[place] = problem
+            raise NotFoundError(f"{object_key(*place)} does not exist")
+        await check_one(reader, objects[place], claimed[place])
 
-    await for_each(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
+    problems = await problems_of(claimed, check, concurrency=_WHOLE_AT_ONCE if whole else _HEADS_AT_ONCE)
     found = {
         place: replace(packed, tag=objects[place].tag) for place, packed in claimed.items() if place not in problems
     }
@@ -429,8 +422,8 @@ async def _check_head(reader: RetryingReader[Readable], info: ObjectInfo, packed
 
 
 async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packed: Packed) -> None:
-    opened = await open_super_sample(reader, info.key, packed.size_bytes)
-    if crc32c(opened.data) != packed.crc32c:
+    _, found = await open_super_sample(reader, info.key, packed.size_bytes)
+    if found.crc32c != packed.crc32c:
         raise ChecksumError(f"{info.key} is not what was packed: its checksum differs")
 
 
@@ -441,16 +434,11 @@ async def _adopt(reader: RetryingReader[Readable], survey: _Survey, orphans: Seq
         refused = _bad(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
         return _Adoption(survey.dataset, refused=refused)
     opened: dict[Place, _Orphan] = {}
-    problems: dict[Place, str] = {}
 
     async def open_orphan(place: Place) -> None:
-        async def check() -> None:
-            opened[place] = await _opened(reader, place)
+        opened[place] = await _opened(reader, place)
 
-        if problem := await problem_of(check):
-            problems[place] = problem
-
-    await for_each(orphans, open_orphan, concurrency=_WHOLE_AT_ONCE)
+    problems = await problems_of(orphans, open_orphan, concurrency=_WHOLE_AT_ONCE)
     adopted: dict[Place, _Orphan] = {}
     dataset = survey.dataset
     for place in orphans:
@@ -469,20 +457,10 @@ def _bad(places: Iterable[Place], problems: Mapping[Place, str]) -> tuple[BadObj
 
 
 async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
-    key = object_key(*place)
-    opened = await open_super_sample(reader, key)
-    head, data = opened.sample.head, opened.data
+    sample, packed = await open_super_sample(reader, object_key(*place))
+    head = sample.head
     if (head.origin.run, head.origin.ordinal) != place:
-        raise FormatError(f"{key} says that it is {head.origin}")
-    packed = Packed(
-        ordinal=head.origin.ordinal,
-        size_bytes=len(data),
-        samples=head.samples,
-        head_bytes=head.head_bytes,
-        head_crc32c=crc32c(memoryview(data)[: head.head_bytes]),
-        crc32c=crc32c(data),
-        tag=opened.info.tag,
-    )
+        raise FormatError(f"{object_key(*place)} says that it is {head.origin}")
     first_checksums = tuple(row.tobytes() for row in head.checksums[:_COMPARED_SAMPLES])
     return _Orphan(_Dataset(head.origin.dataset, head.schema), packed, head.is_last, first_checksums)
 

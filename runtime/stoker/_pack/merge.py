@@ -139,7 +139,7 @@ def _successor(base: Manifest | None, added: Sequence[PackRecord], newest: Manif
     if _version(newest) != _version(base):
         raise _MovedError
     prefixes = [record.prefix for record in added if record.prefix is not None]
-    packed = [prefix.rows.packed(row, row) for prefix in prefixes for row in range(len(prefix))]
+    packed = [each for prefix in prefixes for _, each in prefix.packed()]
     runs = tuple(run for prefix in prefixes for run in prefix.runs)
     if newest is None:
         return replace(prefixes[0], version=1, rows=Rows.of(packed), runs=runs)

@@ -176,8 +176,7 @@ class RunWriter:
         self._store, self._config, self._journal, self._on_progress = store, config, journal, on_progress
         self._cutter = Cutter(config.schema, config.super_sample_bytes, dataset=config.dataset, run=record.run)
         self._uploads = InOrder(config.concurrency, self._take_in)
-        prefix = record.prefix
-        self._durable = [] if prefix is None else [prefix.rows.packed(row, row) for row in range(len(prefix))]
+        self._durable = [] if record.prefix is None else [packed for _, packed in record.prefix.packed()]
 
     @property
     def samples(self) -> int:
