@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from stoker._base.retry import RetryingReader, RetryingStore
 from stoker._base.sizes import counted
@@ -19,8 +20,8 @@ from stoker._format.manifest import POINTER_KEY, Manifest, object_key, version_k
 from stoker._maintenance.inspection import Place, list_super_samples, open_super_sample, restored
 from stoker._order.order import EPOCHS_FOLDER
 from stoker._pack.catalog import DIGEST_KEY
-from stoker._pack.merge import provisional_dataset
-from stoker._pack.record import Logged, PackRecord, is_record_key, list_records, record_key
+from stoker._pack.merge import fits
+from stoker._pack.record import PackRecord, is_record_key, list_records, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError
 
@@ -138,10 +139,7 @@ class _There:
     def refuses(self, record: PackRecord | None) -> bool:
         """Return whether no commit adds a run that has come to its end, since it is not of the data set."""
         prefix = None if record is None or record.mode != "deferred" or record.state != "complete" else record.prefix
-        if self.newest is None or prefix is None:
-            return False
-        ids = self.newest.dataset, provisional_dataset(self.url)
-        return prefix.schema != self.newest.schema or prefix.dataset not in ids
+        return self.newest is not None and prefix is not None and not fits(prefix, self.newest, self.url)
 
 
 async def _look(store: RetryingStore, keep_versions: int | None) -> _There:
@@ -149,7 +147,11 @@ async def _look(store: RetryingStore, keep_versions: int | None) -> _There:
     objects = await list_super_samples(store)
     logged = await list_records(store)
     newest = await versions.newest_manifest(store)
-    _check_manifest_is_there(store.url, newest, logged)
+    if any(item.record is not None and item.record.version > (newest.version if newest else 0) for item in logged):
+        raise PackError(
+            f"the pack records at {store.url} tell of a newer version than any that is there; nothing is deleted "
+            f"before it is restored with: stoker rebuild-manifest {store.url}"
+        )
     if newest is None and not (objects or logged):
         await versions.check_bucket(store, "data set")
         raise NotFoundError(f"there is no data set at {store.url}, and nothing of one")
@@ -246,15 +248,6 @@ async def _delete(store: RetryingStore, newest: Manifest | None, report: Garbage
         await for_each(keys, store.delete, concurrency=_DELETES_AT_ONCE)
 
 
-def _check_manifest_is_there(url: str, newest: Manifest | None, logged: Sequence[Logged]) -> None:
-    known = 0 if newest is None else newest.version
-    if any(item.record is not None and item.record.version > known for item in logged):
-        raise PackError(
-            f"the pack records at {url} tell of a newer version than any that is there; nothing is deleted before "
-            f"it is restored with: stoker rebuild-manifest {url}"
-        )
-
-
 def _covered(manifests: Sequence[Manifest]) -> dict[str, set[tuple[int, int]]]:
     """Return the half-open intervals of numbers that the manifests have of each run."""
     covered: dict[str, set[tuple[int, int]]] = defaultdict(set)
@@ -349,8 +342,5 @@ async def remove(store: Store, removal: Removal, on_deleted: Callable[[ObjectInf
         if on_deleted is not None:
             on_deleted(info)
 
-    kinds: dict[str, list[ObjectInfo]] = {}
-    for info in removal.objects:
-        kinds.setdefault(info.key.partition("/")[0], []).append(info)
-    for infos in kinds.values():
+    for _, infos in groupby(removal.objects, key=lambda info: info.key.partition("/")[0]):
         await for_each(infos, delete, concurrency=_DELETES_AT_ONCE)

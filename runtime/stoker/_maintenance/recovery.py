@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
 
@@ -66,12 +66,8 @@ class RebuildReport:
     repeats: tuple[BadObject, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Dataset:
-    """What all super-samples of a data set have in common."""
-
-    id: str
-    schema: Schema
+_Dataset = tuple[str, Schema]
+"""What all super-samples of a data set have in common: its id, and its columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +78,6 @@ class _Orphan:
     packed: Packed
     is_last: bool
     first_checksums: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Adoption:
-    """Which orphans belong to the data set.
-
-    Attributes:
-        dataset: that they belong to; None if there is none.
-        orphans: those that do.
-        refused: the others, and why.
-    """
-
-    dataset: _Dataset | None
-    orphans: Mapping[Place, _Orphan] = field(default_factory=dict)
-    refused: tuple[BadObject, ...] = ()
 
 
 async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = False) -> RebuildReport:
@@ -124,18 +105,21 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
     found, lost = await _check_claimed(reader, wanted, survey.objects, whole=verify)
     owned = claimed.keys() | repeated
     orphans = sorted(await _orphans(reader, survey, owned))
-    adoption = await _adopt(reader, survey, orphans) if adopt else _Adoption(survey.dataset)
-    adopted = adoption.orphans
+    adopted: dict[Place, _Orphan] = {}
+    refused: tuple[BadObject, ...] = ()
+    if adopt:
+        adopted, refused = await _adopt(reader, survey, orphans)
+    dataset = survey.dataset or next((orphan.dataset for orphan in adopted.values()), None)
     rows = {**found, **{place: orphan.packed for place, orphan in adopted.items()}}
-    if adoption.dataset is None or not rows:
+    if dataset is None or not rows:
         await versions.check_bucket(store, "super-sample")
-        raise NotFoundError(_nothing_found(store.url, orphans, adoption.refused))
+        raise NotFoundError(_nothing_found(store.url, orphans, refused))
     if survey.newest_version >= MAX_VERSION:
         raise PackError(
             f"{store.url} tells of version {survey.newest_version}, which none can follow; delete the manifest or pack "
             "record that says so and rebuild again"
         )
-    rebuilt = _manifest(adoption.dataset, survey.newest_version + 1, rows)
+    rebuilt = _manifest(dataset, survey.newest_version + 1, rows)
     manifest = await _publish(store, survey.base, rebuilt)
     return RebuildReport(
         manifest=manifest,
@@ -143,7 +127,7 @@ async def rebuild_manifest(store: Store, *, adopt: bool = False, verify: bool = 
         lost=lost,
         adopted=tuple(object_key(*place) for place in adopted),
         orphans=tuple(object_key(*place) for place in orphans if place not in adopted),
-        refused=adoption.refused,
+        refused=refused,
         gaps=tuple(_gaps(survey, adopted, owned) if adopt else _unrecorded(survey, orphans)),
         repeats=tuple(_repeats(adopted)),
     )
@@ -174,7 +158,7 @@ class _Survey:
     @property
     def dataset(self) -> _Dataset | None:
         """What the sources belong to; None if there is none."""
-        return next((_Dataset(source.dataset, source.schema) for source in self.sources), None)
+        return next(((source.dataset, source.schema) for source in self.sources), None)
 
     @property
     def may_have_replaced(self) -> bool:
@@ -427,12 +411,16 @@ async def _check_whole(reader: RetryingReader[Readable], info: ObjectInfo, packe
         raise ChecksumError(f"{info.key} is not what was packed: its checksum differs")
 
 
-async def _adopt(reader: RetryingReader[Readable], survey: _Survey, orphans: Sequence[Place]) -> _Adoption:
-    """Return the orphans that are whole and of the data set, or of the first orphan's where there is none yet."""
+async def _adopt(
+    reader: RetryingReader[Readable], survey: _Survey, orphans: Sequence[Place]
+) -> tuple[dict[Place, _Orphan], tuple[BadObject, ...]]:
+    """Return the orphans that are whole and of the data set, and what is wrong with the others.
+
+    Where there is no data set yet, it is the first orphan's.
+    """
     if survey.may_have_replaced:
         reason = "belongs to no run; functions add to this data set, so its samples may be there already"
-        refused = _bad(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
-        return _Adoption(survey.dataset, refused=refused)
+        return {}, _bad(orphans, {place: f"{object_key(*place)} {reason}" for place in orphans})
     opened: dict[Place, _Orphan] = {}
 
     async def open_orphan(place: Place) -> None:
@@ -448,7 +436,7 @@ async def _adopt(reader: RetryingReader[Readable], survey: _Survey, orphans: Seq
                 adopted[place] = orphan
             else:
                 problems[place] = f"{object_key(*place)} is of another data set, or has another schema"
-    return _Adoption(dataset, adopted, _bad(orphans, problems))
+    return adopted, _bad(orphans, problems)
 
 
 def _bad(places: Iterable[Place], problems: Mapping[Place, str]) -> tuple[BadObject, ...]:
@@ -462,14 +450,14 @@ async def _opened(reader: RetryingReader[Readable], place: Place) -> _Orphan:
     if (head.origin.run, head.origin.ordinal) != place:
         raise FormatError(f"{object_key(*place)} says that it is {head.origin}")
     first_checksums = tuple(row.tobytes() for row in head.checksums[:_COMPARED_SAMPLES])
-    return _Orphan(_Dataset(head.origin.dataset, head.schema), packed, head.is_last, first_checksums)
+    return _Orphan((head.origin.dataset, head.schema), packed, head.is_last, first_checksums)
 
 
 def _manifest(dataset: _Dataset, version: int, rows: dict[Place, Packed]) -> Manifest:
     return Manifest(
-        dataset=dataset.id,
+        dataset=dataset[0],
         version=version,
-        schema=dataset.schema,
+        schema=dataset[1],
         rows=Rows.of(list(rows.values())),
         runs=pack_runs(rows),
     )

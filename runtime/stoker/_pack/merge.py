@@ -29,7 +29,7 @@ from stoker._pack.record import REMEMBERED_SECONDS, SOURCE_BYTES, PackRecord, no
 from stoker._pack.run import RunConfig, pack_again
 from stoker.errors import DatasetExistsError, PackError
 
-__all__ = ["Job", "Known", "Memory", "Merged", "merge", "provisional_dataset", "remembered"]
+__all__ = ["Job", "Known", "Memory", "Merged", "fits", "merge", "provisional_dataset", "remembered"]
 
 _log = logging.getLogger("stoker.pack.merge")
 _memory_log = logging.getLogger("stoker.pack.known")
@@ -244,9 +244,7 @@ def _fitting(
     first = base or next((record.prefix for record in waiting if record.prefix is not None), None)
     fitting, refused = [], []
     for record in waiting:
-        prefix = record.prefix
-        ids = (provisional_dataset(url), first.dataset) if first else ()
-        if first and prefix and prefix.dataset in ids and prefix.schema == first.schema:
+        if first and record.prefix and fits(record.prefix, first, url):
             fitting.append(record)
         else:
             refused.append(record.run)
@@ -255,6 +253,11 @@ def _fitting(
     if refused:
         _log.warning("%s: %d runs are of another data set, or have other columns: %s", url, len(refused), refused[:5])
     return fitting, tuple(refused)
+
+
+def fits(prefix: Manifest, base: Manifest, url: str) -> bool:
+    """Return whether the super-samples of a run can be added to a manifest, by their columns and data set."""
+    return prefix.dataset in (provisional_dataset(url), base.dataset) and prefix.schema == base.schema
 
 
 def provisional_dataset(url: str) -> str:
