@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,12 @@ from stoker._cache.eviction import POLICIES
 from stoker.abc import Answer, EvictionPolicy, Executor, NextUseOracle, ObjectRef, Tier
 from stoker.errors import ConfigError, FunctionError, StokerError, TransientError
 from stoker.fanout import error_of_function
-from stoker.testing import CONTRACT_FUNCTIONS, EvictionPolicyTests, ExecutorTests, TierTests
+from stoker.testing import CONTRACT_FUNCTIONS, EvictionPolicyTests, ExecutorTests, TierTests, run_virtual
+from stoker_warm._code import Code
+from stoker_warm._settings import WarmConfig
+from stoker_warm._tier import WarmTier
 from support.tiers import MANIFEST, disk_tier, future, memory_tier
+from support.warm_platform import Tier as WarmPlatformTier
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -92,6 +96,31 @@ class TestDiskTier(TierTests):
     async def settle(self, tier: Tier) -> None:
         assert isinstance(tier, DiskTier)
         await tier.flush()
+
+
+class _ProxyAndNodes(WarmTier):
+    """The warm tier, with its proxy and its nodes in this process."""
+
+    def __init__(self, made: WarmPlatformTier) -> None:
+        super().__init__(made.proxy)
+        self.made = made
+
+    async def close(self) -> None:
+        await self.made.__aexit__()
+
+
+class TestWarmTier(TierTests):
+    async def create_tier(self) -> Tier:
+        made = WarmPlatformTier(WarmConfig(nodes=3, code=Code(2, 1)))
+        await made.__aenter__()
+        return _ProxyAndNodes(made)
+
+    async def settle(self, tier: Tier) -> None:
+        assert isinstance(tier, _ProxyAndNodes)
+        await tier.made.put()
+
+    def _run_loop(self, main: Coroutine[Any, Any, None]) -> None:
+        run_virtual(main)
 
 
 class Wrong:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from stoker._base.checksum import crc32c
 from stoker.abc import ObjectRef, Tier
@@ -58,7 +59,10 @@ class TierTests:
             finally:
                 await tier.close()
 
-        asyncio.run(checked())
+        self._run_loop(checked())
+
+    def _run_loop(self, main: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(main)
 
     def test_it_has_a_name(self) -> None:
         async def check(tier: Tier) -> None:
