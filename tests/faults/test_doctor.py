@@ -384,7 +384,7 @@ def test_a_remedy_of_several_findings_is_written_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = "stoker plan URL --gpu-rate N"
-    twice = [Finding(check=check, level=Level.WARNING, text="slow", command=plan) for check in ("latency", "bandwidth")]
+    twice = [Finding(check, Level.WARNING, "slow", command=plan) for check in ("latency", "bandwidth")]
 
     async def examined(what: Examination) -> AsyncGenerator[Finding, None]:
         for finding in twice:

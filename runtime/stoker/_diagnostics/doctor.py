@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +22,11 @@ from stoker._diagnostics.machine import (
     Whereabouts,
     look,
     machine_findings,
+    note,
+    ok,
     package_findings,
+    problem,
+    warning,
     whereabouts,
 )
 from stoker._diagnostics.probe import Probe, ProbeLimits, probe
@@ -61,6 +65,8 @@ _WINDOW = 10
 """Super-samples that a loader holds at least: a window of eight and two in flight."""
 _PROBE = ProbeLimits(requests=200, size_bytes=128 << 20, seconds=20.0)
 _ATTEMPTS = RetryPolicy(attempts=3, first_seconds=0.2, longest_seconds=2.0)
+
+_VERIFY, _COMPACT, _PLAN = "stoker verify URL", "stoker compact URL", "stoker plan URL --gpu-rate N"
 
 _REMEDIES: Mapping[type[StokerError], str] = {
     PermissionDeniedError: "reading takes s3:GetObject, or storage.objects.get",
@@ -146,7 +152,7 @@ class _Doctor:
     async def _endpoint(self, store: Introduced) -> list[Finding]:
         asked = self._what.clock()
         endpoint = await store.endpoint()
-        found = [Finding(check="endpoint", level=Level.OK, text=f"{endpoint.address} answers")]
+        found = [ok("endpoint", f"{endpoint.address} answers")]
         if endpoint.date is not None:
             found.append(_clock(endpoint.date, (asked + self._what.clock()) / 2))
         where = await asyncio.to_thread(self._what.whereabouts)
@@ -155,17 +161,15 @@ class _Doctor:
     async def _identity(self, store: Introduced) -> Finding:
         found = await store.identity()
         if found.expires is None:
-            return Finding(check="credentials", level=Level.OK, text=found.kind)
+            return ok("credentials", found.kind)
         left = (found.expires - datetime.fromtimestamp(self._what.clock(), UTC)).total_seconds()
         text = f"{found.kind}, for {_span(left)}"
-        if found.is_renewed:
-            return Finding(check="credentials", level=Level.OK, text=f"{text}, then renewed")
-        if left > _SOON_SECONDS:
-            return Finding(check="credentials", level=Level.OK, text=text)
+        if found.is_renewed or left > _SOON_SECONDS:
+            return ok("credentials", f"{text}, then renewed" if found.is_renewed else text)
         advice = "a longer run needs credentials that are renewed (a role, a profile), or a token that holds longer"
         if left <= 0:  # by this clock; whether they are taken will be seen
             text, advice = f"{found.kind}, which ended {_span(-left)} ago", "get others"
-        return Finding(check="credentials", level=Level.WARNING, text=text, advice=advice)
+        return warning("credentials", text, advice)
 
     async def _read(self) -> Finding:
         try:
@@ -174,23 +178,17 @@ class _Doctor:
             tagged = [await self._is_whole(manifest.ref(row)) for row in rows]
         except (ChecksumError, TruncatedError) as error:
             advice = "a loader refuses it: see what else is spoilt, and pack that again, or restore it from a copy"
-            return Finding(
-                check="read", level=Level.PROBLEM, text=str(error), advice=advice, command="stoker verify URL"
-            )
+            return problem("read", str(error), advice, _VERIFY)
         except StokerError as error:
             if not isinstance(error, NotFoundError) or isinstance(error, BucketNotFoundError):
                 return _problem("read", error)
             return self._absent() if self._manifest is None else _lost(error)
         if not all(tagged):
-            return Finding(
-                check="read",
-                level=Level.WARNING,
-                text="super-samples have other tags than the manifest pins, and the contents that it knows",
-                advice="if the bucket is a copy, all is well: objects are known by their checksums",
-                command="stoker verify URL",
-            )
+            text = "super-samples have other tags than the manifest pins, and the contents that it knows"
+            advice = "if the bucket is a copy, all is well: objects are known by their checksums"
+            return warning("read", text, advice, _VERIFY)
         whole = f"{len(rows)} of {counted(len(manifest), 'super-sample')}"
-        return Finding(check="read", level=Level.OK, text=f"the manifest can be read, and {whole}, which are whole")
+        return ok("read", f"the manifest can be read, and {whole}, which are whole")
 
     async def _is_whole(self, ref: ObjectRef) -> bool:
         """Read an object and compare it with its checksum; return whether it has the tag that the manifest pins.
@@ -212,15 +210,10 @@ class _Doctor:
     def _absent(self) -> Finding:
         """Say that there is no data set; who asks whether he may write is about to make one."""
         if self._what.write:
-            return Finding(check="read", level=Level.NOTE, text="there is no data set yet")
-        is_served = self._is_served
-        return Finding(
-            check="read",
-            level=Level.PROBLEM,
-            text="there is no data set",
-            advice="check the address, which ends with /v1/NAME" if is_served else "pack one, or check the URL",
-            command="" if is_served else "stoker pack SOURCE URL",
-        )
+            return note("read", "there is no data set yet")
+        if self._is_served:
+            return problem("read", "there is no data set", "check the address, which ends with /v1/NAME")
+        return problem("read", "there is no data set", "pack one, or check the URL", "stoker pack SOURCE URL")
 
     @property
     def _is_served(self) -> bool:
@@ -231,23 +224,19 @@ class _Doctor:
         try:
             await anext(found, None)
         except PermissionDeniedError:
-            return Finding(
-                check="list",
-                level=Level.NOTE,
-                text="not allowed: training never lists; packing again, gc and rebuild do",
-                advice="grant s3:ListBucket, or storage.objects.list, to who packs",
-            )
+            text = "not allowed: training never lists; packing again, gc and rebuild do"
+            return note("list", text, "grant s3:ListBucket, or storage.objects.list, to who packs")
         except StokerError as error:
             return _problem("list", error)
         finally:
             if isinstance(found, AsyncGenerator):
                 await found.aclose()
-        return Finding(check="list", level=Level.OK, text="allowed")
+        return ok("list", "allowed")
 
     async def _write(self) -> list[Finding]:
         """Write an object twice, each time on condition that there is none, and delete it."""
         if not isinstance(self._store, Writable) or self._is_served:
-            return [Finding(check="write", level=Level.NOTE, text="what a function serves is read-only")]
+            return [note("write", "what a function serves is read-only")]
         key = f"doctor/{secrets.token_hex(8)}"
         try:
             await self._store.put(key, b"stoker doctor", if_absent=True)
@@ -258,38 +247,28 @@ class _Doctor:
         except StokerError as error:
             advice = "let these credentials write and delete: s3:PutObject and s3:DeleteObject"
             return [_problem("write", error, advice)]
-        return [Finding(check="write", level=Level.OK, text="a small object was written and deleted"), second]
+        return [ok("write", "a small object was written and deleted"), second]
 
     async def _second_write(self, key: str) -> Finding:
         try:
             await self._store.put(key, b"stoker doctor", if_absent=True)
         except PreconditionFailedError:
-            return Finding(check="conditional write", level=Level.OK, text="honoured")
-        return Finding(
-            check="conditional write",
-            level=Level.PROBLEM,
-            text="the store ignores conditions, so two who pack at once may lose a version",
-            advice="use a store that honours If-None-Match, or pack from one place only",
-        )
+            return ok("conditional write", "honoured")
+        text = "the store ignores conditions, so two who pack at once may lose a version"
+        return problem("conditional write", text, "use a store that honours If-None-Match, or pack from one place only")
 
     async def _dataset(self, manifest: Manifest) -> list[Finding]:
         packed = f"{counted(manifest.samples, 'sample')} in {counted(len(manifest), 'super-sample')}"
         text = f"version {manifest.version}, {packed}, {format_bytes(manifest.size_bytes)}"
-        found = [Finding(check="data set", level=Level.OK if len(manifest) else Level.WARNING, text=text)]
+        found = [ok("data set", text) if len(manifest) else warning("data set", text)]
         try:
             newest = await newest_manifest(self._reader)
         except StokerError:
             newest = None  # who may read one version need not be allowed to ask for others
         if newest is not None and newest.version > manifest.version:
-            found.append(
-                Finding(
-                    check="newest version",
-                    level=Level.WARNING,
-                    text=f"version {newest.version} is complete, but readers are told of {manifest.version}",
-                    advice="a writer died between the two; the next one repairs it",
-                    command="stoker compact URL",
-                )
-            )
+            text = f"version {newest.version} is complete, but readers are told of {manifest.version}"
+            advice = "a writer died between the two; the next one repairs it"
+            found.append(warning("newest version", text, advice, _COMPACT))
         return [*found, *_sizes(manifest, self._machine)]
 
     async def _speed(self, manifest: Manifest) -> list[Finding]:
@@ -301,105 +280,62 @@ class _Doctor:
         except NotFoundError as error:
             return [_lost(error)]
         except StokerError as error:
-            return [
-                _problem(
-                    "speed", error, _REMEDIES.get(type(error), "see which objects cannot be read"), "stoker verify URL"
-                )
-            ]
-        took = f"{counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
-        findings = [*_speeds(found), Finding(check="measured", level=Level.OK, text=f"with {took}")]
-        return [*findings, *_failures(found)]
+            advice = _REMEDIES.get(type(error), "see which objects cannot be read")
+            return [_problem("speed", error, advice, _VERIFY)]
+        took = f"with {counted(found.requests, 'request')}, {format_bytes(found.read_bytes)}"
+        return [*_speeds(found), ok("measured", took), *_failures(found)]
 
 
-def _failures(found: Probe) -> list[Finding]:
+def _failures(found: Probe) -> Iterator[Finding]:
     """Say which requests failed: because there were too many in a while, or for another reason."""
-    findings = []
-    refused = f"{found.throttled} of {counted(found.requests, 'request')}"
+    requests, throttled = counted(found.requests, "request"), found.throttled
     is_failing = found.failed_part >= _FAILING_PART
-    if found.failed > found.throttled or is_failing:
-        asked_for_less = (
-            f", {found.throttled} of them with a request to send fewer (503, 429)" if found.throttled else ""
-        )
-        text = f"{found.failed} of {counted(found.requests, 'request')} failed in a way that may pass{asked_for_less}"
+    if found.failed > throttled or is_failing:
+        asked_for_less = f", {throttled} of them with a request to send fewer (503, 429)" if throttled else ""
+        text = f"{found.failed} of {requests} failed in a way that may pass{asked_for_less}"
         advice = "find out why before training: each is sent again, and paid for" if is_failing else "look again later"
-        level = Level.PROBLEM if is_failing else Level.WARNING
-        findings.append(Finding(check="errors", level=level, text=text, advice=advice))
-    if (found.limit is not None or found.throttled) and not is_failing:
+        yield Finding("errors", Level.PROBLEM if is_failing else Level.WARNING, text, advice)
+    if (found.limit is not None or throttled) and not is_failing:
         rate = f"about {found.limit.requests_per_second:,.3g} requests a second" if found.limit else "few requests"
-        what = f"{refused} were refused (503 SlowDown, 429)" if found.throttled else "more of them wait"
-        findings.append(
-            Finding(
-                check="throttling",
-                level=Level.WARNING,
-                text=f"the bucket answers {rate}; {what}",
-                advice="larger super-samples take fewer requests, and a cache on a disk none; or have the limit raised",
-                command="stoker plan URL --gpu-rate N",
-            )
-        )
-    return findings
+        what = f"{throttled} of {requests} were refused (503 SlowDown, 429)" if throttled else "more of them wait"
+        advice = "larger super-samples take fewer requests, and a cache on a disk none; or have the limit raised"
+        yield warning("throttling", f"the bucket answers {rate}; {what}", advice, _PLAN)
 
 
-def _sizes(manifest: Manifest, machine: Machine) -> list[Finding]:
+def _sizes(manifest: Manifest, machine: Machine) -> Iterator[Finding]:
     """Say what is wrong with how large super-samples are."""
-    found = []
     half_bytes = float(np.median(manifest.rows.size_bytes)) if len(manifest) else 0.0
     if len(manifest) > _FEW and half_bytes < _SMALL_BYTES:
-        found.append(
-            Finding(
-                check="super-sample size",
-                level=Level.WARNING,
-                text=f"half of them have at most {format_bytes(half_bytes)}",
-                advice="a request for a small object takes as long as one for a large one",
-                command="stoker compact URL",
-            )
-        )
+        text, advice = "half of them have at most", "a request for a small object takes as long as one for a large one"
+        yield warning("super-sample size", f"{text} {format_bytes(half_bytes)}", advice, _COMPACT)
     needed_bytes = _WINDOW * manifest.largest_bytes + manifest.file_bytes
     if needed_bytes > machine.free_bytes:
-        found.append(
-            Finding(
-                check="super-sample size",
-                level=Level.PROBLEM,
-                text=f"a window of 8 takes {format_bytes(needed_bytes)}, more than is free",
-                advice="use a smaller window, a larger machine, or smaller super-samples",
-                command="stoker plan URL --gpu-rate N",
-            )
-        )
-    return found
+        text = f"a window of 8 takes {format_bytes(needed_bytes)}, more than is free"
+        advice = "use a smaller window, a larger machine, or smaller super-samples"
+        yield problem("super-sample size", text, advice, _PLAN)
 
 
-def _speeds(found: Probe) -> list[Finding]:
+def _speeds(found: Probe) -> Iterator[Finding]:
     latency = f"first byte {_duration(found.median_seconds)}, at most {_duration(found.slowest_seconds)}"
     if found.late:
         latency += f" ({found.late} of {counted(len(found.first_byte_seconds), 'request')} late)"
     is_far = found.median_seconds > _FAR_SECONDS
-    is_late = found.late >= max(_FEW_LATE, _LATE_PART * len(found.first_byte_seconds))
-    advice = "train nearer to the bucket, or with larger super-samples and more memory" if is_far else ""
-    if is_late and not is_far:
+    if is_far or found.late >= max(_FEW_LATE, _LATE_PART * len(found.first_byte_seconds)):
         advice = "a loader asks for late ones again, which is paid for; more memory looks farther ahead"
-    rate = found.observed_bytes_per_second
+        if is_far:
+            advice = "train nearer to the bucket, or with larger super-samples and more memory"
+        yield warning("latency", latency, advice, _PLAN)
+    else:
+        yield ok("latency", latency)
+    rate, alone = found.observed_bytes_per_second, found.observed_alone_bytes_per_second
     together = counted(found.connections, "connection")
-    alone = found.observed_alone_bytes_per_second
     rates = f"{alone / 1e6:,.0f} MB/s alone, {rate / 1e6:,.0f} MB/s with {together}"
-    level = Level.WARNING if rate < _SLOW_BYTES_PER_SECOND else Level.OK
-    is_slow = level is Level.WARNING
     if found.is_rate_assumed:
-        level, rates = Level.NOTE, "not measured: the objects are too small to tell"
-    return [
-        Finding(
-            check="latency",
-            level=Level.WARNING if is_far or is_late else Level.OK,
-            text=latency,
-            advice=advice,
-            command="stoker plan URL --gpu-rate N" if advice else "",
-        ),
-        Finding(
-            check="bandwidth",
-            level=level,
-            text=rates,
-            advice="look for what shares the network, or cache on a disk" if is_slow else "",
-            command="stoker plan URL --gpu-rate N" if is_slow else "",
-        ),
-    ]
+        rates = "not measured: the objects are too small to tell"
+    is_slow = rate < _SLOW_BYTES_PER_SECOND
+    level = Level.NOTE if found.is_rate_assumed else Level.WARNING if is_slow else Level.OK
+    remedy = ("look for what shares the network, or cache on a disk", _PLAN) if is_slow else ()
+    yield Finding("bandwidth", level, rates, *remedy)
 
 
 def _clock(date: datetime, now_seconds: float) -> Finding:
@@ -407,45 +343,35 @@ def _clock(date: datetime, now_seconds: float) -> Finding:
     skew = now_seconds - date.timestamp() - 0.5
     size = abs(skew)
     if size < _SKEW_WARNING_SECONDS:
-        return Finding(check="clock", level=Level.OK, text="right" if size < 2 else f"{size:.0f} s off")
+        return ok("clock", "right" if size < 2 else f"{size:.0f} s off")
     text = f"this machine's clock is {_span(size)} {'ahead of' if skew > 0 else 'behind'} the bucket's"
     level = Level.PROBLEM if size >= _SKEW_PROBLEM_SECONDS else Level.WARNING
     advice = "set the clock: signatures are refused from 15 minutes on"
-    return Finding(check="clock", level=level, text=text, advice=advice, command="timedatectl set-ntp true")
+    return Finding("clock", level, text, advice, "timedatectl set-ntp true")
 
 
 def _region(endpoint: Endpoint, where: Whereabouts) -> Finding:
-    if endpoint.region and endpoint.asked_region and endpoint.region != endpoint.asked_region:
-        return Finding(
-            check="region",
-            level=Level.PROBLEM,
-            text=f"the bucket is in {endpoint.region}, requests are made for {endpoint.asked_region}",
-            advice="ask for the bucket in its own region",
-            command=f"export AWS_REGION={endpoint.region}",
-        )
     bucket = endpoint.region or "unknown"
+    if endpoint.region and endpoint.asked_region and endpoint.region != endpoint.asked_region:
+        text = f"the bucket is in {bucket}, requests are made for {endpoint.asked_region}"
+        return problem("region", text, "ask for the bucket in its own region", f"export AWS_REGION={bucket}")
     if not where.region or not endpoint.region:
-        return Finding(check="region", level=Level.OK, text=f"of the bucket {bucket}, of this machine unknown")
-    if where.region == endpoint.region or where.region.startswith(endpoint.region):  # "us" holds "us-east1"
-        return Finding(check="region", level=Level.OK, text=f"{bucket}, as this machine")
-    return Finding(
-        check="region",
-        level=Level.WARNING,
-        text=f"the bucket is in {bucket}, this machine in {where.region} ({where.source})",
-        advice="each byte is paid for, and late: train where the bucket is, or copy it",
-    )
+        return ok("region", f"of the bucket {bucket}, of this machine unknown")
+    if where.region.startswith(bucket):  # "us" holds "us-east1"
+        return ok("region", f"{bucket}, as this machine")
+    text = f"the bucket is in {bucket}, this machine in {where.region} ({where.source})"
+    return warning("region", text, "each byte is paid for, and late: train where the bucket is, or copy it")
 
 
 def _problem(check: str, error: StokerError, advice: str = "", command: str = "") -> Finding:
     advice = advice or next((said for kind, said in _REMEDIES.items() if isinstance(error, kind)), "")
     name = "credentials" if isinstance(error, CredentialsError) else check
-    return Finding(check=name, level=Level.PROBLEM, text=str(error), advice=advice, command=command)
+    return problem(name, str(error), advice, command)
 
 
 def _lost(error: NotFoundError) -> Finding:
     """Say that the manifest speaks of what is not there."""
-    advice = "look what else is missing, and pack that again"
-    return Finding(check="read", level=Level.PROBLEM, text=str(error), advice=advice, command="stoker verify URL")
+    return problem("read", str(error), "look what else is missing, and pack that again", _VERIFY)
 
 
 def _duration(seconds: float) -> str:

@@ -21,7 +21,10 @@ from pathlib import Path
 
 from stoker._base.sizes import format_bytes
 
-__all__ = ["Finding", "Level", "Machine", "Whereabouts", "look", "machine_findings", "package_findings", "whereabouts"]
+__all__ = [
+    *("Finding", "Level", "note", "ok", "problem", "warning"),
+    *("Machine", "Whereabouts", "look", "machine_findings", "package_findings", "whereabouts"),
+]
 
 _NO_LIMIT_BYTES = 1 << 62  # the first version of control groups writes a huge number where there is no limit
 
@@ -214,7 +217,7 @@ class Level(enum.StrEnum):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was looked at.
 
@@ -233,21 +236,40 @@ class Finding:
     command: str = ""
 
 
+def ok(check: str, text: str) -> Finding:
+    """Return a finding that all is well."""
+    return Finding(check, Level.OK, text)
+
+
+def note(check: str, text: str, advice: str = "") -> Finding:
+    """Return a finding that is good to know."""
+    return Finding(check, Level.NOTE, text, advice)
+
+
+def warning(check: str, text: str, advice: str = "", command: str = "") -> Finding:
+    """Return a finding of what costs time or money."""
+    return Finding(check, Level.WARNING, text, advice, command)
+
+
+def problem(check: str, text: str, advice: str = "", command: str = "") -> Finding:
+    """Return a finding of what keeps a run from its end."""
+    return Finding(check, Level.PROBLEM, text, advice, command)
+
+
 def package_findings(scheme: str) -> Iterator[Finding]:
     """Look at what is installed; only what ``scheme`` needs is a problem if it is missing."""
     names = ("stoker", "numpy", "aiohttp", *(["torch"] if find_spec("torch") else []))
     shown = ", ".join(f"{name} {_version(name)}" for name in names)
-    yield Finding(check="versions", level=Level.OK, text=f"Python {platform.python_version()}, {shown}")
+    yield ok("versions", f"Python {platform.python_version()}, {shown}")
     for extra, (module, use) in _EXTRAS.items():
         if _is_there(module) or not _is_declared(extra):
             continue
-        needed = _EXTRA_OF.get(scheme) == extra
-        yield Finding(
-            check="extras",
-            level=Level.PROBLEM if needed else Level.NOTE,
-            text=f"stoker[{extra}] is not installed, {use}",
-            advice="install it" if needed else "",
-            command=f"pip install 'stoker[{extra}]'" if needed else "",
+        text = f"stoker[{extra}] is not installed, {use}"
+        is_needed = _EXTRA_OF.get(scheme) == extra
+        yield (
+            problem("extras", text, "install it", f"pip install 'stoker[{extra}]'")
+            if is_needed
+            else note("extras", text)
         )
 
 
@@ -277,19 +299,14 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
     limited = f", limited by {machine.limited_by}" if machine.limited_by else ""
     memory = f"{format_bytes(machine.memory_bytes)}{limited}, {format_bytes(machine.free_bytes)} of them free"
     if machine.free_bytes < _LITTLE_BYTES:
-        yield Finding(
-            check="memory",
-            level=Level.WARNING,
-            text=memory,
-            advice="a loader takes 512 MB unless it is told otherwise: give it less, or this process more",
-            command='Loader(memory="128MB")',
-        )
+        advice = "a loader takes 512 MB unless it is told otherwise: give it less, or this process more"
+        yield warning("memory", memory, advice, 'Loader(memory="128MB")')
     else:
-        yield Finding(check="memory", level=Level.OK, text=f"{memory}; /dev/shm is not needed")
-    yield Finding(check="cores", level=Level.OK, text=f"{machine.cores:g}")
+        yield ok("memory", f"{memory}; /dev/shm is not needed")
+    yield ok("cores", f"{machine.cores:g}")
     files = f"{machine.open_files:,} at once" if machine.open_files < 1 << 30 else "no limit"
     if machine.open_files >= _ENOUGH_FILES:
-        yield Finding(check="open files", level=Level.OK, text=files)
+        yield ok("open files", files)
         return
     advice, command = "a loader opens up to 64 connections, beside the files of everything else", ""
     if machine.most_open_files > machine.open_files:
@@ -299,10 +316,5 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
             f"; the hard limit is {machine.most_open_files:,}: have it raised where this process is started "
             "(limits.conf, LimitNOFILE= of systemd, --ulimit nofile= of Docker)"
         )
-    yield Finding(
-        check="open files",
-        level=Level.PROBLEM if machine.open_files < _FEW_FILES else Level.WARNING,
-        text=files,
-        advice=advice,
-        command=command,
-    )
+    level = Level.PROBLEM if machine.open_files < _FEW_FILES else Level.WARNING
+    yield Finding("open files", level, files, advice, command)
