@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,6 +34,7 @@ __all__ = ["configure", "run"]
 _FUNCTION_BYTES = 1769 << 20
 _WARM_BYTES = 1536 << 20
 _OF_BUCKET = {"size", "gets", "puts", "lists", "read", "written"}
+_BUCKET = "URL size gets puts lists read written"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -70,16 +71,20 @@ async def _read(args: Namespace) -> tuple[int, int, PriceKey]:
         return len(manifest), manifest.size_bytes, price_key(store)
 
 
+class _Figures(dict[str, Any]):
+    """The figures that are given, by name; one that is not is 0."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
 class _Bill:
     """Lines, and whose prices they are reckoned with."""
 
-    def __init__(self, prices: Prices, given: Mapping[str, Any]) -> None:
+    def __init__(self, prices: Prices, given: _Figures) -> None:
         self._prices, self._given = prices, given
         self._parts: list[Part] = []
         self._sources: dict[str, None] = {}
-
-    def _number(self, name: str, default: Any = 0) -> Any:
-        return self._given.get(name, default)
 
     def _add(self, parts: Sequence[Part], source: Any) -> None:
         used = [part for part in parts if part.quantity]
@@ -89,25 +94,19 @@ class _Bill:
 
     def add_bucket(self, store: StorePrices, super_samples: int, size_bytes: int) -> None:
         """Add data at rest, and the requests that were given and those that a data set takes."""
-        given, number, egress = self._given, self._number, self._number("egress", "same_region")
+        given, egress = self._given, self._given.get("egress", "same_region")
         traffic = Traffic(
-            requests={Operation.GET: number("gets"), Operation.PUT: number("puts"), Operation.LIST: number("lists")},
-            read_bytes=number("read"),
-            written_bytes=number("written"),
+            requests={Operation.GET: given["gets"], Operation.PUT: given["puts"], Operation.LIST: given["lists"]},
+            read_bytes=given["read"],
+            written_bytes=given["written"],
             egress=egress,
         )
         if super_samples:
-            traffic += training_traffic(
-                super_samples,
-                size_bytes,
-                epochs=number("epochs", 1),
-                ranks=self._ranks(),
-                hit_rate=number("hit_rate"),
-                egress=egress,
-            )
+            how = {"epochs": given.get("epochs", 1), "ranks": self._ranks(), "hit_rate": given["hit_rate"]}
+            traffic += training_traffic(super_samples, size_bytes, **how, egress=egress)
         if given.get("packing"):
             traffic += packing_traffic(super_samples, size_bytes, egress=egress)
-        stored = Stored(size_bytes=number("size", size_bytes), months=number("months", 1.0))
+        stored = Stored(size_bytes=given.get("size", size_bytes), months=given.get("months", 1.0))
         self._add([*stored.parts(store), *traffic.parts(store)], store)
 
     def _ranks(self) -> int:
@@ -115,19 +114,19 @@ class _Bill:
         machine, accelerators = self._given.get("machine"), self._given.get("accelerators")
         if accelerators is None:
             accelerators = 1 if machine is None else max(1, self._prices.machine(machine).accelerators)
-        return int(self._number("nodes", 1) * accelerators)
+        return int(self._given.get("nodes", 1) * accelerators)
 
     def add_machines(self) -> None:
         """Add the hours of machines and their disks."""
-        given, number = self._given, self._number
-        compute_hours, stall = number("compute_hours"), number("stall")
+        given = self._given
+        compute_hours, stall = given["compute_hours"], given["stall"]
         machines = Machines(
-            nodes=number("nodes", 1),
+            nodes=given.get("nodes", 1),
             accelerators=given.get("accelerators"),
             compute_hours=compute_hours,
-            wait_hours=number("wait_hours", compute_hours * stall / (1 - stall)),
-            disk_bytes=number("disk_size"),
-            disk_months=number("months", 1.0),
+            wait_hours=given.get("wait_hours", compute_hours * stall / (1 - stall)),
+            disk_bytes=given["disk_size"],
+            disk_months=given.get("months", 1.0),
         )
         if "machine" in given:
             machine = self._prices.machine(given["machine"])
@@ -138,37 +137,37 @@ class _Bill:
 
     def add_functions(self) -> None:
         """Add calls of functions and a warm tier."""
-        given, number = self._given, self._number
+        given = self._given
         if not {"calls", "warm_functions"} & given.keys():
             return
         prices = self._prices.function(given.get("function", "lambda"))
         vcpus = self._vcpus(prices)
         calls = Calls(
-            calls=number("calls"),
-            seconds=number("call_seconds"),
-            memory_bytes=number("function_memory", _FUNCTION_BYTES),
+            calls=given["calls"],
+            seconds=given["call_seconds"],
+            memory_bytes=given.get("function_memory", _FUNCTION_BYTES),
             vcpus=vcpus,
-            tmp_bytes=number("function_tmp"),
-            cold_starts=number("cold_starts"),
-            init_seconds=number("init_seconds"),
+            tmp_bytes=given["function_tmp"],
+            cold_starts=given["cold_starts"],
+            init_seconds=given["init_seconds"],
         )
         warm = WarmTier(
-            functions=number("warm_functions"),
-            memory_bytes=number("warm_memory", _WARM_BYTES),
-            hours=number("warm_hours"),
+            functions=given["warm_functions"],
+            memory_bytes=given.get("warm_memory", _WARM_BYTES),
+            hours=given["warm_hours"],
             vcpus=vcpus,
-            served_bytes=number("served"),
-            serve_calls=number("serve_calls"),
+            served_bytes=given["served"],
+            serve_calls=given["serve_calls"],
             back_up_every_seconds=given.get("back_up_every"),
-            back_up_seconds=number("back_up_seconds"),
+            back_up_seconds=given["back_up_seconds"],
         )
         self._add([*calls.parts(prices), *warm.parts(prices)], prices)
 
     def _vcpus(self, prices: FunctionPrices) -> float:
         """Return the processors of a function that are billed apart from its memory: one, unless told otherwise."""
         if prices.dollars_per_vcpu_second:
-            return float(self._number("function_vcpus", 1))
-        if self._number("function_vcpus"):
+            return float(self._given.get("function_vcpus", 1))
+        if self._given["function_vcpus"]:
             raise ConfigError(f"function_vcpus means nothing to {prices.name}: processors come with the memory")
         return 0.0
 
@@ -176,12 +175,8 @@ class _Bill:
         """Print the lines and what they come to."""
         dollars = total_dollars(self._parts)
         if as_json:
-            parts = [
-                {"name": part.name, "quantity": part.quantity, "unit": part.unit, "dollars": part.dollars}
-                for part in self._parts
-            ]
-            document = {"prices": {"date": str(self._prices.date), "of": list(self._sources)}, "parts": parts}
-            print(json_text({**document, "dollars": dollars}))
+            prices = {"date": str(self._prices.date), "of": list(self._sources)}
+            print(json_text({"prices": prices, "parts": [asdict(part) for part in self._parts], "dollars": dollars}))
             return
         rows = [(part.name, _quantity(part.quantity), part.unit, _dollars(part.dollars)) for part in self._parts]
         rows.append(("total", "", "", _dollars(dollars)))
@@ -220,12 +215,16 @@ def _egress(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A flag, ``--a-name``, and a key of the file, ``a_name``; without ``read`` it is a switch."""
+    """A flag, ``--a-name``, and a key of the file, ``a_name``; without ``read`` it is a switch.
+
+    It means nothing without one of those that it needs, where there are any.
+    """
 
     name: str
     read: Callable[[str], Any] | None
     metavar: str
     help: str
+    needs: str = ""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -235,9 +234,11 @@ class _Figure:
 
 _GROUPS: dict[str, tuple[_Figure, ...]] = {
     "the data set (read from its manifest where there is a URL)": (
-        _Figure("epochs", positive, "N", "epochs that read it (default: 1)"),
-        _Figure("hit_rate", _share, "SHARE", "of look-ups behind the first epoch that a cache answers (default: 0)"),
-        _Figure("packing", None, "", "count the writes that make it, too"),
+        _Figure("epochs", positive, "N", "epochs that read it (default: 1)", "URL"),
+        _Figure(
+            "hit_rate", _share, "SHARE", "of look-ups behind the first epoch that a cache answers (default: 0)", "URL"
+        ),
+        _Figure("packing", None, "", "count the writes that make it, too", "URL"),
     ),
     "the bucket": (
         _Figure(
@@ -245,10 +246,13 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
             str,
             "NAME",
             "s3, s3express, gs, gsrapid, r2, minio or another of the price file (default: the URL's, else s3)",
+            _BUCKET,
         ),
-        _Figure("egress", _egress, "WHERE", "of the reader: same_region (the default), other_region or internet"),
+        _Figure(
+            "egress", _egress, "WHERE", "of the reader: same_region (the default), other_region or internet", _BUCKET
+        ),
         _Figure("size", size, "SIZE", "at rest (default: the data set's)"),
-        _Figure("months", _number, "N", "for which data and disks are kept (default: 1)"),
+        _Figure("months", _number, "N", "for which data and disks are kept (default: 1)", "URL size disk_size"),
         _Figure("gets", _number, "N", "GET requests, beside the data set's"),
         _Figure("puts", _number, "N", "PUT requests, beside the data set's"),
         _Figure("lists", _number, "N", "pages of listings"),
@@ -256,69 +260,65 @@ _GROUPS: dict[str, tuple[_Figure, ...]] = {
         _Figure("written", size, "SIZE", "written, beside the data set's"),
     ),
     "the machines": (
-        _Figure("machine", str, "NAME", "with the accelerator: g6.xlarge, p5.48xlarge, cloud-run-l4, …"),
-        _Figure("nodes", positive, "N", "machines that share each epoch, a rank an accelerator (default: 1)"),
-        _Figure("accelerators", positive, "N", "of each machine that the job has (default: all)"),
-        _Figure("compute_hours", _number, "H", "that each machine computes"),
-        _Figure("wait_hours", _number, "H", "that each waits for data"),
-        _Figure("stall", _share, "SHARE", "of its hours that each waits, instead of --wait-hours"),
-        _Figure("disk", str, "KIND", "of disk in each: gp3, pd-standard, pd-balanced"),
-        _Figure("disk_size", size, "SIZE", "of each disk"),
+        _Figure(
+            "machine",
+            str,
+            "NAME",
+            "with the accelerator: g6.xlarge, p5.48xlarge, cloud-run-l4, …",
+            "compute_hours wait_hours",
+        ),
+        _Figure(
+            "nodes",
+            positive,
+            "N",
+            "machines that share each epoch, a rank an accelerator (default: 1)",
+            "URL machine disk",
+        ),
+        _Figure("accelerators", positive, "N", "of each machine that the job has (default: all)", "machine"),
+        _Figure("compute_hours", _number, "H", "that each machine computes", "machine"),
+        _Figure("wait_hours", _number, "H", "that each waits for data", "machine"),
+        _Figure("stall", _share, "SHARE", "of its hours that each waits, instead of --wait-hours", "compute_hours"),
+        _Figure("disk", str, "KIND", "of disk in each: gp3, pd-standard, pd-balanced", "disk_size"),
+        _Figure("disk_size", size, "SIZE", "of each disk", "disk"),
     ),
     "functions": (
-        _Figure("function", str, "PLATFORM", "lambda (the default), lambda-arm or cloud-run"),
+        _Figure("function", str, "PLATFORM", "lambda (the default), lambda-arm or cloud-run", "calls warm_functions"),
         _Figure("calls", _number, "N", "calls"),
-        _Figure("call_seconds", _number, "S", "that each runs"),
-        _Figure("function_memory", size, "SIZE", "of a function (default: 1769MiB)"),
-        _Figure("function_vcpus", _number, "N", "of a function, where they are billed apart (default: 1)"),
-        _Figure("function_tmp", size, "SIZE", "of /tmp of a function; Lambda gives 512 MB for nothing (default: that)"),
-        _Figure("cold_starts", _number, "N", "of the calls, how many start an instance"),
-        _Figure("init_seconds", _number, "S", "that a start takes"),
+        _Figure("call_seconds", _number, "S", "that each runs", "calls"),
+        _Figure("function_memory", size, "SIZE", "of a function (default: 1769MiB)", "calls"),
+        _Figure(
+            "function_vcpus",
+            _number,
+            "N",
+            "of a function, where they are billed apart (default: 1)",
+            "calls warm_functions",
+        ),
+        _Figure(
+            "function_tmp",
+            size,
+            "SIZE",
+            "of /tmp of a function; Lambda gives 512 MB for nothing (default: that)",
+            "calls",
+        ),
+        _Figure("cold_starts", _number, "N", "of the calls, how many start an instance", "calls"),
+        _Figure("init_seconds", _number, "S", "that a start takes", "cold_starts"),
     ),
     "a warm tier (on the same platform)": (
-        _Figure("warm_functions", positive, "N", "functions that keep data in memory"),
-        _Figure("warm_hours", _number, "H", "for so long"),
-        _Figure("warm_memory", size, "SIZE", "of each (default: 1536MiB)"),
-        _Figure("served", size, "SIZE", "that they serve, at 75 MB/s each"),
-        _Figure("serve_calls", _number, "N", "calls that serve it"),
+        _Figure("warm_functions", positive, "N", "functions that keep data in memory", "warm_hours"),
+        _Figure("warm_hours", _number, "H", "for so long", "warm_functions"),
+        _Figure("warm_memory", size, "SIZE", "of each (default: 1536MiB)", "warm_functions"),
+        _Figure("served", size, "SIZE", "that they serve, at 75 MB/s each", "warm_functions"),
+        _Figure("serve_calls", _number, "N", "calls that serve it", "served"),
         _Figure(
-            "back_up_every", number_from(0.001, 1e15), "S", "seconds between back-ups of each (default: none are made)"
+            "back_up_every",
+            number_from(0.001, 1e15),
+            "S",
+            "seconds between back-ups of each (default: none are made)",
+            "warm_functions",
         ),
-        _Figure("back_up_seconds", _number, "S", "that a back-up takes"),
+        _Figure("back_up_seconds", _number, "S", "that a back-up takes", "back_up_every"),
     ),
 }
-_BUCKET = ("URL", "size", "gets", "puts", "lists", "read", "written")
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "accelerators": ("machine",),
-    "back_up_every": ("warm_functions",),
-    "back_up_seconds": ("back_up_every",),
-    "call_seconds": ("calls",),
-    "cold_starts": ("calls",),
-    "compute_hours": ("machine",),
-    "disk": ("disk_size",),
-    "disk_size": ("disk",),
-    "egress": _BUCKET,
-    "epochs": ("URL",),
-    "function": ("calls", "warm_functions"),
-    "function_memory": ("calls",),
-    "function_tmp": ("calls",),
-    "function_vcpus": ("calls", "warm_functions"),
-    "hit_rate": ("URL",),
-    "init_seconds": ("cold_starts",),
-    "machine": ("compute_hours", "wait_hours"),
-    "months": ("URL", "size", "disk_size"),
-    "nodes": ("URL", "machine", "disk"),
-    "packing": ("URL",),
-    "serve_calls": ("served",),
-    "served": ("warm_functions",),
-    "stall": ("compute_hours",),
-    "store": _BUCKET,
-    "wait_hours": ("machine",),
-    "warm_functions": ("warm_hours",),
-    "warm_hours": ("warm_functions",),
-    "warm_memory": ("warm_functions",),
-}
-"""Figure → others, one of which it means nothing without."""
 _FIGURES = {figure.name: figure for group in _GROUPS.values() for figure in group}
 
 
@@ -335,17 +335,17 @@ def _add_figures(parser: ArgumentParser) -> None:
             section.add_argument(*figure.flags, dest=figure.name, help=figure.help, **how)
 
 
-def _figures(args: Namespace, *, has_dataset: bool) -> dict[str, Any]:
+def _figures(args: Namespace, *, has_dataset: bool) -> _Figures:
     """Return the figures that are given, by name; flags go before the file.
 
     Raises:
         ConfigError: the file cannot be read, or has what is no figure; or a figure means nothing without another one.
     """
     flags = {name: value for name in _FIGURES if (value := getattr(args, name)) is not None}
-    given = (_of_file(args.figures) if args.figures else {}) | flags
+    given = _Figures({**(_of_file(args.figures) if args.figures else {}), **flags})
     there = given.keys() | ({"URL"} if has_dataset else set())
     for name in given:
-        needed = _NEEDS.get(name, ())
+        needed = _FIGURES[name].needs.split()
         if needed and not there & set(needed):
             raise ConfigError(f"{name} means nothing without {' or '.join(needed)}")
     if {"stall", "wait_hours"} <= given.keys():
@@ -359,13 +359,10 @@ def _of_file(path: Path) -> dict[str, Any]:
         figure = _FIGURES.get(name)
         if figure is None:
             raise ConfigError(f"{path} has {shown(name)}, which is no figure; there are {', '.join(_FIGURES)}")
-        if figure.read is None:
-            if not isinstance(value, bool):
-                raise ConfigError(f"{path}: {name} is true or false, not {shown(value)}")
-            found[name] = value
-            continue
+        if figure.read is None and not isinstance(value, bool):
+            raise ConfigError(f"{path}: {name} is true or false, not {shown(value)}")
         try:
-            found[name] = figure.read(str(value))
+            found[name] = value if figure.read is None else figure.read(str(value))
         except (ArgumentTypeError, ValueError) as error:  # ValueError: it is an integer of thousands of digits
             raise ConfigError(f"{path}: {name}: {error}") from None
     return found
