@@ -269,7 +269,7 @@ class Board:
         self._starving_seconds = None
         self._late.observe(now_seconds - call.since_seconds)
         others = self._give_up_others(call, now_seconds)
-        self._tally.won(call.is_second)
+        self._tally.counts["second_calls_won"] += call.is_second
         result = answer.result
         if result.get("state") != "packing":
             self.results[call.task] = result
@@ -279,14 +279,14 @@ class Board:
         else:
             self._partial[call.task] = result
             self._attempts[call.task] = self._throttles[call.task] = 0
-            self._tally.continued += 1
+            self._tally.counts["continued"] += 1
             heapq.heappush(self._delayed, (now_seconds, call.task))
         return others
 
     def failed(self, call: Call, error: TransientError | FunctionError, now_seconds: float) -> list[Call]:
         """Take in how a call failed; return the calls to give up."""
         if isinstance(error, ThrottledError):
-            self._tally.throttled += 1
+            self._tally.counts["throttled"] += 1
             self._ramp.throttled(call.since_seconds, self._in_flight, now_seconds)
         else:
             self._tally.in_vain(now_seconds - call.since_seconds)
@@ -314,7 +314,7 @@ class Board:
         if late_since is not None and late_since <= now_seconds:
             late = next(iter(self._watched))
             self._late.spend()
-            self._tally.second_calls += 1
+            self._tally.counts["second_calls"] += 1
             return self._started(late.task, now_seconds, is_second=True)
         return None
 
@@ -335,7 +335,7 @@ class Board:
             self._watched[call] = None
             self._late.earn()
         self._in_flight += 1
-        self._tally.calls += 1
+        self._tally.counts["calls"] += 1
         return call
 
     def _ended(self, call: Call) -> bool:
@@ -362,7 +362,7 @@ class Board:
         if self._attempts[task] >= self._config.retry.attempts:
             self.failures[task] = error
             return
-        self._tally.retries += 1
+        self._tally.counts["retries"] += 1
         self._delay(task, self._attempts[task], error, now_seconds)
 
     def _wait_out(self, task: int, error: ThrottledError, now_seconds: float) -> None:

@@ -48,10 +48,7 @@ class Driver:
         most = self._config.most or executor.concurrency
         self._ramp = Ramp(start=self._config.start, most=most, period_seconds=self._config.ramp_seconds)
         prices = prices or Prices.load()
-        functions = prices.functions
-        if executor.platform is not None and executor.platform not in functions:
-            raise ConfigError(f"there are no prices for {executor.platform}, only for {', '.join(functions)}")
-        self._tally = Tally(None if executor.platform is None else functions[executor.platform], prices)
+        self._tally = Tally(None if executor.platform is None else prices.function(executor.platform), prices)
         self._results: list[Mapping[str, Any]] = []
         self._failed = 0
         self._seconds = 0.0

@@ -16,6 +16,10 @@ from stoker.errors import ConfigError
 __all__ = ["Report", "Tally"]
 
 _OPERATIONS = {str(operation) for operation in Operation}
+_COUNTED = (
+    *("calls", "continued", "retries", "throttled", "second_calls", "second_calls_won", "cold_starts", "in_vain"),
+    "requests",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +85,13 @@ class Report:
         work = f"{counted(self.tasks, 'task')} in {counted(self.calls, 'call')}, in {self.seconds:.1f} s"
         written = f"{counted(self.samples, 'sample')} in {counted(self.objects, 'super-sample')}"
         price = "" if self.dollars is None else f", {format_dollars(self.dollars)} for functions"
+        paid = f", {format_dollars(self.request_dollars)}" if self.request_dollars else ""
         return (
             f"{work} ({details})" if details else work,
             *([f"{written}, {format_bytes(self.size_bytes)}"] if self.objects else []),
             f"{self.billed_seconds:,.1f} s of functions, {self.gb_seconds:,.2f} GB-s{price}",
-            *self._request_lines(),
+            *([f"{counted(self.requests, 'request')} to stores{paid}"] if self.requests else []),
         )
-
-    def _request_lines(self) -> tuple[str, ...]:
-        if not self.requests:
-            return ()
-        price = f", {format_dollars(self.request_dollars)}" if self.request_dollars else ""
-        return (f"{counted(self.requests, 'request')} to stores{price}",)
 
 
 class Tally:
@@ -101,20 +100,20 @@ class Tally:
     Args:
         prices: of the platform; None where nothing is charged.
         stores: the price list that stores' requests are priced by; by default none are.
+
+    Attributes:
+        counts: of calls and requests, by the names that they have in the report.
     """
 
     def __init__(self, prices: FunctionPrices | None, stores: Prices | None = None) -> None:
-        self._prices = prices
-        self._stores = stores
-        self._requests, self._request_dollars = 0, 0.0
-        self.calls = self.continued = self.retries = self.throttled = self.second_calls = 0
-        self._second_won = self._cold_starts = self._in_vain = 0
-        self._billed_seconds = self._gb_seconds = self._dollars = self._vain_seconds = 0.0
+        self._prices, self._stores = prices, stores
+        self.counts: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+        self._billed_seconds = self._gb_seconds = self._dollars = self._vain_seconds = self._request_dollars = 0.0
         self._memory_bytes, self._vcpus = 0, 0.0  # the largest seen, for calls that tell nothing
 
     def answered(self, answer: Answer) -> None:
         """A call was answered: what it is charged is known."""
-        self._cold_starts += bool(answer.is_cold)
+        self.counts["cold_starts"] += bool(answer.is_cold)
         self._billed_seconds += answer.billed_seconds
         self._gb_seconds += answer.billed_seconds * answer.memory_bytes / GB_BYTES
         self._memory_bytes = max(self._memory_bytes, answer.memory_bytes)
@@ -130,7 +129,7 @@ class Tally:
         for url, counts in requests.items() if isinstance(requests, Mapping) else ():
             for operation, count in counts.items() if isinstance(counts, Mapping) else ():
                 if operation in _OPERATIONS and type(count) is int and count > 0:
-                    self._requests += count
+                    self.counts["requests"] += count
                     self._request_dollars += count * self._dollars_of(str(url), Operation(operation))
 
     def _dollars_of(self, url: str, operation: Operation) -> float:
@@ -142,12 +141,8 @@ class Tally:
 
     def in_vain(self, seconds: float) -> None:
         """A call ended after so long, or was given up, and what it is charged is not known."""
-        self._in_vain += 1
+        self.counts["in_vain"] += 1
         self._vain_seconds += seconds
-
-    def won(self, is_second: bool) -> None:
-        """A call brought what its task waited for."""
-        self._second_won += is_second
 
     def report(self, results: Iterable[Mapping[str, Any]], failed: int, seconds: float) -> Report:
         """Return the account; ``results`` of the tasks that are done, ``seconds`` that all of it took."""
@@ -156,23 +151,13 @@ class Tally:
         return Report(
             tasks=len(done),
             failed=failed,
-            calls=self.calls,
-            continued=self.continued,
-            retries=self.retries,
-            throttled=self.throttled,
-            second_calls=self.second_calls,
-            second_calls_won=self._second_won,
-            cold_starts=self._cold_starts,
-            in_vain=self._in_vain,
             seconds=seconds,
             billed_seconds=self._billed_seconds,
             gb_seconds=self._gb_seconds,
             dollars=self._total_dollars(),
-            requests=self._requests,
             request_dollars=self._request_dollars,
-            samples=_summed(written, "samples"),
-            objects=_summed(written, "objects"),
-            size_bytes=_summed(written, "size_bytes"),
+            **{name: _summed(written, name) for name in ("samples", "objects", "size_bytes")},
+            **self.counts,
         )
 
     def _total_dollars(self) -> float | None:
@@ -181,7 +166,7 @@ class Tally:
         rest = self._prices.invocation_dollars(
             seconds=self._vain_seconds, memory_bytes=self._memory_bytes, vcpus=self._vcpus
         )
-        return self._dollars + rest + (self._in_vain - 1) * self._prices.dollars_per_request
+        return self._dollars + rest + (self.counts["in_vain"] - 1) * self._prices.dollars_per_request
 
 
 def _summed(results: list[Mapping[str, Any]], name: str) -> int:

@@ -353,7 +353,7 @@ def test_tasks_with_one_name_are_refused_before_anything_is_called() -> None:
 def test_a_platform_without_prices_is_refused() -> None:
     executor = ScriptedExecutor(lambda number, _: taking(1, number))
     executor.platform = "mainframe"
-    with pytest.raises(ConfigError, match="no prices for mainframe, only for lambda"):
+    with pytest.raises(ConfigError, match="no prices for functions on mainframe, only for lambda"):
         Driver(executor)
 
 

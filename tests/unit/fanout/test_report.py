@@ -56,7 +56,7 @@ def test_what_results_with_objects_count_is_added_up_and_nothing_else() -> None:
 
 def test_the_lines_tell_what_happened_and_leave_out_what_did_not() -> None:
     tally = Tally(LAMBDA)
-    tally.calls, tally.throttled = 5, 2
+    tally.counts |= {"calls": 5, "throttled": 2}
     tally.answered(Answer(result={}, billed_seconds=3.0, memory_bytes=GB_BYTES, is_cold=True))
     lines = tally.report([{"samples": 1200, "objects": 2, "size_bytes": 1 << 20}], 0, 9.0).lines()
     assert lines == (
