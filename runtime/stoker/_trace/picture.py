@@ -1,13 +1,19 @@
-"""Draws a trace over time: the training loop's waits, the fill of the ring, and what every slot was filled with."""
+"""What a trace comes to, and a picture of it.
+
+The summary takes memory that does not grow with the trace. The picture shows a stretch of it over time: the training
+loop's waits, the fill of the ring, and what every slot was filled with.
+"""
 
 from __future__ import annotations
 
 import heapq
 import html
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +21,137 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker._base.fetch_record import Phase, Span
-from stoker._base.recorder import Wait
-from stoker._trace.recording import Filled, Held, Recording, Told
-from stoker._trace.summary import Summary
+from stoker._base.recorder import WORST_WAITS, Wait
+from stoker._trace.recording import Answer, Filled, Full, Held, Named, Recording, Told
 from stoker.errors import ConfigError, MissingExtraError
 
-__all__ = ["Section", "draw", "html_figure", "page", "ring_fill"]
+__all__ = ["Quantiles", "Section", "Summary", "draw", "html_figure", "page", "ring_fill"]
+
+_ACCURACY = 0.005
+_GROWTH = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
+_LEAST, _MOST = 1e-9, 1e18
+
+
+class Quantiles:
+    """Counts positive numbers in classes that grow by a factor, so that any quantile is right within half a percent.
+
+    C. Masson, J. Rim, H. Lee, "DDSketch: A Fast and Fully-Mergeable Quantile Sketch with Relative-Error Guarantees",
+    VLDB 2019, section 2. What lies outside 1e-9 to 1e18 counts as the nearer of them.
+    """
+
+    __slots__ = ("_classes", "count")
+
+    def __init__(self) -> None:
+        self._classes: Counter[int] = Counter()
+        self.count = 0
+
+    def add(self, number: float) -> None:
+        """Count a number."""
+        self._classes[math.ceil(math.log(min(max(number, _LEAST), _MOST)) / _GROWTH)] += 1
+        self.count += 1
+
+    def quantile(self, share: float) -> float:
+        """Return what ``share``, 0 to 1, of the numbers are not above; there must be one."""
+        rank = math.ceil(share * self.count)
+        for place in sorted(self._classes):
+            rank -= self._classes[place]
+            if rank <= 0:
+                break
+        return math.exp(place * _GROWTH) * (1 - _ACCURACY)
+
+
+class Summary:
+    """Sums up what is told.
+
+    Args:
+        most_worst: waits that are kept.
+
+    Attributes:
+        names: of processes, by their number.
+        batches: that were waited for.
+        waited_seconds: for them, of all processes together.
+        phases: the seconds of each phase, and how many batches had it.
+        fetches: into the ring.
+        first_bytes: seconds until answers began.
+        rates: bytes a second of transfers that came whole.
+        requests: that were sent.
+        lost: of these, those that failed or were overtaken by a hedge.
+        is_full: whether the trace reached its limit before the run ended.
+        begin_seconds: when the first thing that was recorded began; infinite if there is none.
+        end_seconds: when the last one ended.
+    """
+
+    def __init__(self, most_worst: int = WORST_WAITS) -> None:
+        self.names: dict[int, str] = {}
+        self.batches = 0
+        self.waited_seconds = 0.0
+        self.phases: dict[Phase, tuple[float, int]] = {}
+        self.fetches = 0
+        self.first_bytes, self.rates = Quantiles(), Quantiles()
+        self.requests = self.lost = 0
+        self.is_full = False
+        self.begin_seconds, self.end_seconds = math.inf, -math.inf
+        self._most_worst = most_worst
+        self._worst: list[tuple[float, int, int, Wait]] = []
+        self._order = count(0, -1)
+
+    @classmethod
+    def of(cls, told: Iterable[Told], most_worst: int = WORST_WAITS) -> Summary:
+        """Sum up all of a trace."""
+        summary = cls(most_worst)
+        for process, what in told:
+            match what:
+                case Wait():
+                    summary._add_wait(process, what)
+                case Filled():
+                    summary.fetches += 1
+                    summary._reach(what.begin_seconds, what.end_seconds)
+                case Held():
+                    summary._reach(what.begin_seconds, what.end_seconds)
+                case Answer():
+                    summary._add_answer(what)
+                case Named():
+                    summary.names[process] = what.name
+                case Full():
+                    summary.is_full = True
+        return summary
+
+    @property
+    def seconds(self) -> float:
+        """How long what was recorded took."""
+        return max(0.0, self.end_seconds - self.begin_seconds)
+
+    def worst(self) -> list[tuple[int, Wait]]:
+        """Return the longest waits with their processes, the worst first, of those that took time."""
+        return [(process, wait) for seconds, _, process, wait in sorted(self._worst, reverse=True) if seconds]
+
+    def _add_wait(self, process: int, wait: Wait) -> None:
+        seconds = wait.seconds
+        self.batches += 1
+        self.waited_seconds += seconds
+        for phase in {span.phase for span in wait.spans if span.seconds}:
+            before, batches = self.phases.get(phase, (0.0, 0))
+            mine = sum(span.seconds for span in wait.spans if span.phase is phase)
+            self.phases[phase] = before + mine, batches + 1
+        self._reach(wait.spans[0].begin_seconds, wait.spans[-1].end_seconds)
+        entry = seconds, next(self._order), process, wait
+        if len(self._worst) < self._most_worst:
+            heapq.heappush(self._worst, entry)
+        else:
+            heapq.heappushpop(self._worst, entry)
+
+    def _add_answer(self, answer: Answer) -> None:
+        self.requests += 1
+        self.lost += not answer.is_whole
+        if answer.is_begun:
+            self.first_bytes.add(answer.first_byte_seconds)
+        if answer.is_whole and answer.transfer_seconds:
+            self.rates.add(answer.size_bytes / answer.transfer_seconds)
+
+    def _reach(self, begin_seconds: float, end_seconds: float) -> None:
+        self.begin_seconds = min(self.begin_seconds, begin_seconds)
+        self.end_seconds = max(self.end_seconds, end_seconds)
+
 
 COLOURS = {
     Phase.FIRST_BYTE: "#e9a23b",
@@ -142,12 +273,14 @@ def draw(recording: Recording, path: Path, section: Section, title: str) -> None
         ConfigError: the name ends otherwise, or the file cannot be written to.
         MissingExtraError: what draws is not installed.
     """
-    drawers = {".png": _draw_png, ".html": _draw_html}
-    drawer = drawers.get(path.suffix.lower())
-    if drawer is None:
+    suffix = path.suffix.lower()
+    if suffix not in (".png", ".html"):
         raise ConfigError(f"a picture is a .png or an .html file, not {path}")
     try:
-        drawer(recording, path, section, title)
+        if suffix == ".png":
+            _draw_png(recording, path, section, title)
+        else:
+            path.write_text(page(html_figure(recording, section, title), title), "utf-8")
     except ImportError:
         raise MissingExtraError(_EXTRA) from None
     except OSError as error:
@@ -252,12 +385,8 @@ def _draw_fill(axes: Any, recording: Recording) -> None:
     moments, filling, ready = ring_fill(recording)
     axes.stackplot(moments, ready, filling, step="post", colors=[_READY, _FILLING])
     axes.legend([_READY_NAME, _FILLING_NAME], loc="upper right", fontsize=8, ncols=2, frameon=False)
-    axes.set(ylabel="slots", ylim=(0, _largest_fill(filling + ready) * _FILL_HEADROOM), title=_FILL_TITLE)
+    axes.set(ylabel="slots", ylim=(0, int((filling + ready).max(initial=1)) * _FILL_HEADROOM), title=_FILL_TITLE)
     axes.yaxis.get_major_locator().set_params(integer=True)
-
-
-def _largest_fill(counts: NDArray[np.int64]) -> int:
-    return max(1, int(counts.max(initial=1)))
 
 
 def _draw_boxes(axes: Any, layers: Sequence[_Layer]) -> None:
@@ -270,10 +399,6 @@ def _draw_boxes(axes: Any, layers: Sequence[_Layer]) -> None:
         rows = np.array([box[2] for box in layer.boxes], np.float64)[:, None] + [-half, half, half, -half]
         corners = np.stack([times, rows], axis=-1)
         axes.add_collection(PolyCollection(list(corners), facecolors=layer.colour, edgecolors="none"))
-
-
-def _draw_html(recording: Recording, path: Path, section: Section, title: str) -> None:
-    path.write_text(page(html_figure(recording, section, title), title), "utf-8")
 
 
 def html_figure(recording: Recording, section: Section, title: str) -> Any:
@@ -325,7 +450,7 @@ def _add_fill(figure: Any, recording: Recording) -> int:
             showlegend=name == _FILLING_NAME,
         )
         figure.add_trace(area, row=2, col=1)
-    return _largest_fill(filling + ready)
+    return int((filling + ready).max(initial=1))
 
 
 def _bars(layer: _Layer, *, legendrank: int, showlegend: bool) -> Any:

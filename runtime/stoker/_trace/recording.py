@@ -127,18 +127,11 @@ class Recording:
     def of(cls, told: Iterable[Told]) -> Recording:
         """Keep all that is told. That takes several times the memory of the file."""
         recording = cls()
-        for each in told:
-            match each.what:
-                case Wait():
-                    recording.waits.append(each.what)
-                case Filled():
-                    recording.fetches.append(each.what)
-                case Held():
-                    recording.held.append(each.what)
-                case Answer():
-                    recording.answers.append(each.what)
-                case Full():
-                    recording.is_full = True
+        kept: dict[type, list[Any]] = {Wait: recording.waits, Filled: recording.fetches, Held: recording.held}
+        kept[Answer] = recording.answers
+        for _, what in told:
+            kept.get(type(what), []).append(what)
+            recording.is_full |= isinstance(what, Full)
         return recording
 
 
@@ -181,13 +174,13 @@ class _Process:
 
     def told(self, event: Mapping[str, Any]) -> Iterator[Wait | Filled | Held | Answer | Named | Full]:
         """Yield what is complete with an event."""
-        kind = event["ph"]
-        if kind == "X":
-            yield from _KINDS.get(event["cat"], _nothing)(self, event)
-        elif kind == "i":
-            yield Full()
-        elif kind == "M" and event["name"] == "process_name":
-            yield Named(_text(event["args"]["name"])[:_NAME_CHARACTERS])
+        match event["ph"]:
+            case "X":
+                yield from self._lasting(event)
+            case "i":
+                yield Full()
+            case "M" if event["name"] == "process_name":
+                yield Named(_text(event["args"]["name"])[:_NAME_CHARACTERS])
 
     def ended(self) -> Iterator[Wait]:
         """Yield the wait that is complete, since no more of it comes."""
@@ -195,28 +188,28 @@ class _Process:
             yield Wait(batch=self._batch, epoch=self._epoch, spans=tuple(self._spans))
             self._spans.clear()
 
-    def batch(self, event: Mapping[str, Any]) -> Iterator[Wait]:
-        yield from self.ended()
-        _times(event)
-        self._batch, self._epoch = _whole(event["args"]["batch"]), _whole(event["args"]["epoch"])
+    def _lasting(self, event: Mapping[str, Any]) -> Iterator[Wait | Filled | Held | Answer]:
+        match _text(event["cat"]):
+            case "batch":
+                yield from self.ended()
+                _times(event)
+                self._batch, self._epoch = _whole(event["args"]["batch"]), _whole(event["args"]["epoch"])
+            case "wait":
+                args = event["args"]
+                if args["batch"] != self._batch:
+                    raise ValueError("a wait is for another batch than the last one")
+                self._spans.append(Span(Phase(args["phase"]), *_times(event), _text(args["object"])))
+                _bounded(self._spans, _MOST_SPANS, "spans of a batch")
+            case "fetch":
+                (begin, end), key = _times(event), _text(event["name"])
+                spans = tuple(_spans(event["args"]["spans"], begin, key))
+                yield Filled(_whole(event["tid"]) - SLOT_ROWS, key, begin, end, spans)
+            case "held":
+                yield Held(_whole(event["tid"]) - SLOT_ROWS, *_times(event))
+            case "request":
+                yield from self._request(event)
 
-    def wait(self, event: Mapping[str, Any]) -> Iterator[Wait]:
-        args = event["args"]
-        if args["batch"] != self._batch:
-            raise ValueError("a wait is for another batch than the last one")
-        self._spans.append(Span(Phase(args["phase"]), *_times(event), _text(args["object"])))
-        _bounded(self._spans, _MOST_SPANS, "spans of a batch")
-        return iter(())
-
-    def fetch(self, event: Mapping[str, Any]) -> Iterator[Filled]:
-        (begin, end), key = _times(event), _text(event["name"])
-        spans = tuple(_spans(event["args"]["spans"], begin, key))
-        yield Filled(_whole(event["tid"]) - SLOT_ROWS, key, begin, end, spans)
-
-    def held(self, event: Mapping[str, Any]) -> Iterator[Held]:
-        yield Held(_whole(event["tid"]) - SLOT_ROWS, *_times(event))
-
-    def request(self, event: Mapping[str, Any]) -> Iterator[Answer]:
+    def _request(self, event: Mapping[str, Any]) -> Iterator[Answer]:
         """Yield an answer with its last event; its first byte's, if it has one, comes before it in the same row."""
         (begin, end), row, args = _times(event), _whole(event["tid"]), event["args"]
         size_bytes, is_whole = _size(args["bytes"]), bool(args["whole"])
@@ -228,19 +221,6 @@ class _Process:
                 yield Answer(*self._begun.pop(row), end - begin, size_bytes, is_begun=True, is_whole=is_whole)
             case "no_answer":
                 yield Answer(begin, end - begin, 0.0, size_bytes, is_begun=False, is_whole=False)
-
-
-def _nothing(process: _Process, event: Mapping[str, Any]) -> Iterator[Wait]:
-    return iter(())
-
-
-_KINDS: Mapping[str, Callable[[_Process, Mapping[str, Any]], Iterator[Wait | Filled | Held | Answer]]] = {
-    "batch": _Process.batch,
-    "wait": _Process.wait,
-    "fetch": _Process.fetch,
-    "held": _Process.held,
-    "request": _Process.request,
-}
 
 
 def _spans(told: Any, begin: float, key: str) -> Iterator[Span]:

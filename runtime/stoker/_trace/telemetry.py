@@ -11,8 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stoker._base.fetch_record import Fetch, Phase, Span
 from stoker._base.recorder import Wait
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry
 
 __all__ = ["OpenTelemetrySink", "PrometheusSink"]
 
@@ -31,27 +30,10 @@ _EXTRA = "{what} needs the extra 'telemetry': pip install 'stoker[telemetry]'"
 """What to say where a library is missing."""
 
 
-class _FetchCounts(NamedTuple):
-    """The counts of one fetch.
-
-    Attributes:
-        seconds: from its issue until it was ready.
-        answered: requests that brought what was asked for.
-        lost: requests that failed, or were overtaken by a hedge.
-        read_bytes: that the answered ones brought.
-    """
-
-    seconds: float
-    answered: int
-    lost: int
-    read_bytes: int
-
-    @classmethod
-    def of(cls, fetch: Fetch) -> _FetchCounts:
-        """Count one."""
-        sizes = [request.size_bytes for request in fetch.requests if request.is_whole]
-        lost = len(fetch.requests) - len(sizes)
-        return cls(fetch.ready_seconds - fetch.issued_seconds, len(sizes), lost, sum(sizes))
+def _counted(fetch: Fetch) -> tuple[float, int, int, int]:
+    """Return a fetch's seconds, the requests that brought what was asked for, the others, and the bytes brought."""
+    sizes = [request.size_bytes for request in fetch.requests if request.is_whole]
+    return fetch.ready_seconds - fetch.issued_seconds, len(sizes), len(fetch.requests) - len(sizes), sum(sizes)
 
 
 _SCOPE = "stoker"
@@ -102,11 +84,11 @@ class OpenTelemetrySink:
 
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         """Make a span of a fetch, and count it."""
-        counts = _FetchCounts.of(fetch)
-        self._fetches.record(counts.seconds)
-        self._read.add(counts.read_bytes)
-        self._requests.add(counts.answered, {"stoker.outcome": "answered"})
-        self._requests.add(counts.lost, {"stoker.outcome": "lost"})
+        seconds, answered, lost, read_bytes = _counted(fetch)
+        self._fetches.record(seconds)
+        self._read.add(read_bytes)
+        self._requests.add(answered, {"stoker.outcome": "answered"})
+        self._requests.add(lost, {"stoker.outcome": "lost"})
         spans = [span.later(offset_seconds) for span in fetch.path()]
         attributes: dict[str, str | int] = {
             "stoker.object": fetch.object,
@@ -149,17 +131,6 @@ _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Of fetches, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Metrics:
-    waits: Counter
-    batches: Counter
-    fetches: Histogram
-    read_bytes: Counter
-    requests: Counter
-    tiers: Counter
-    ready: Gauge
-
-
 class PrometheusSink:
     """A :class:`~stoker.abc.TraceSink` that counts, and serves the counts.
 
@@ -185,33 +156,50 @@ class PrometheusSink:
         except ImportError:
             raise MissingExtraError(_EXTRA.format(what="PrometheusSink")) from None
         self.registry = CollectorRegistry() if registry is None else registry
-        self._metrics = _made(self.registry)
+        self._create_metrics(self.registry)
         self._pid = os.getpid()
         self._server: tuple[WSGIServer, threading.Thread] | None = None
         if port is not None:
             self._server = _serve(port, address, self.registry)
         self.port: int | None = None if self._server is None else self._server[0].server_port
 
+    def _create_metrics(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        waited = "Time that the training loop waited for batches, by what it waited for."
+        requests = "Requests to the store; lost ones failed, or were overtaken by a hedge."
+        tiers, ready = "Super-samples that tiers were to give.", "Items in the ring that are ready or in use."
+        fetches = "Time to fetch an item."
+        self._waits = Counter("stoker_wait_seconds", waited, ["phase"], registry=registry)
+        self._batches = Counter("stoker_batches", "Batches that were yielded.", registry=registry)
+        self._fetches = Histogram("stoker_fetch_seconds", fetches, buckets=_BUCKETS, registry=registry)
+        self._read_bytes = Counter("stoker_read_bytes", "Bytes that requests brought.", registry=registry)
+        self._requests = Counter("stoker_requests", requests, ["outcome"], registry=registry)
+        self._tiers = Counter("stoker_tier_reads", tiers, ["tier", "outcome"], registry=registry)
+        self._ready = Gauge("stoker_ready_items", ready, registry=registry)
+        for phase in Phase:  # a count that is there at zero can be asked for its rate
+            self._waits.labels(phase=str(phase))
+
     def fetched(self, fetch: Fetch, offset_seconds: float) -> None:
         """Count a fetch."""
-        counts, metrics = _FetchCounts.of(fetch), self._metrics
-        metrics.fetches.observe(counts.seconds)
-        metrics.read_bytes.inc(counts.read_bytes)
-        metrics.requests.labels(outcome="answered").inc(counts.answered)
-        metrics.requests.labels(outcome="lost").inc(counts.lost)
+        seconds, answered, lost, read_bytes = _counted(fetch)
+        self._fetches.observe(seconds)
+        self._read_bytes.inc(read_bytes)
+        self._requests.labels(outcome="answered").inc(answered)
+        self._requests.labels(outcome="lost").inc(lost)
         for tier, outcome in fetch.tiers:
-            metrics.tiers.labels(tier=tier, outcome=outcome).inc()
-        metrics.ready.inc()
+            self._tiers.labels(tier=tier, outcome=outcome).inc()
+        self._ready.inc()
 
     def released(self, fetch: Fetch, now_seconds: float, offset_seconds: float) -> None:
         """Count an item less."""
-        self._metrics.ready.dec()
+        self._ready.dec()
 
     def waited(self, wait: Wait) -> None:
         """Count a batch, and what was waited for it."""
-        self._metrics.batches.inc()
+        self._batches.inc()
         for span in wait.spans:
-            self._metrics.waits.labels(phase=str(span.phase)).inc(max(0.0, span.seconds))
+            self._waits.labels(phase=str(span.phase)).inc(max(0.0, span.seconds))
 
     def close(self) -> None:
         """Serve no more. Idempotent; a forked child, which serves nothing, has nothing to end."""
@@ -226,27 +214,6 @@ class PrometheusSink:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _made(registry: CollectorRegistry) -> _Metrics:
-    from prometheus_client import Counter, Gauge, Histogram
-
-    waited = "Time that the training loop waited for batches, by what it waited for."
-    requests = "Requests to the store; lost ones failed, or were overtaken by a hedge."
-    metrics = _Metrics(
-        waits=Counter("stoker_wait_seconds", waited, ["phase"], registry=registry),
-        batches=Counter("stoker_batches", "Batches that were yielded.", registry=registry),
-        fetches=Histogram("stoker_fetch_seconds", "Time to fetch an item.", buckets=_BUCKETS, registry=registry),
-        read_bytes=Counter("stoker_read_bytes", "Bytes that requests brought.", registry=registry),
-        requests=Counter("stoker_requests", requests, ["outcome"], registry=registry),
-        tiers=Counter(
-            "stoker_tier_reads", "Super-samples that tiers were to give.", ["tier", "outcome"], registry=registry
-        ),
-        ready=Gauge("stoker_ready_items", "Items in the ring that are ready or in use.", registry=registry),
-    )
-    for phase in Phase:  # a count that is there at zero can be asked for its rate
-        metrics.waits.labels(phase=str(phase))
-    return metrics
 
 
 def _serve(port: int, address: str, registry: CollectorRegistry) -> tuple[WSGIServer, threading.Thread]:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from stoker._base.recorder import WORST_WAITS
 from stoker._base.sizes import format_bytes
-from stoker._trace.picture import Section, draw
+from stoker._trace.picture import Section, Summary, draw
 from stoker._trace.recording import Told, read_trace
-from stoker._trace.summary import Summary
 from stoker.cli.flags import positive
 from stoker.cli.output import counted, printable, table
 from stoker.errors import ConfigError

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from stoker._trace.picture import Section, html_figure, ring_fill
+from stoker._trace.picture import Section, Summary, html_figure, ring_fill
 from stoker._trace.recording import Filled, Held, Recording
-from stoker._trace.summary import Summary
 from stoker.cli import main
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace

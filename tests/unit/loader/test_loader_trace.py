@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker._trace.picture import Summary
 from stoker._trace.recording import Recording
-from stoker._trace.summary import Summary
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Wait, read_trace
 from stoker_torch import Loader

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stoker._trace.picture import Section, ring_fill
+from stoker._trace.picture import Quantiles, Section, Summary, ring_fill
 from stoker._trace.recording import Filled, Held, Recording, Told
-from stoker._trace.summary import Quantiles, Summary
 from stoker.errors import ConfigError
 from stoker.trace import ChromeTrace, Phase, Span, Wait, read_trace
 from support.faulty_store import Weather
@@ -61,7 +60,7 @@ def test_a_batch_that_was_not_waited_for_is_none_of_the_worst() -> None:
     summary = Summary.of([Told(0, Wait(batch=0, epoch=0, spans=(Span(Phase.GATHER, 1.0, 1.0),)))])
     assert summary.batches == 1
     assert summary.worst() == []
-    assert summary.seconds == summary.begin_seconds == summary.end_seconds == 0.0
+    assert (summary.seconds, summary.begin_seconds, summary.end_seconds) == (0.0, 1.0, 1.0)
 
 
 def test_quantiles_are_right_within_half_a_percent() -> None:
