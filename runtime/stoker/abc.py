@@ -316,20 +316,22 @@ class Answer:
 class Executor(Protocol):
     """Runs functions, many at a time; used inside ``async with``, whose end leaves nothing of its own running.
 
+    A class that inherits from this one may leave out what has a default here.
+
     Attributes:
         name: the entry point's.
         concurrency: calls at once that make sense, at most.
-        platform: whose prices hold, as :class:`stoker.Prices` calls it; None where nothing is charged.
-        sees_files: whether its functions have the files of this machine.
+        platform: whose prices hold, as :class:`stoker.Prices` calls it; default None, where nothing is charged.
+        sees_files: whether its functions have the files of this machine; default False.
         heeds: those of :class:`ExecutorOptions` that say where its functions are and as whom they are called; a
-            command refuses the others.
+            command refuses the others. Default none.
     """
 
     name: str
     concurrency: int
-    platform: str | None
-    sees_files: bool
-    heeds: frozenset[str]
+    platform: str | None = None
+    sees_files: bool = False
+    heeds: frozenset[str] = frozenset()
 
     async def __aenter__(self) -> Executor:
         """Make ready to call; nothing is started or connected to before."""
@@ -342,8 +344,8 @@ class Executor(Protocol):
         ...
 
     def vcpus(self, function: str) -> float:
-        """Return the processors that a call of a function is charged for apart from memory, before it is made."""
-        ...
+        """Return the processors that a call is charged for apart from memory; default 0, as they come with it."""
+        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Run one function to its end, once: whoever calls tries again.

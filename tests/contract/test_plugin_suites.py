@@ -183,19 +183,15 @@ def test_a_tier_that_keeps_nothing_passes_if_it_says_so() -> None:
     assert failures(_OfNothing()) == set()
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """An executor that runs functions in this process, one call after the other."""
 
-    name, concurrency, sees_files, heeds = "inline", 1, True, frozenset[str]()
-    platform: str | None = None
+    name, concurrency, sees_files = "inline", 1, True
 
     async def __aenter__(self) -> Executor:
         return self
 
     async def __aexit__(self, *exception: object) -> None: ...
-
-    def vcpus(self, function: str) -> float:
-        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         if function not in CONTRACT_FUNCTIONS:

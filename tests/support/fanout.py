@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from stoker.abc import Answer
+from stoker.abc import Answer, Executor
 from stoker.fanout import Task
 
 __all__ = ["Behaviour", "ScriptedExecutor", "answer", "numbered"]
@@ -29,13 +29,11 @@ def numbered(count: int, *, size_bytes: int = 10) -> list[Task]:
     ]
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(Executor):
     """Counts its calls, and how many run at once."""
 
     name = "scripted"
-    platform: str | None = "lambda"
-    sees_files = False
-    heeds: frozenset[str] = frozenset()
+    platform = "lambda"
 
     def __init__(self, behave: Behaviour, *, concurrency: int = 1000) -> None:
         self.concurrency = concurrency
@@ -51,9 +49,6 @@ class ScriptedExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
-
-    def vcpus(self, function: str) -> float:
-        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         assert function == "work"

@@ -14,7 +14,7 @@ import aiohttp
 from stoker._stores.google_credentials import IdentityTokens
 from stoker._stores.http import Call, Failure, Reply
 from stoker._stores.http_session import exchange, translated
-from stoker.abc import Answer
+from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, CredentialsError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.transport import open_session, refusal, result_of
@@ -30,7 +30,7 @@ _BILLED_STEP_SECONDS = 0.1
 _PLACE = "{function}"
 
 
-class GcfExecutor:
+class GcfExecutor(Executor):
     """Posts events to ``https://{region}-{project}.cloudfunctions.net/{prefix}-{function}``.
 
     With an ``endpoint_url``, functions are below that instead; or at it, with their names for ``{function}``, as
@@ -45,8 +45,7 @@ class GcfExecutor:
     """
 
     name = "gcf"
-    platform: str | None = "cloud-run"
-    sees_files = False
+    platform = "cloud-run"
     heeds = frozenset({"prefix", "region", "project", "endpoint_url", "service_account"})
 
     def __init__(self, options: ExecutorOptions) -> None:

@@ -25,7 +25,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, 
 
 from stoker._stores.http import Call, Failure, without_secrets
 from stoker._stores.http_session import exchange, translated
-from stoker.abc import Answer
+from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError, CredentialsError, DeadlineError, StokerError
 from stoker.fanout import ExecutorOptions, error_of_function
 from stoker_functions._executors.transport import open_session, refusal, result_of
@@ -43,7 +43,7 @@ _COLD = re.compile(r"Init Duration: |Restore Duration: |\"(?:init|restore)Durati
 _REPORT = re.compile(r"^REPORT RequestId: .*$|^.*\"platform\.report\".*$", re.MULTILINE)
 
 
-class LambdaExecutor:
+class LambdaExecutor(Executor):
     """Calls ``{prefix}-{function}`` by synchronous ``Invoke``, each at most once: botocore's own retries are off.
 
     Region, endpoint and credentials come from the options, else from the standard AWS environment and files.
@@ -53,8 +53,7 @@ class LambdaExecutor:
     """
 
     name = "lambda"
-    platform: str | None = "lambda"
-    sees_files = False
+    platform = "lambda"
     heeds = frozenset({"prefix", "region", "endpoint_url"})
 
     def __init__(self, options: ExecutorOptions) -> None:
@@ -91,10 +90,6 @@ class LambdaExecutor:
     async def __aexit__(self, *_: object) -> None:
         self._client = None
         await self._stack.aclose()
-
-    def vcpus(self, _function: str) -> float:
-        """Return none: processors come with the memory."""
-        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Invoke a function and wait for its end.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from stoker.abc import Answer
+from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError, DeadlineError
 from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.worker import answer_of, frame, read_frame
@@ -22,7 +22,7 @@ __all__ = ["LocalExecutor"]
 _LEAVE_SECONDS = 5.0  # that an idle worker has to end by itself
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Worker processes with a deployment of their own each; they speak JSON over pipes.
 
     A worker is started when a call finds none idle, up to one per core. One that dies, or whose call is cancelled, is
@@ -31,9 +31,7 @@ class LocalExecutor:
     """
 
     name = "local"
-    platform: str | None = None
     sees_files = True
-    heeds: frozenset[str] = frozenset()
 
     def __init__(self, options: ExecutorOptions) -> None:
         self.concurrency = options.concurrency or _cores()
@@ -58,10 +56,6 @@ class LocalExecutor:
             _kill(process)
         await asyncio.gather(*(_ended(process) for process in self._workers))
         self._workers.clear()
-
-    def vcpus(self, _function: str) -> float:
-        """Return none: nothing is charged."""
-        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Run a function in a worker; waits while all are busy.

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from stoker.abc import Answer
+from stoker.abc import Answer, Executor
 from stoker.errors import ConfigError, ConnectionLostError
 from stoker.fanout import ExecutorOptions
 from stoker_functions._executors.worker import Runner, answer_of
@@ -19,7 +19,7 @@ from stoker_functions._executors.worker import Runner, answer_of
 __all__ = ["RayExecutor", "perform"]
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs each function as a task with one processor; Ray decides where, and lets wait what finds none free.
 
     Every machine of the cluster needs stoker installed and reaches the buckets with credentials of its own; settings
@@ -27,7 +27,6 @@ class RayExecutor:
     """
 
     name = "ray"
-    platform: str | None = None
     sees_files = True
     heeds = frozenset({"endpoint_url"})
 
@@ -55,10 +54,6 @@ class RayExecutor:
         if self._is_ours:
             ray.shutdown()
             self._is_ours = False
-
-    def vcpus(self, _function: str) -> float:
-        """Return none: nothing is charged."""
-        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Run a function on the cluster.

@@ -276,8 +276,8 @@ def _shown(args: Namespace, plans: Sequence[EpochPlan], manifest: Manifest, stor
     return f"an epoch of {what}\n{table(rows)}\nan epoch that is kept for a day costs ${a_day:.6f}"
 
 
-class InProcess:
-    """An :class:`~stoker.abc.Executor` of the one function ``shuffle``.
+class InProcess(Executor):
+    """Runs the one function ``shuffle``.
 
     Args:
         store: where the data set is; the caller closes it.
@@ -286,9 +286,7 @@ class InProcess:
 
     name = "this process"
     concurrency = 1
-    platform: str | None = None
     sees_files = True
-    heeds: frozenset[str] = frozenset()
 
     def __init__(self, store: Store, *, memory_bytes: int) -> None:
         self._store = store
@@ -299,10 +297,6 @@ class InProcess:
 
     async def __aexit__(self, *_: object) -> None:
         """Do nothing: every call has ended when its caller has."""
-
-    def vcpus(self, _function: str) -> float:
-        """Return none: nothing is charged."""
-        return 0.0
 
     async def call(self, function: str, event: Mapping[str, Any]) -> Answer:
         """Carry out a task.
