@@ -95,7 +95,7 @@ async def pack_part(
             run.skip_durable()
             async with aclosing(samples.read(record.samples)) as found:
                 async for where, sample in found:
-                    if cut := run.cut(sample, where):
+                    if cut := run.cutter.add(sample, where):
                         await run.submit(cut)
             await run.complete()
     except Exception as error:

@@ -97,23 +97,22 @@ async def merge(store: RetryingStore, catalog: BucketCatalog, *, now_seconds: fl
         memory = Memory(records, now_seconds)
         waiting, lapsed = _of_job(job, records, base, memory, store.url) if job else _waiting(records, base, memory)
         taken, refused = _fitting(waiting, base, job, store.url)
-        fresh = _Fresh(store, catalog, memory, base or next((record.prefix for record in taken), None))
-        added = [kept for record in taken if (kept := await fresh.only(record)) is not None]
+        added, dropped, repeated_samples = await _fresh(store, catalog, memory, taken, base)
         if not added:
             if not (lapsed and await _has_moved(store, base)):
-                await catalog.forget([*fresh.dropped, *lapsed])
-            return Merged(manifest=base, repeated_samples=fresh.repeated_samples, refused=refused)
+                await catalog.forget([*dropped, *lapsed])
+            return Merged(manifest=base, repeated_samples=repeated_samples, refused=refused)
         try:
             manifest = await versions.commit(store, partial(_successor, base, added))
         except _MovedError:
             continue
         await catalog.save(_committed(added, manifest, now_seconds))
-        await catalog.forget([*fresh.dropped, *lapsed])
+        await catalog.forget([*dropped, *lapsed])
         return Merged(
             manifest=manifest,
             runs=len(added),
             added_samples=sum(record.samples for record in added),
-            repeated_samples=fresh.repeated_samples,
+            repeated_samples=repeated_samples,
             refused=refused,
         )
 
@@ -268,57 +267,56 @@ def provisional_dataset(url: str) -> str:
     return hashlib.sha256(f"ingest {url}".encode()).hexdigest()[:16]
 
 
-class _Fresh:
-    """Leaves out what the data set has already: in records that are committed, or were taken before.
+async def _fresh(
+    store: RetryingStore, catalog: BucketCatalog, memory: Memory, taken: Sequence[PackRecord], base: Manifest | None
+) -> tuple[list[PackRecord], list[str], int]:
+    """Leave out what the data set has already: in records that are committed, or that come earlier among those taken.
 
-    Args:
-        store: where the data set is.
-        catalog: where its pack records are.
-        memory: what it has.
-        first: a manifest that has its id.
-
-    Attributes:
-        repeated_samples: how many were left out.
-        dropped: runs of which something was, and whose records are no longer needed.
+    Returns:
+        The runs to add, or what is left of them, with the id of the data set; the runs of which something was left out,
+        whose records are no longer needed; and how many samples were left out.
     """
-
-    def __init__(self, store: RetryingStore, catalog: BucketCatalog, memory: Memory, first: Manifest | None) -> None:
-        self._store, self._catalog, self._memory = store, catalog, memory
-        self._dataset = "" if first is None else first.dataset
-        self._rests: set[str] = set()
-        self.repeated_samples = 0
-        self.dropped: list[str] = []
-
-    async def only(self, record: PackRecord) -> PackRecord | None:
-        """Return the run, or one of what is left of it, with the id of the data set; None if nothing is."""
-        if record.run in self._rests:  # a merge that died had written it, and it was taken for the run it is left of
-            return None
+    first = base or next((record.prefix for record in taken), None)
+    dataset = "" if first is None else first.dataset
+    added: list[PackRecord] = []
+    dropped: list[str] = []
+    rests: set[str] = set()
+    repeated_samples = 0
+    for record in taken:
+        if record.run in rests:  # a merge that died had written it, and it was taken for the run it is left of
+            continue
         if record.replaces:
-            return record
-        wanted = self._memory.known.take(record.names)
-        if all(wanted) and record.prefix is not None and record.prefix.dataset == self._dataset:
-            return record
-        self.repeated_samples += wanted.count(False) if any(wanted) else record.samples
-        self.dropped.append(record.run)
-        return await self._rest(record, wanted) if any(wanted) else None
+            added.append(record)
+            continue
+        wanted = memory.known.take(record.names)
+        if all(wanted) and record.prefix is not None and record.prefix.dataset == dataset:
+            added.append(record)
+            continue
+        repeated_samples += wanted.count(False) if any(wanted) else record.samples
+        dropped.append(record.run)
+        if any(wanted):
+            added.append(await _rest(store, catalog, dataset, record, wanted))
+            rests.add(added[-1].run)
+    return added, dropped, repeated_samples
 
-    async def _rest(self, record: PackRecord, wanted: Sequence[bool]) -> PackRecord:
-        """Write the wanted samples of a run again, as a run of their own, and return that."""
-        prefix = record.prefix
-        if prefix is None:
-            raise PackError(f"run {record.run} is finished and has no super-sample")
-        sources = record.sources[np.array(wanted)] if len(record.sources) else record.sources
-        what = f"rest of {record.run} in {self._dataset}".encode()
-        identity = hashlib.sha256(what + sources.tobytes()).hexdigest()
-        rest = replace(
-            record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
-        )
-        self._rests.add(rest.run)
-        limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
-        config = RunConfig(dataset=self._dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
-        journal = await self._catalog.journal(rest.run)
-        is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
-        return await pack_again(self._store, map(prefix.ref, range(len(prefix))), rest, journal, config, is_wanted)
+
+async def _rest(
+    store: RetryingStore, catalog: BucketCatalog, dataset: str, record: PackRecord, wanted: Sequence[bool]
+) -> PackRecord:
+    """Write the wanted samples of a run again, as a run of their own, and return that."""
+    prefix = record.prefix
+    if prefix is None:
+        raise PackError(f"run {record.run} is finished and has no super-sample")
+    sources = record.sources[np.array(wanted)] if len(record.sources) else record.sources
+    identity = hashlib.sha256(f"rest of {record.run} in {dataset}".encode() + sources.tobytes()).hexdigest()
+    rest = replace(
+        record, run=identity[:16], identity=identity, state="packing", prefix=None, sources=sources, version=0
+    )
+    limit_bytes = min(prefix.largest_bytes, MAX_SUPER_SAMPLE_BYTES)
+    config = RunConfig(dataset=dataset, schema=prefix.schema, super_sample_bytes=limit_bytes)
+    journal = await catalog.journal(rest.run)
+    is_wanted = (lambda _: True) if all(wanted) else wanted.__getitem__
+    return await pack_again(store, map(prefix.ref, range(len(prefix))), rest, journal, config, is_wanted)
 
 
 def remembered(records: Iterable[PackRecord], now_seconds: float) -> NDArray[np.uint8]:

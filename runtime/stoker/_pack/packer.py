@@ -122,7 +122,7 @@ class AsyncPacker:
             ConfigError: ``samples`` is not ``durable_samples``, or a sample was written already.
         """
         run = self._opened.run
-        if samples != self.durable_samples or run.samples:
+        if samples != self.durable_samples or run.cutter.samples:
             raise ConfigError(f"only the {self.durable_samples} durable samples can be skipped, before the first write")
         run.skip_durable()
 
@@ -152,7 +152,7 @@ class AsyncPacker:
         run = self._opened.run
         if self._is_ended:
             raise ConfigError("the pack is committed, or about to be; another one, with mode='append', can add to it")
-        return run.cut(sample, where)
+        return run.cutter.add(sample, where)
 
     async def submit(self, cut: Cut) -> None:
         """Do the rest of :meth:`write`: upload what was cut off, in the order it was cut."""
@@ -208,7 +208,7 @@ class AsyncPacker:
         run = self._at_work.run
         done = run.progress
         return (
-            f"{counted(run.samples, 'sample')} written, {done.samples:,} of them stored in "
+            f"{counted(run.cutter.samples, 'sample')} written, {done.samples:,} of them stored in "
             f"{counted(done.objects, 'super-sample')}, {format_bytes(done.size_bytes)}"
         )
 

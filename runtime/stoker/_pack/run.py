@@ -157,6 +157,7 @@ class RunWriter:
 
     Attributes:
         record: as given.
+        cutter: takes samples, and gives what :meth:`submit` takes.
         packed: the durable prefix, as far as it was replayed or skipped.
         progress: what that comes to.
     """
@@ -174,14 +175,9 @@ class RunWriter:
         self.packed: list[Packed] = []
         self.progress = PackProgress()
         self._store, self._config, self._journal, self._on_progress = store, config, journal, on_progress
-        self._cutter = Cutter(config.schema, config.super_sample_bytes, dataset=config.dataset, run=record.run)
+        self.cutter = Cutter(config.schema, config.super_sample_bytes, dataset=config.dataset, run=record.run)
         self._uploads = InOrder(config.concurrency, self._take_in)
         self._durable = [] if record.prefix is None else [packed for _, packed in record.prefix.packed()]
-
-    @property
-    def samples(self) -> int:
-        """How many samples were written or skipped."""
-        return self._cutter.samples
 
     async def begin(self) -> None:
         """Record that there is such a run: before its first object, so that no collector of garbage takes that."""
@@ -189,16 +185,8 @@ class RunWriter:
 
     def skip_durable(self) -> None:
         """Go on behind the durable samples, for a source that can start there and vouches for itself."""
-        self._cutter.skip(len(self._durable), self.record.samples)
+        self.cutter.skip(len(self._durable), self.record.samples)
         self._take_in(self._durable)
-
-    def cut(self, sample: Mapping[str, object], where: str = "") -> Cut | None:
-        """Take one sample, and return what it cuts off, to be submitted; see :meth:`Cutter.add`."""
-        return self._cutter.add(sample, where)
-
-    def cut_encoded(self, values: list[bytes], name: str) -> Cut | None:
-        """Take one encoded sample; see :meth:`Cutter.add_encoded`."""
-        return self._cutter.add_encoded(values, name)
 
     async def submit(self, cut: Cut) -> None:
         """Upload what was cut off, in the order it was cut; waits while ``concurrency`` uploads run.
@@ -211,7 +199,7 @@ class RunWriter:
         if number < len(self._durable):
             durable = self._durable[number]
             if replace(cut.packed, tag=durable.tag) != durable:
-                raise self._source_changed(f"super-sample {number}, before sample {self.samples}, differs")
+                raise self._source_changed(f"super-sample {number}, before sample {self.cutter.samples}, differs")
             self._take_in([durable])
             return
         if self.record.state != "packing":
@@ -228,11 +216,11 @@ class RunWriter:
             PackError: the source ended before the pack that is resumed had.
             StoreError: an upload failed.
         """
-        if cut := self._cutter.finish():
+        if cut := self.cutter.finish():
             await self.submit(cut)
         await self._uploads.finish()
         if len(self.packed) < len(self._durable):
-            ended, packed = self.samples, self.record.samples
+            ended, packed = self.cutter.samples, self.record.samples
             raise self._source_changed(f"it ended after {ended} samples, but {packed} were packed before")
         if self.packed:
             await self._save(self.packed, "complete")
@@ -342,7 +330,9 @@ async def pack_again(
         async with aclosing(in_order(reads)) as found:
             async for sample in found:
                 for row in range(len(sample)):
-                    if is_wanted(number) and (cut := writer.cut_encoded(sample.encoded(row), f"sample {number}")):
+                    if is_wanted(number) and (
+                        cut := writer.cutter.add_encoded(sample.encoded(row), f"sample {number}")
+                    ):
                         await writer.submit(cut)
                     number += 1
         await writer.complete()
