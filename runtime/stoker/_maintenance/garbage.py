@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,12 +16,12 @@ from stoker._base.retry import RetryingReader, RetryingStore
 from stoker._base.sizes import counted
 from stoker._base.task_group import for_each
 from stoker._format import versions
-from stoker._format.manifest import POINTER_KEY, Manifest, object_key, version_key
-from stoker._maintenance.inspection import Place, list_super_samples, open_super_sample, restored
+from stoker._format.manifest import POINTER_KEY, Manifest, version_key
+from stoker._maintenance.inspection import SUPER_SAMPLE_KEY, Place, list_super_samples, open_super_sample, restored
 from stoker._order.order import EPOCHS_FOLDER
 from stoker._pack.catalog import DIGEST_KEY
 from stoker._pack.merge import fits
-from stoker._pack.record import PackRecord, is_record_key, list_records, record_key
+from stoker._pack.record import RECORD_KEY, PackRecord, list_records, record_key
 from stoker.abc import ObjectInfo, Store
 from stoker.errors import ChecksumError, ConfigError, FormatError, NotFoundError, PackError
 
@@ -29,8 +29,13 @@ __all__ = ["GarbageReport", "Removal", "Unfinished", "gc", "plan_removal", "remo
 
 _DELETES_AT_ONCE = 16
 _SHOWN_RUNS = 5
-_EPOCH_KEY = re.compile(rf"{EPOCHS_FOLDER}[0-9a-f]{{16}}/[0-9]{{8}}/.+", re.ASCII)
-_VERSION_KEY = re.compile(r"manifests/[0-9]{8,9}\.safetensors", re.ASCII)
+_FOLDERS = {
+    "manifests/": re.compile(r"manifests/[0-9]{8,9}\.safetensors", re.ASCII),
+    EPOCHS_FOLDER: re.compile(rf"{EPOCHS_FOLDER}[0-9a-f]{{16}}/[0-9]{{8}}/.+", re.ASCII),
+    "data/": SUPER_SAMPLE_KEY,
+    "packs/": re.compile(rf"{RECORD_KEY.pattern}|{re.escape(DIGEST_KEY)}", re.ASCII),
+}
+"""The folders of a data set, in the order in which they are deleted, and the keys in them that are its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,41 +291,29 @@ async def plan_removal(store: Store) -> Removal:
         BucketNotFoundError: the bucket, or folder, does not exist.
     """
     reader = RetryingReader(store)
-    listed = {
-        folder: [info async for info in reader.list(folder)] for folder in ("manifests/", EPOCHS_FOLDER, "packs/")
-    }
-    data = [info async for info in reader.list("data/")]
-    super_samples = await list_super_samples(reader)
-    own = {info.key for info in super_samples.values()}
+    own: list[ObjectInfo] = []
+    others: list[ObjectInfo] = []
+    with suppress(NotFoundError):
+        own.append(await reader.head(POINTER_KEY))
+    for folder, pattern in _FOLDERS.items():
+        async for info in reader.list(folder):
+            (own if pattern.fullmatch(info.key) else others).append(info)
     manifest = None
     with suppress(FormatError, ChecksumError, NotFoundError):
         manifest = await versions.newest_manifest(reader)
-    pointer = []
-    with suppress(NotFoundError):
-        pointer = [await reader.head(POINTER_KEY)]
-    is_own: list[tuple[list[ObjectInfo], Callable[[str], object]]] = [
-        (pointer, lambda _: True),
-        (listed["manifests/"], _VERSION_KEY.fullmatch),
-        (listed[EPOCHS_FOLDER], _EPOCH_KEY.fullmatch),
-        (data, own.__contains__),
-        (listed["packs/"], lambda key: is_record_key(key) or key == DIGEST_KEY),
-    ]
-    if manifest is None and not await _has_pack(reader, [object_key(*place) for place in sorted(super_samples)[:1]]):
+    if manifest is None and not await _has_pack(reader, own):
         raise NotFoundError(f"there is no data set at {store.url}; nothing was deleted")
-    return Removal(
-        manifest=manifest,
-        objects=tuple(info for infos, test in is_own for info in infos if test(info.key)),
-        others=tuple(info for infos, test in is_own for info in infos if not test(info.key)),
-    )
+    return Removal(manifest=manifest, objects=tuple(own), others=tuple(others))
 
 
-async def _has_pack(reader: RetryingReader[Store], keys: list[str]) -> bool:
-    """Return whether a pack left a record that can be read, or one of its super-samples."""
+async def _has_pack(reader: RetryingReader[Store], objects: Iterable[ObjectInfo]) -> bool:
+    """Return whether a pack left a record that can be read, or its first super-sample."""
     if any(logged.record is not None for logged in await list_records(reader)):
         return True
-    for key in keys:
+    first = next((info.key for info in objects if SUPER_SAMPLE_KEY.fullmatch(info.key)), None)
+    if first is not None:
         with suppress(NotFoundError, FormatError, ChecksumError):
-            await open_super_sample(reader, key)
+            await open_super_sample(reader, first)
             return True
     return False
 

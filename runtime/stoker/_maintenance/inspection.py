@@ -31,6 +31,7 @@ from stoker.errors import (
 __all__ = [
     "BadObject",
     "Place",
+    "SUPER_SAMPLE_KEY",
     "list_super_samples",
     "open_super_sample",
     "problems_of",
@@ -40,7 +41,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8,10})", re.ASCII)
+SUPER_SAMPLE_KEY = re.compile(r"data/([0-9a-f]{16})/([0-9]{8}|[1-9][0-9]{8,9})", re.ASCII)
 _BAD = (NotFoundError, ObjectChangedError, ChecksumError, TruncatedError, FormatError)
 
 Place = tuple[str, int]
@@ -177,7 +178,7 @@ async def list_super_samples(store: Readable) -> dict[Place, ObjectInfo]:
         return {
             (match[1], int(match[2])): info
             async for info in RetryingReader(store).list("data/")
-            if (match := _KEY.fullmatch(info.key)) and object_key(match[1], int(match[2])) == info.key
+            if (match := SUPER_SAMPLE_KEY.fullmatch(info.key))
         }
     except NotFoundError:
         return {}

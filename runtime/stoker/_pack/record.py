@@ -40,10 +40,10 @@ __all__ = [
     "Journal",
     "Logged",
     "PackRecord",
+    "RECORD_KEY",
     "REMEMBERED_SECONDS",
     "SOURCE_BYTES",
     "STATES",
-    "is_record_key",
     "list_records",
     "no_sources",
     "read_record",
@@ -68,7 +68,8 @@ MODES = ("create", "append", "overwrite", "deferred")
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _IDENTITY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{16}", re.ASCII)
-_RECORD_KEY = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
+RECORD_KEY = re.compile(r"packs/[0-9a-f]{16}\.safetensors", re.ASCII)
+"""There is something else below ``packs/``, and more may come."""
 _JOB = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 _MAX_ROWS = 1 << 32
@@ -101,11 +102,6 @@ def no_sources() -> NDArray[np.uint8]:
 def record_key(run: str) -> str:
     """Return the key of a run's record."""
     return f"packs/{run}.safetensors"
-
-
-def is_record_key(key: str) -> bool:
-    """Return whether a record may be under a key: there is something else below ``packs/``, and more may come."""
-    return _RECORD_KEY.fullmatch(key) is not None
 
 
 def run_name(run: str) -> NDArray[np.uint8]:
@@ -323,7 +319,7 @@ async def list_records(
             found[info.key] = logged
 
     try:
-        listed = [info async for info in reader.list(f"packs/{run_prefix}") if is_record_key(info.key)]
+        listed = [info async for info in reader.list(f"packs/{run_prefix}") if RECORD_KEY.fullmatch(info.key)]
     except NotFoundError:  # the bucket itself does not exist: a local folder before its first object
         return []
     await for_each(listed, read, concurrency=_READS_AT_ONCE)

@@ -80,16 +80,17 @@ async def _read_header(
     Raises:
         PackError: it is damaged, its array does not account for the file's size, or its rows cannot be samples.
     """
-    data = await read_range(0, min(_PREFIX_BYTES, array_bytes))
-    major = data[6] if len(data) == _PREFIX_BYTES and data[:6] == b"\x93NUMPY" else 0
+    prefix = await read_range(0, min(_PREFIX_BYTES, array_bytes))
+    major = prefix[6] if len(prefix) == _PREFIX_BYTES and prefix[:6] == b"\x93NUMPY" else 0
     if major not in (1, 2):
         raise PackError(f"{where} is not an .npy file of version 1 or 2; save it again with numpy.save")
     start = 10 if major == 1 else 12
-    length = int.from_bytes(data[8:start], "little")
+    length = int.from_bytes(prefix[8:start], "little")
     if length > _MAX_HEADER_BYTES:
         raise PackError(f"{where} says that its header has {length} bytes; more than {_MAX_HEADER_BYTES} is no array's")
     end = start + length
-    data += await read_range(len(data), max(len(data), min(end, array_bytes)))
+    # A store may still hold a view of what it has read into, which then cannot grow.
+    data = prefix + await read_range(len(prefix), max(len(prefix), min(end, array_bytes)))
     try:
         # literal_eval reads constants only; what it costs is bounded by the length of the header.
         fields = ast.literal_eval(data[start:end].decode("latin-1").strip())

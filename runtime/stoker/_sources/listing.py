@@ -15,6 +15,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -217,17 +218,13 @@ async def _below(store: RetryingStore, location: Location, *, follow_links: bool
 
 async def _named(store: RetryingStore, url: str, names: list[str]) -> list[ObjectInfo]:
     wanted = set(names)
-    found = {item.key: item async for item in store.list(_common_prefix(names)) if item.key in wanted}
+    common = os.path.commonprefix(names)  # noqa: RUF071 - a beginning of keys, be it no folder
+    found = {item.key: item async for item in store.list(common) if item.key in wanted}
     if missing := [name for name in names if name not in found]:
         raise NotFoundError(
             f"{url}: {missing[0]} does not exist ({len(missing)} of {len(names)} are missing); check the range"
         )
     return [found[name] for name in names]
-
-
-def _common_prefix(names: list[str]) -> str:
-    first, last = min(names), max(names)
-    return first[: next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def is_wanted(item: ObjectInfo) -> bool:
@@ -291,34 +288,24 @@ def _check_links(root: Path, *, follow: bool) -> None:
 def _links(root: Path, real_root: Path, *, follow: bool) -> Iterator[tuple[Path, Path]]:
     """Yield the links below a folder, and below what they lead to if that is inside or followed; and their real paths.
 
-    A folder is entered behind the yield of the link to it, and once.
+    Hidden ones are passed over. A folder is entered behind the yield of the link to it, and once.
     """
     pending, seen = [(root, real_root)], {real_root}
     while pending:
-        for path, real, is_link in _visible(*pending.pop()):
-            if is_link:
-                yield path, real
-            is_entered = follow or real.is_relative_to(real_root)
-            if is_entered and real not in seen and os.path.isdir(path):  # noqa: PTH112 - Path.is_dir may raise
-                seen.add(real)
-                pending.append((path, real))
-
-
-def _visible(folder: Path, real_folder: Path) -> list[tuple[Path, Path, bool]]:
-    """Return the links and folders of a folder that are not hidden: path, real path, and whether it is a link."""
-    found = []
-    try:
-        with os.scandir(folder) as entries:
+        folder, real_folder = pending.pop()
+        with suppress(OSError), os.scandir(folder) as entries:  # gone, or not to be read, which the listing tells
             for entry in entries:
-                if entry.name.startswith("."):
+                is_link = entry.is_symlink()
+                if entry.name.startswith(".") or not (is_link or entry.is_dir()):
                     continue
-                if entry.is_symlink():
-                    found.append((folder / entry.name, Path(os.path.realpath(entry)), True))
-                elif entry.is_dir():
-                    found.append((folder / entry.name, real_folder / entry.name, False))
-    except OSError:  # gone meanwhile, or not to be read, which the listing tells
-        return []
-    return found
+                path = folder / entry.name
+                real = Path(os.path.realpath(entry)) if is_link else real_folder / entry.name
+                if is_link:
+                    yield path, real
+                is_entered = follow or real.is_relative_to(real_root)
+                if is_entered and real not in seen and os.path.isdir(path):  # noqa: PTH112 - Path.is_dir may raise
+                    seen.add(real)
+                    pending.append((path, real))
 
 
 def _shown(paths: list[Path], root: Path) -> str:

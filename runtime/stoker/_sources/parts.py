@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -131,13 +131,7 @@ class Part:
         if self.keys is None:
             event["objects"] = [[item.key, item.size_bytes, item.tag] for item in self.objects]
         else:
-            keys = self.keys
-            event["slice"] = {
-                "after": keys.after,
-                "until": keys.until,
-                "objects": keys.objects,
-                "fingerprint": keys.fingerprint,
-            }
+            event["slice"] = asdict(self.keys)
         if self.rows is not None:
             event["rows"] = list(self.rows)
         return event
