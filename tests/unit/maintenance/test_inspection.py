@@ -140,17 +140,8 @@ def test_an_object_that_was_damaged_on_its_way_only_is_not_bad() -> None:
     class OnceDamaging(WatchedStore):
         done = False
 
-        async def get_range(
-            self,
-            key: str,
-            start: int,
-            end: int,
-            *,
-            into: memoryview,
-            tag: str | None = None,
-            begun: Callable[[], None] | None = None,
-        ) -> ObjectInfo:
-            info = await self.store.get_range(key, start, end, into=into, tag=tag, begun=begun)
+        async def get_range(self, *which: Any, into: memoryview, **options: Any) -> ObjectInfo:
+            info = await super().get_range(*which, into=into, **options)
             if not self.done:
                 self.done = True
                 into[-1] ^= 1

@@ -15,7 +15,9 @@ import pytest
 from stoker import Array
 from stoker._base import task_group
 from stoker._sources import arrays, open_source
+from stoker.abc import ObjectInfo
 from stoker.errors import PackError, StokerError
+from stoker.testing import WatchedStore
 from support.memory import memory_of
 from support.places import look, put_all, read_all
 
@@ -107,6 +109,24 @@ def test_rows_are_streamed_not_the_whole_array(tmp_path: Path, monkeypatch: pyte
 
     assert memory_of(lambda: asyncio.run(read("x.npy"))).peak_bytes < 12 << 20
     assert memory_of(lambda: asyncio.run(read("bomb.npz"))).peak_bytes < 12 << 20
+
+
+def test_a_store_may_hold_on_to_a_view_of_what_it_has_read_into() -> None:
+    class Holding(WatchedStore):
+        held: list[memoryview]
+
+        async def get_range(self, *which: Any, into: memoryview, **options: Any) -> ObjectInfo:
+            self.held = [*getattr(self, "held", []), into]
+            return await super().get_range(*which, into=into, **options)
+
+    async def read(name: str) -> list[Any]:
+        source = await open_source(f"memory://held/{name}", wrap=Holding)
+        async with aclosing(source.read()) as samples:
+            return [sample["x"] async for _, sample in samples]
+
+    put_all("memory://held", {"x.npy": npy_of(X), "stored.npz": npz_of(False, x=X), "x.npz": npz_of(True, x=X)})
+    for name in ("x.npy", "stored.npz", "x.npz"):
+        assert np.array_equal(np.stack(asyncio.run(read(name))), X)
 
 
 def test_a_directory_longer_than_the_tail_that_is_read_first_is_found() -> None:
