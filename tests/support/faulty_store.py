@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stoker._base.checksum import crc32c
-from stoker._stores.credentials import ExpiredCredentialsError, with_renewal
+from stoker._stores.credentials import ExpiredCredentialsError
 from stoker.abc import ObjectInfo, ObjectRef
 from stoker.errors import (
     ConnectionLostError,
@@ -117,7 +117,13 @@ class FaultyStore:
         self.reading[key, start] += 1
         self.peak_active = max(self.peak_active, self.active)
         try:
-            return await with_renewal(self, lambda used: self._serve(number, used, (key, start, end), into, tag, begun))
+            used = await self.current()
+            try:
+                return await self._serve(number, used, (key, start, end), into, tag, begun)
+            except ExpiredCredentialsError:
+                if (renewed := await self.renew(used)) == used:
+                    raise
+            return await self._serve(number, renewed, (key, start, end), into, tag, begun)
         except asyncio.CancelledError:
             await self._close_slowly(into)
             raise

@@ -8,10 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from typing import TypeAlias
 
-from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
@@ -25,7 +23,6 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 from botocore.exceptions import ConnectionError as BotoCoreConnectionError
-from botocore.loaders import Loader, create_loader
 
 from stoker._stores.credentials import Identity, RenewedCredentials
 from stoker._stores.http import Failure, error_of
@@ -98,12 +95,6 @@ class AwsCredentials:
             self._found.drop(found)
         return await self.current()
 
-    def client_session(self) -> AioSession:
-        """Return a session of botocore's whose clients sign with these credentials."""
-        session = botocore_session(self._profile, None)
-        session.register_component("credential_provider", _Provider(self))
-        return session
-
     async def _look(self) -> tuple[_Found, float]:
         """Return what botocore finds, which may be what it had, and for how many seconds it is good."""
         try:
@@ -131,29 +122,6 @@ class _Found:
     keys: ReadOnlyCredentials
     method: str
     expires: datetime | None
-
-
-class _Current(AioCredentials):
-    """Credentials as botocore's signers take them, which are always the current ones."""
-
-    def __init__(self, source: AwsCredentials) -> None:
-        super().__init__("", "")
-        self._source = source
-
-    async def get_frozen_credentials(  # type: ignore[override]  # the stub of the base class says that it is sync
-        self,
-    ) -> ReadOnlyCredentials:
-        return await self._source.current()
-
-
-@dataclass(frozen=True, slots=True)
-class _Provider:
-    """What botocore asks for credentials."""
-
-    source: AwsCredentials
-
-    async def load_credentials(self) -> AioCredentials:
-        return _Current(self.source)
 
 
 def _error_of(error: BotoCoreError | ClientError) -> StoreError:
@@ -189,7 +157,6 @@ async def _is_metadata_service_out() -> bool:
 def botocore_session(profile: str | None, keys: Keys | None) -> AioSession:
     """Return a session of botocore's that has looked for nothing yet."""
     session = AioSession(profile=profile)
-    session.register_component("data_loader", _data_loader())
     if keys is not None:
         session.set_credentials(*keys)
     return session
@@ -215,9 +182,3 @@ def signed(
     request = AWSRequest(method="GET", url=url, headers=dict(headers))
     SigV4Auth(signer, service, region).add_auth(request)
     return dict(request.headers.items())
-
-
-@cache
-def _data_loader() -> Loader:
-    """The reader of botocore's service descriptions; it remembers them, so that only the first client costs 0.1 s."""
-    return create_loader()

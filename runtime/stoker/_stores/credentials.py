@@ -16,7 +16,6 @@ __all__ = [
     "ExpiredCredentialsError",
     "Renewable",
     "RenewedCredentials",
-    "with_renewal",
     "Endpoint",
     "Identity",
     "Introduced",
@@ -46,22 +45,6 @@ class Renewable(Protocol[_C]):
     async def renew(self, used: _C) -> _C:
         """Look afresh, unless that was done since ``used`` were taken; return ``used`` if there are no others."""
         ...
-
-
-async def with_renewal(source: Renewable[_C], work: Callable[[_C], Awaitable[_T]]) -> _T:
-    """Do ``work``; if the store says that the credentials have expired, renew them and do it once more.
-
-    Raises:
-        CredentialsError: there are none, or only expired ones.
-    """
-    used = await source.current()
-    try:
-        return await work(used)
-    except ExpiredCredentialsError:
-        renewed = await source.renew(used)
-        if renewed == used:
-            raise
-    return await work(renewed)
 
 
 class RenewedCredentials(Generic[_T]):

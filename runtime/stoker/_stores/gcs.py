@@ -1,4 +1,4 @@
-"""Google Cloud Storage: objects are read into the caller's memory over HTTP, all else goes through gcloud-aio."""
+"""Google Cloud Storage: its JSON API, of which the reads go straight into the caller's memory."""
 
 from __future__ import annotations
 
@@ -6,32 +6,24 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, urlencode
 
 import aiohttp
 from gcloud.aio.auth import AioSession, Token
 from gcloud.aio.auth.token import Type
-from gcloud.aio.storage import Storage
 from jwt import PyJWTError
 
 from stoker._base.meter import PriceKey
 from stoker._format.manifest import POINTER_KEY
-from stoker._stores.credentials import (
-    Endpoint,
-    ExpiredCredentialsError,
-    Identity,
-    RenewedCredentials,
-    parse_date,
-    with_renewal,
-)
+from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, RenewedCredentials, parse_date
 from stoker._stores.google_credentials import Signature, is_google_machine, signed_url, transient_failure
-from stoker._stores.http import Call, Failure, HttpReader, Reply, Rule, error_of
+from stoker._stores.http import Call, Failure, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, BucketObjects, said_in
-from stoker._stores.http_session import LEAST_SENT_BYTES_PER_SECOND, exchange, open_reader, open_session, translated
+from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
 from stoker._stores.network import check_endpoint, proxy_of, trusted
 from stoker._stores.options import GcsOptions
@@ -65,33 +57,15 @@ _NO_CREDENTIALS = (
 )
 
 
-class GcsAccess:
-    """Connections, token and control-plane client of one store in one event loop.
-
-    Attributes:
-        bucket_url: of the JSON API; what stands before ``/o``.
-        patience_seconds: that a call of the control plane has for its connection, and for its answer.
-        session: for whatever writes, lists or asks for metadata.
-        reader: performs reads.
-        storage: the client library's, over ``session``.
-    """
+class GcsAccess(Connections):
+    """Connections and token of one store in one event loop."""
 
     def __init__(self, bucket: str, options: GcsOptions) -> None:
         self._bucket, self._options = bucket, options
         self._emulator = _emulator(options, os.environ)
         self._token = RenewedCredentials(self._fetch_token, margin_seconds=_TOKEN_MARGIN_SECONDS)
-        self.root_url = self._emulator or _GOOGLE
-        self.bucket_url = f"{self.root_url}/storage/v1/b/{bucket}"
-        self.patience_seconds = options.http.connect_timeout_seconds + options.http.read_timeout_seconds
-        self.session = open_session(options.http, self.root_url)
-        self.reader: HttpReader = open_reader(options.http, self.root_url, self.session)
-        # A "development" client asks for no token: ours goes into every call's headers.
-        self.storage = Storage(
-            session=cast("Session", _Unredirected(self.session)),
-            api_root=self.root_url,
-            api_is_dev=True,
-            token=cast("Token", object()),
-        )
+        self._root_url = self._emulator or _GOOGLE
+        super().__init__(options.http, self._root_url)
 
     async def current(self) -> str | None:
         """Return a token, renewed if it is about to expire; None where requests carry none.
@@ -126,22 +100,37 @@ class GcsAccess:
 
     async def endpoint(self) -> Endpoint:
         """Ask for the bucket's location; to whom that is refused it still says what time it is."""
-        url = f"{self.bucket_url}?fields=location"
-        with translated(self.root_url):
-            call = Call(method="GET", url=url, headers=self.headers(await self.current()), address=self.root_url)
-            reply = await exchange(self.session, call)
+        url = f"{self._root_url}/storage/v1/b/{self._bucket}?fields=location"
+        headers = self.headers(await self.current())
+        reply = await self.reader.read(Call(method="GET", url=url, headers=headers, address=self._root_url))
         location = _LOCATION.search(reply.body) if not reply.refused else None
         return Endpoint(
-            address=self.root_url,
+            address=self._root_url,
             region=location[1].decode().lower() if location else "",
             date=parse_date(reply.headers.get("Date")),
         )
 
+    def call(self, asked: Asked, key: str, token: str | None, address: str) -> Call:
+        """Return a request that ``token`` authorises; ``key`` is within the bucket, empty for what it lists."""
+        method, headers = asked.method, self.headers(token) | asked.headers
+        url = f"{self._root_url}/storage/v1/b/{self._bucket}/o"
+        query = dict(asked.query or {})
+        if key and not query and asked.only_reads:
+            query["alt"] = "media"
+        if asked.body is not None:
+            method, url = "POST", f"{self._root_url}/upload/storage/v1/b/{self._bucket}/o"
+            query |= {"uploadType": "media", "name": key}
+            headers["Content-Type"] = "application/octet-stream"
+        elif key:
+            url = f"{url}/{quote(key, safe='')}"
+        if asked.tag is not None or asked.is_new:
+            query["ifGenerationMatch"] = "0" if asked.tag is None else _generation(asked.tag)
+        url = f"{url}?{urlencode(query)}" if query else url
+        return Call(method=method, url=url, headers=headers, address=address, data=asked.body)
+
     def headers(self, token: str | None) -> dict[str, str]:
         """Return the headers of a request that ``token`` authorises."""
-        headers = {"Accept-Encoding": "identity"}
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         if self._options.user_project is not None:
             headers["X-Goog-User-Project"] = self._options.user_project
         return headers
@@ -173,11 +162,6 @@ class GcsAccess:
             return Token(file, None, [_SCOPE])
         except (OSError, ValueError, LookupError) as error:
             raise _malformed(error) from None
-
-    async def close(self) -> None:
-        """Close the connections; those of calls in progress break."""
-        await self.reader.close()
-        await self.session.close()
 
     async def _fetch_token(self) -> tuple[str, float]:
         """Get a token and its life, past the library's own cache, which retries for a minute and leaves a task."""
@@ -217,23 +201,6 @@ def _malformed(error: Exception) -> CredentialsError:
     )
 
 
-class _Unredirected:
-    """A session whose requests follow no redirect: an endpoint must not send a token, or this machine, elsewhere."""
-
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(getattr(self._session, name), allow_redirects=False, raise_for_status=_refuse_redirect)
-
-
-async def _refuse_redirect(response: aiohttp.ClientResponse) -> None:
-    if 300 <= response.status < 400:
-        raise aiohttp.ClientResponseError(
-            response.request_info, (), status=response.status, message="a redirect", headers=response.headers
-        )
-
-
 def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None:
     """Return the address of an emulator, if one is meant; as in Google's own clients, its scheme may be left out."""
     address = options.endpoint_url or environment.get("STORAGE_EMULATOR_HOST")
@@ -243,8 +210,6 @@ def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None
     check_endpoint(url, "STORAGE_EMULATOR_HOST")
     return url.rstrip("/")
 
-
-_T = TypeVar("_T")
 
 _REJECTED: Rule = (ExpiredCredentialsError, "the token is missing, expired or not valid; log in again")
 _SLOW: Rule = (ThrottledError, "Google asks to slow down; send fewer requests at once")
@@ -263,8 +228,7 @@ _BY_CODE: dict[str, Rule] = {
 }
 
 _NONSENSE = "the answer makes no sense; is this a GCS endpoint?"
-# What the client library ends with, since it trusts its endpoint.
-_NO_SENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_AS_JSON = {"alt": "json"}
 _LIST_FIELDS = "items(name,size,generation),nextPageToken"
 _MISSING_BUCKET = "The specified bucket does not exist"
 _BUCKET_CHECK_SECONDS = 2.0
@@ -291,142 +255,75 @@ class GcsStore(BucketObjects[GcsAccess]):
         return await self._access.get().presigned(self._at.full_key(key), seconds, query)
 
     async def _head(self, key: str) -> ObjectInfo:
-        full_key, address = self._at.full_key(key), self._at.object_url(key)
-        metadata = await self._control(
-            address, lambda storage, extra: storage.download_metadata(self._at.bucket, full_key, **extra), key=key
-        )
-        return _object_info(key, metadata, address)
+        return _object_info(key, *await self._document(Asked("GET", key, query=_AS_JSON)))
 
     async def _page(self, prefix: str, after: str, token: str) -> tuple[list[ObjectInfo], str]:
-        wanted = {"prefix": prefix, "fields": _LIST_FIELDS, "maxResults": "1000"}
-        wanted |= {name: value for name, value in (("startOffset", after), ("pageToken", token)) if value}
-        page = await self._control(
-            self.url, lambda storage, extra: storage.list_objects(self._at.bucket, params=wanted, **extra)
-        )
-        complaint = f"{self.url}: {_NONSENSE}"
+        query = {"prefix": prefix, "fields": _LIST_FIELDS, "maxResults": "1000"}
+        query |= {name: value for name, value in (("startOffset", after), ("pageToken", token)) if value}
+        page, complaint = await self._document(Asked("GET", None, query=query))
         infos = [
-            _object_info(self._at.relative(said_in(entry, "name", str, complaint)), entry, self.url)
+            _object_info(self._at.relative(said_in(entry, "name", str, complaint)), entry, complaint)
             for entry in said_in(page, "items", list, complaint, [])
         ]
         return infos, said_in(page, "nextPageToken", str, complaint, "")
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
-        full_key, address, body = self._at.full_key(key), self._at.object_url(key), bytes(data)
-        condition = {"ifGenerationMatch": "0"} if if_absent else {}
-        if if_tag is not None:
-            condition = {"ifGenerationMatch": _generation(if_tag)}
-        metadata = await self._control(
-            address,
-            lambda storage, extra: storage.upload(
-                self._at.bucket,
-                full_key,
-                body,
-                content_type="application/octet-stream",
-                parameters=dict(condition),
-                force_resumable_upload=False,
-                **extra,
-            ),
-            sent_bytes=len(body),
-            writing=True,
-        )
-        return _object_info(key, metadata, address)
+        asked = Asked("PUT", key, tag=if_tag, is_new=if_absent, body=bytes(data))
+        return _object_info(key, *await self._document(asked))
 
     async def _delete(self, key: str) -> None:
-        full_key = self._at.full_key(key)
         try:
-            await self._control(
-                self._at.object_url(key),
-                lambda storage, extra: storage.delete(self._at.bucket, full_key, **extra),
-                key=key,
-            )
+            await self._ask(Asked("DELETE", key))
         except BucketNotFoundError:
             raise
         except NotFoundError:
             return
 
+    async def _document(self, asked: Asked) -> tuple[object, str]:
+        """Return the JSON of an answer, and what to say if it makes no sense."""
+        complaint = f"{self.url if asked.key is None else self._at.object_url(asked.key)}: {_NONSENSE}"
+        reply = await self._ask(asked)
+        try:
+            return json.loads(reply.body), complaint
+        except (ValueError, RecursionError):
+            raise UnexpectedAnswerError(complaint) from None
+
     def _call(self, access: GcsAccess, asked: Asked, proof: str | None, address: str) -> Call:
-        condition = {} if asked.tag is None else {"ifGenerationMatch": _generation(asked.tag)}
-        path = f"{access.bucket_url}/o/{quote(self._at.full_key(asked.key), safe='')}"
-        url = f"{path}?{urlencode({'alt': 'media', **condition})}"
-        return Call(method=asked.method, url=url, headers=access.headers(proof) | asked.headers, address=address)
+        return access.call(asked, "" if asked.key is None else self._at.full_key(asked.key), proof, address)
 
     async def _refusal(
         self, access: GcsAccess, asked: Asked, proof: str | None, address: str, reply: Reply
     ) -> StoreError:
-        failure = _failure(address, reply.status, reply.body.decode(errors="replace"), reply.headers)
-        return await self._error(access, proof, failure, asked.key)
+        """Return the error for a refusal.
+
+        A 404 may mean the object or the bucket. Where its text does not say, the bucket is asked for, but only for the
+        manifest, which comes first: an object that is not there is usual, and the bucket then known to be.
+        """
+        failure = _failure(address, reply, writing=asked.body is not None)
+        if reply.status == 404 and (
+            asked.key is None
+            or asked.body is not None
+            or failure.text.startswith(_MISSING_BUCKET)
+            or (asked.key == POINTER_KEY and not await self._has_bucket(access, proof, address))
+        ):
+            return BucketNotFoundError(f"{address}: the bucket does not exist; check its name")
+        return error_of(failure, _BY_CODE)
+
+    async def _has_bucket(self, access: GcsAccess, token: str | None, address: str) -> bool:
+        """Return False only where Google says so in time."""
+        asked = Asked("GET", None, query={"maxResults": "1", "fields": "nextPageToken"})
+        try:
+            async with asyncio.timeout(_BUCKET_CHECK_SECONDS):
+                return (await access.reader.read(access.call(asked, "", token, address))).status != 404
+        except (StokerError, TimeoutError):
+            return True
 
     def _info(self, key: str, reply: Reply) -> ObjectInfo | None:
         generation = reply.headers.get("x-goog-generation")  # which some emulators leave out
         return None if generation is None else ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=generation)
 
-    async def _control(
-        self,
-        address: str,
-        work: Callable[[Storage, dict[str, Any]], Awaitable[_T]],
-        *,
-        key: str = "",
-        sent_bytes: int = 0,
-        writing: bool = False,
-    ) -> _T:
-        """Perform a call of the control plane, once more if the token had to be renewed.
 
-        Args:
-            address: of the object or bucket, for messages.
-            work: makes the call; it hands the keyword arguments on to the client library.
-            key: of the object that may be missing; without one, it can only be the bucket.
-            sent_bytes: of the body.
-            writing: whether a condition that failed is a lost race.
-        """
-        access = self._access.get()
-
-        async def once(token: str | None) -> _T:
-            extra = {"headers": access.headers(token), "timeout": access.session.timeout}
-            with translated(address):
-                try:
-                    async with asyncio.timeout(access.patience_seconds + sent_bytes / LEAST_SENT_BYTES_PER_SECOND):
-                        return await work(access.storage, extra)
-                except aiohttp.ClientResponseError as error:
-                    if error.status < 300:  # of another type than the library reads
-                        raise UnexpectedAnswerError(f"{address}: {_NONSENSE}") from None
-                    said = error.message.replace(token, "***") if token else error.message
-                    failure = _failure(address, error.status, said, error.headers or {}, writing=writing)
-                    # Not chained: the client's error holds the request, and so the token.
-                    raise await self._error(access, token, failure, key) from None
-                except (StokerError, aiohttp.ClientError, OSError):
-                    raise
-                except _NO_SENSE:
-                    raise UnexpectedAnswerError(f"{address}: {_NONSENSE}") from None
-
-        return await with_renewal(access, once)
-
-    async def _error(self, access: GcsAccess, token: str | None, failure: Failure, key: str) -> StoreError:
-        """Return the error for a failure.
-
-        A 404 may mean the object or the bucket. Where its text does not say, the bucket is asked for, but only for the
-        manifest, which comes first: an object that is not there is usual, and the bucket then known to be.
-        """
-        if failure.status == 404 and (
-            not key
-            or failure.text.startswith(_MISSING_BUCKET)
-            or (key == POINTER_KEY and not await self._has_bucket(access, token, failure.address))
-        ):
-            return BucketNotFoundError(f"{failure.address}: the bucket does not exist; check its name")
-        return error_of(failure, _BY_CODE)
-
-    async def _has_bucket(self, access: GcsAccess, token: str | None, address: str) -> bool:
-        """Return False only where Google says so in time."""
-        url = f"{access.bucket_url}/o?maxResults=1&fields=nextPageToken"
-        call = Call(method="GET", url=url, headers=access.headers(token), address=address)
-        try:
-            async with asyncio.timeout(_BUCKET_CHECK_SECONDS):
-                return (await access.reader.read(call)).status != 404
-        except (StokerError, TimeoutError):
-            return True
-
-
-def _object_info(key: str, metadata: object, address: str) -> ObjectInfo:
-    complaint = f"{address}: {_NONSENSE}"
+def _object_info(key: str, metadata: object, complaint: str) -> ObjectInfo:
     size, generation = (said_in(metadata, name, str, complaint) for name in ("size", "generation"))
     if not re.fullmatch(r"[0-9]{1,18}", size) or not re.fullmatch(r"[0-9]{1,20}", generation):
         raise UnexpectedAnswerError(complaint)
@@ -437,13 +334,13 @@ def _generation(tag: str) -> str:
     return tag if tag.isdecimal() and tag != "0" else _NO_GENERATION
 
 
-def _failure(address: str, status: int, text: str, headers: Mapping[str, str], *, writing: bool = False) -> Failure:
-    """Read an error document: JSON, after the client library's own words if it came through that, else plain text."""
-    code = ""
+def _failure(address: str, reply: Reply, *, writing: bool = False) -> Failure:
+    """Read an error document, which is JSON, or else plain text."""
+    code, text = "", reply.body.decode(errors="replace")
     try:
-        document = json.loads(text[text.index("{") :])["error"]
+        document = json.loads(text)["error"]
         text = str(document["message"])
         code = str(document["errors"][0]["reason"])
-    except _NO_SENSE:
+    except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    return Failure(address=address, status=status, code=code, text=text, headers=headers, writing=writing)
+    return Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers, writing=writing)

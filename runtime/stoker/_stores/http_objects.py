@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, Renewable
+from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, Introduced, Renewable
 from stoker._stores.http import Call, Destination, HttpReader, Reply
 from stoker._stores.location import Location, check_empty_range
 from stoker._stores.network import PerLoop
@@ -24,23 +24,17 @@ __all__ = ["Asked", "BucketObjects", "HttpObjects", "said_in"]
 _T = TypeVar("_T")
 
 
-class Access(Protocol):
+class Access(Renewable[Any], Introduced, Protocol):
     """Connections and credentials of one store in one event loop."""
 
-    async def identity(self) -> Identity:
-        """Return whose credentials are used.
-
-        Raises:
-            CredentialsError: there are none.
-        """
+    @property
+    def reader(self) -> HttpReader:
+        """What performs reads."""
         ...
 
-    async def endpoint(self) -> Endpoint:
-        """Return what the address answers to whoever asks.
-
-        Raises:
-            StoreError: it does not answer.
-        """
+    @property
+    def writer(self) -> HttpReader:
+        """What performs all else."""
         ...
 
     async def close(self) -> None:
@@ -48,39 +42,42 @@ class Access(Protocol):
         ...
 
 
-class BucketAccess(Access, Renewable[Any], Protocol):
-    """Connections to a bucket, whose requests are signed here."""
-
-    @property
-    def reader(self) -> HttpReader:
-        """What performs reads."""
-        ...
-
-
 _A = TypeVar("_A", bound=Access)
-_B = TypeVar("_B", bound=BucketAccess)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of an object.
+    """What is asked of an object, or of the bucket.
 
     Attributes:
         method: of HTTP.
-        key: relative to the store's root.
+        key: relative to the store's root; None for the bucket.
         range: as the header has it; empty for the whole object.
         tag: that the object must have; None for any.
+        is_new: whether there must be no such object.
+        body: to write; None to write nothing.
+        query: parameters of the URL, if it has any.
+        path: where it is served, with its parameters, if the key does not tell.
     """
 
     method: str
-    key: str
+    key: str | None
     range: str = ""
     tag: str | None = None
+    is_new: bool = False
+    body: bytes | None = None
+    query: Mapping[str, str] | None = None
+    path: str = ""
 
     @property
     def headers(self) -> dict[str, str]:
         """The header of the range."""
         return {"Range": self.range} if self.range else {}
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it leaves the bucket as it is."""
+        return self.method in ("GET", "HEAD")
 
 
 class HttpObjects(ObjectStore, Generic[_A]):
@@ -124,13 +121,34 @@ class HttpObjects(ObjectStore, Generic[_A]):
         reply = await self._ask(asked, Destination(into, start, end, begun))
         return self._info(key, reply) or await self._head(key)
 
-    @abstractmethod
     async def _ask(self, asked: Asked, destination: Destination | None = None) -> Reply:
-        """Send a request for an object.
+        """Send a request, once more if the credentials had to be renewed.
 
         Raises:
             StoreError: it was refused, or there was no answer.
         """
+        access, address = self._access.get(), self.url if asked.key is None else self._at.object_url(asked.key)
+        used, is_renewed = await access.current(), False
+        while True:
+            carrier = access.reader if asked.only_reads else access.writer
+            reply = await carrier.read(self._call(access, asked, used, address), destination)
+            if not reply.refused or (not asked.only_reads and 200 <= reply.status < 300):
+                return reply
+            error = await self._refusal(access, asked, used, address, reply)
+            if is_renewed or not isinstance(error, ExpiredCredentialsError):
+                raise error
+            renewed, is_renewed = await access.renew(used), True
+            if renewed == used:
+                raise error
+            used = renewed
+
+    @abstractmethod
+    def _call(self, access: _A, asked: Asked, proof: Any, address: str) -> Call:
+        """Return the request, with the proof of who asks."""
+
+    @abstractmethod
+    async def _refusal(self, access: _A, asked: Asked, proof: Any, address: str, reply: Reply) -> StoreError:
+        """Return the error for a refusal."""
 
     @abstractmethod
     def _info(self, key: str, reply: Reply) -> ObjectInfo | None:
@@ -141,30 +159,14 @@ class HttpObjects(ObjectStore, Generic[_A]):
         """
 
 
-class BucketObjects(HttpObjects[_B]):
-    """A bucket: requests are signed, and listings come in pages.
+class BucketObjects(HttpObjects[_A]):
+    """A bucket, whose listings come in pages.
 
     Attributes:
         nonsense: what to say of an answer that cannot be understood.
     """
 
     nonsense = "the answer makes no sense"
-
-    async def _ask(self, asked: Asked, destination: Destination | None = None) -> Reply:
-        """Send a request, once more if the credentials had to be renewed."""
-        access, address = self._access.get(), self._at.object_url(asked.key)
-        used, is_renewed = await access.current(), False
-        while True:
-            reply = await access.reader.read(self._call(access, asked, used, address), destination)
-            if not reply.refused:
-                return reply
-            error = await self._refusal(access, asked, used, address, reply)
-            if is_renewed or not isinstance(error, ExpiredCredentialsError):
-                raise error
-            renewed, is_renewed = await access.renew(used), True
-            if renewed == used:
-                raise error
-            used = renewed
 
     async def _list(self, prefix: str, start_after: str) -> AsyncIterator[ObjectInfo]:
         first, after = self._at.within_bucket(prefix), self._at.within_bucket(start_after) if start_after else ""
@@ -179,14 +181,6 @@ class BucketObjects(HttpObjects[_B]):
             if following == token:  # this would go on for ever
                 raise UnexpectedAnswerError(f"{self.url}: {self.nonsense}")
             token = following
-
-    @abstractmethod
-    def _call(self, access: _B, asked: Asked, proof: Any, address: str) -> Call:
-        """Return the request, signed."""
-
-    @abstractmethod
-    async def _refusal(self, access: _B, asked: Asked, proof: Any, address: str, reply: Reply) -> StoreError:
-        """Return the error for a refusal."""
 
     @abstractmethod
     async def _page(self, prefix: str, after: str, token: str) -> tuple[list[ObjectInfo], str]:

@@ -44,7 +44,7 @@ from stoker.errors import (
 )
 
 __all__ = [
-    "LEAST_SENT_BYTES_PER_SECOND",
+    "Connections",
     "SessionReader",
     "exchange",
     "open_reader",
@@ -53,9 +53,7 @@ __all__ = [
     "StrictConnector",
 ]
 
-LEAST_SENT_BYTES_PER_SECOND = 8 << 10
-"""A body that is sent more slowly than this never arrives; several share a link, which may be slow."""
-
+_MIN_SENT_BYTES_PER_SECOND = 8 << 10  # a body sent more slowly never arrives; several share a link, which may be slow
 _CONDITIONS = ("If-None-Match", "If-Match")
 _HEAD_END, _LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
 
@@ -133,6 +131,25 @@ def open_reader(
     return DirectReader(options, url, ca_bundle=ca_bundle)
 
 
+class Connections:
+    """Connections to one endpoint from one event loop.
+
+    Attributes:
+        reader: performs reads.
+        writer: performs all else.
+    """
+
+    def __init__(self, options: HttpOptions, url: str, *, ca_bundle: str | None = None) -> None:
+        self._session = open_session(options, url, ca_bundle=ca_bundle)
+        self.reader: HttpReader = open_reader(options, url, self._session, ca_bundle=ca_bundle)
+        self.writer: HttpReader = SessionReader(self._session)
+
+    async def close(self) -> None:
+        """Close the connections; those of calls in progress break."""
+        await self.reader.close()
+        await self._session.close()
+
+
 class SessionReader:
     """An :class:`~stoker._stores.http.HttpReader` over a session that somebody else closes."""
 
@@ -142,39 +159,39 @@ class SessionReader:
     async def read(self, call: Call, destination: Destination | None = None) -> Reply:
         """Receive an answer, and copy a range into its destination as it arrives."""
         with translated(call.address):
-            if destination is None:
-                return await exchange(self._session, call)
-            async with _answered(self._session, call) as response:
-                if response.status not in (200, 206):
-                    return await _refusal(response, call)
-                try:
-                    size_bytes = object_bytes_of_range(call, response.status, response.headers, destination)
-                    destination.begin()
-                    await _copy(response, destination.into, call.address)
-                except BaseException:
-                    response.close()  # there may be bytes on their way: the connection is of no use to anybody else
-                    raise
-                return Reply(status=response.status, headers=response.headers, size_bytes=size_bytes)
+            return await exchange(self._session, call, destination)
 
     async def close(self) -> None:
         """Nothing: the session is not this one's."""
 
 
-async def exchange(session: aiohttp.ClientSession, call: Call) -> Reply:
-    """Perform a call and return its whole answer; the HTTP client's errors stay as they are."""
+async def exchange(session: aiohttp.ClientSession, call: Call, destination: Destination | None = None) -> Reply:
+    """Perform a call and return its answer, as an HttpReader does; the HTTP client's errors stay as they are."""
     async with _answered(session, call) as response:
-        if response.status not in (200, 206):
-            return await _refusal(response, call)
-        body = bytearray()
-        while chunk := await response.content.readany():
+        try:
+            body, size_bytes = await _received(response, call, destination)
+        except BaseException:
+            response.close()  # there may be bytes on their way: the connection is of no use to anybody else
+            raise
+        return Reply(status=response.status, headers=response.headers, body=body, size_bytes=size_bytes)
+
+
+async def _received(response: aiohttp.ClientResponse, call: Call, destination: Destination | None) -> tuple[bytes, int]:
+    """Return what of an answer does not go into the destination, and the size of the whole object."""
+    body = bytearray()
+    if response.status not in (200, 206):
+        while len(body) < MAX_ERROR_BYTES and (chunk := await response.content.readany()):
             body += chunk
-            try:
-                checked_whole(len(body), call.address)
-            except StoreError:
-                response.close()
-                raise
-        size_bytes = object_bytes(call, response.headers, len(body))
-        return Reply(status=response.status, headers=response.headers, body=bytes(body), size_bytes=size_bytes)
+        return without_secrets(bytes(body[:MAX_ERROR_BYTES]), call.headers), 0
+    if destination is not None:
+        size_bytes = object_bytes_of_range(call, response.status, response.headers, destination)
+        destination.begin()
+        await _copy(response, destination.into, call.address)
+        return b"", size_bytes
+    while chunk := await response.content.readany():
+        body += chunk
+        checked_whole(len(body), call.address)
+    return bytes(body), object_bytes(call, response.headers, len(body))
 
 
 @asynccontextmanager
@@ -197,7 +214,7 @@ async def _allow_for_body(
     """Put off the time until the answer must be there by what a part of the body may take."""
     until_head: asyncio.Timeout | None = context.trace_request_ctx
     if until_head is not None and (due_seconds := until_head.when()) is not None and not until_head.expired():
-        until_head.reschedule(due_seconds + len(sent.chunk) / LEAST_SENT_BYTES_PER_SECOND)
+        until_head.reschedule(due_seconds + len(sent.chunk) / _MIN_SENT_BYTES_PER_SECOND)
 
 
 def _socket(silence_seconds: float, address: AddrInfoType) -> socket.socket:
@@ -221,14 +238,6 @@ def _request(
         allow_redirects=False,
         trace_request_ctx=until_head,
     )
-
-
-async def _refusal(response: aiohttp.ClientResponse, call: Call) -> Reply:
-    body = bytearray()
-    while len(body) < MAX_ERROR_BYTES and (chunk := await response.content.readany()):
-        body += chunk
-    said = without_secrets(bytes(body[:MAX_ERROR_BYTES]), call.headers)
-    return Reply(status=response.status, headers=response.headers, body=said)
 
 
 async def _copy(response: aiohttp.ClientResponse, into: memoryview, address: str) -> None:

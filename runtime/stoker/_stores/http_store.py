@@ -11,10 +11,12 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from stoker._format.manifest import POINTER_KEY, Manifest, version_key
-from stoker._stores.http import Destination, Failure, Reply, Rule, error_of
+from stoker._stores.http import Call, Destination, Failure, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, HttpObjects
 from stoker._stores.http_store_access import ServedAccess, callers_of, said_of
 from stoker._stores.location import Location, check_key, check_text
@@ -91,14 +93,26 @@ class HttpStore(HttpObjects[ServedAccess]):
                 yield await self._head(key)
 
     async def _ask(self, asked: Asked, destination: Destination | None = None) -> Reply:
-        path, address = await self._path(asked.key), self._at.object_url(asked.key)
-        condition = {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
-        reply = await self._access.get().read(path, asked.headers | condition, address, destination)
-        if reply.refused:
-            raise error_of(self._failure(address, reply), _BY_CODE)
-        if version := version_of(asked.key):
+        key = asked.key or ""
+        reply = await super()._ask(replace(asked, path=await self._path(key)), destination)
+        if version := version_of(key):
             self._pinned.add(version)
         return reply
+
+    def _call(self, access: ServedAccess, asked: Asked, proof: Any, address: str) -> Call:
+        condition = {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
+        return access.call(asked.path, asked.headers | condition, proof, address)
+
+    async def _refusal(
+        self, access: ServedAccess, _asked: Asked, _proof: Any, address: str, reply: Reply
+    ) -> StoreError:
+        code, text = said_of(reply)
+        if not code and reply.status in (401, 403):
+            return access.shut_out(address, reply)
+        if code == "no-such-dataset":  # whatever of it was asked for
+            address = self.url
+        failure = Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)
+        return error_of(failure, _BY_CODE)
 
     async def _path(self, key: str) -> str:
         """Return where an object is served, below the data set's URL.
@@ -152,13 +166,6 @@ class HttpStore(HttpObjects[ServedAccess]):
         return PermissionDeniedError(
             f"{self._at.object_url(key)}: what a function serves is read-only; write to the bucket behind it"
         )
-
-    def _failure(self, address: str, reply: Reply) -> Failure:
-        """Read an error of the function's; a bucket's or a platform's says enough by its status."""
-        code, text = said_of(reply)
-        if code == "no-such-dataset":  # whatever of it was asked for
-            address = self.url
-        return Failure(address=address, status=reply.status, code=code, text=text, headers=reply.headers)
 
 
 class RowIndex:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from stoker._stores.access_token import end_of
-from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, Renewable, parse_date, with_renewal
+from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, Renewable, parse_date
 from stoker._stores.http import Call, Destination, Failure, HttpReader, Reply, Rule, error_of
-from stoker._stores.http_session import open_reader, open_session
+from stoker._stores.http_session import Connections
 from stoker._stores.network import check_endpoint, is_this_machine
 from stoker._stores.options import Auth, HttpOptions, ServedOptions
 from stoker.errors import (
@@ -290,42 +289,41 @@ class ServedAccess:
     def __init__(self, url: str, caller: Caller[Any], http: HttpOptions) -> None:
         self._url, self._caller, self._http = url, caller, http
         self._is_local = is_this_machine(urlsplit(url).hostname or "")
-        self._carriers: dict[str, tuple[HttpReader, aiohttp.ClientSession]] = {}
+        self._connections: dict[str, Connections] = {}
+        self.current, self.renew, self.identity = caller.current, caller.renew, caller.identity
 
-    async def read(
-        self, path: str, headers: Mapping[str, str], address: str, destination: Destination | None = None
-    ) -> Reply:
-        """Return the answer to a GET of a path below the data set's, from wherever the function sends us.
+    @property
+    def reader(self) -> HttpReader:
+        """This: it follows one redirect."""
+        return self
+
+    writer = reader
+
+    def call(self, path: str, headers: Mapping[str, str], proof: Any, address: str) -> Call:
+        """Return a GET of a path below the data set's.
 
         A condition in ``headers`` is for the function: where the bucket answers itself, its tags may be others.
-
-        Raises:
-            StoreError: there was no answer, the platform does not let us in, or a redirect must not be followed.
         """
         url = f"{self._url}/{path}"
+        return Call(method="GET", url=url, headers=self._caller.headers(url, headers, proof), address=address)
 
-        async def once(proof: Any) -> Reply:
-            shown = self._caller.headers(url, headers, proof)
-            reply = await self._carried(Call(method="GET", url=url, headers=shown, address=address), destination)
-            if reply.status in (401, 403) and not said_of(reply)[0]:
-                raise self._shut_out(address, reply)
-            return reply
+    async def read(self, call: Call, destination: Destination | None = None) -> Reply:
+        """Return the answer to a call from wherever the function sends us, which is asked for the same range only.
 
-        reply = await with_renewal(self._caller, once)
+        Raises:
+            StoreError: there was no answer, or a redirect must not be followed.
+        """
+        reply = await self._carried(call, destination)
         if reply.status != _REDIRECT:
             return reply
-        plain = {name: value for name, value in headers.items() if name != "If-Match"}
-        target = self._checked(reply.headers.get("Location", ""), address)
-        reply = await self._carried(Call(method="GET", url=target, headers=plain, address=address), destination)
+        target = self._checked(reply.headers.get("Location", ""), call.address)
+        headers = {name: value for name, value in call.headers.items() if name == "Range"}
+        reply = await self._carried(replace(call, url=target, headers=headers), destination)
         if 300 <= reply.status < 400:
-            raise StoreError(f"{address}: the function redirects to what redirects again; that is not followed")
+            raise StoreError(f"{call.address}: the function redirects to what redirects again; that is not followed")
         if reply.status in (400, 401, 403):
-            raise error_of(Failure(address=address, status=reply.status), {str(reply.status): _STALE})
+            raise error_of(Failure(address=call.address, status=reply.status), {str(reply.status): _STALE})
         return reply
-
-    async def identity(self) -> Identity:
-        """Return who calls."""
-        return await self._caller.identity()
 
     async def endpoint(self) -> Endpoint:
         """Ask for a byte of the manifest without saying who asks: even a refusal says what time it is."""
@@ -335,7 +333,7 @@ class ServedAccess:
         region, date = match[1] if match else "", parse_date(reply.headers.get("Date"))
         return Endpoint(address=self._url, region=region, date=date)
 
-    def _shut_out(self, address: str, reply: Reply) -> StoreError:
+    def shut_out(self, address: str, reply: Reply) -> StoreError:
         """Return the error for a refusal of the platform's: the function has not seen the request."""
         # AWS's type may be followed by a colon and where it is defined.
         code = reply.headers.get("x-amzn-ErrorType", "").partition(":")[0]
@@ -346,21 +344,18 @@ class ServedAccess:
 
     async def close(self) -> None:
         """Close the connections; those of calls in progress break."""
-        for reader, session in self._carriers.values():
-            await reader.close()
-            await session.close()
-        self._carriers.clear()
+        for connections in self._connections.values():
+            await connections.close()
+        self._connections.clear()
 
     async def _carried(self, call: Call, destination: Destination | None) -> Reply:
         parts = urlsplit(call.url)
         origin = f"{parts.scheme}://{parts.netloc}"
-        if origin not in self._carriers:
-            if len(self._carriers) >= _MAX_ORIGINS:
+        if origin not in self._connections:
+            if len(self._connections) >= _MAX_ORIGINS:
                 raise StoreError(f"{call.address}: the function redirects to ever more hosts; is it a stoker function?")
-            session = open_session(self._http, origin)
-            self._carriers[origin] = open_reader(self._http, origin, session), session
-        reader, _ = self._carriers[origin]
-        return await reader.read(call, destination)
+            self._connections[origin] = Connections(self._http, origin)
+        return await self._connections[origin].reader.read(call, destination)
 
     def _checked(self, location: str, address: str) -> str:
         """Return where a redirect leads: to https, or on this machine where the function is on it, too.

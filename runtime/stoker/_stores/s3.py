@@ -1,28 +1,21 @@
-"""S3 and its like: objects are read by signed GETs into the caller's memory, all else goes through aioboto3."""
+"""S3 and its like: signed requests, of which the reads go straight into the caller's memory."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree
 
-import aiohttp
 from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    NoCredentialsError,
-    ParamValidationError,
-)
-from botocore.parsers import ResponseParserError
 
 from stoker._base.meter import PriceKey
-from stoker._stores.credentials import ExpiredCredentialsError, with_renewal
+from stoker._stores.credentials import ExpiredCredentialsError
 from stoker._stores.http import Call, Failure, Reply, Rule, error_of
-from stoker._stores.http_objects import Asked, BucketObjects, said_in
-from stoker._stores.http_session import translated
+from stoker._stores.http_objects import Asked, BucketObjects
 from stoker._stores.location import Location
 from stoker._stores.options import S3Options
 from stoker._stores.s3_access import S3Access, endpoint_of
@@ -37,7 +30,6 @@ from stoker.errors import (
     PermissionDeniedError,
     PreconditionFailedError,
     RangeBeyondEndError,
-    StokerError,
     StoreError,
     ThrottledError,
     TransientError,
@@ -45,12 +37,7 @@ from stoker.errors import (
     WrongRegionError,
 )
 
-if TYPE_CHECKING:
-    from types_aiobotocore_s3.client import S3Client
-
 __all__ = ["S3Store"]
-
-_T = TypeVar("_T")
 
 _BAD_KEY: Rule = (CredentialsError, "the access key or its secret is wrong; check the credentials in use")
 _DENIED: Rule = (
@@ -96,13 +83,6 @@ _BY_CODE: dict[str, Rule] = {
 
 _NONSENSE = "the answer makes no sense; is this an S3 endpoint?"
 
-# botocore's own errors, where no answer came; the first row that matches counts.
-_BY_TYPE: tuple[tuple[type[Exception] | tuple[type[Exception], ...], type[StokerError], str], ...] = (
-    (NoCredentialsError, CredentialsError, "no AWS credentials were found"),
-    (ParamValidationError, ConfigError, "the bucket or key is not one that S3 can have"),
-    (BotoCoreError, StoreError, "the request could not be made"),
-)
-
 
 class S3Store(BucketObjects[S3Access]):
     """``s3://bucket/prefix``."""
@@ -117,7 +97,6 @@ class S3Store(BucketObjects[S3Access]):
             )
         super().__init__(location, partial(S3Access, location.bucket, options))
         self._options = options
-        self._payer: dict[str, Any] = {"RequestPayer": "requester"} if options.requester_pays else {}
 
     def price_key(self) -> PriceKey:
         """Return by what its prices are found: many services speak S3 at endpoints of their own."""
@@ -143,51 +122,42 @@ class S3Store(BucketObjects[S3Access]):
             return self._info(key, await self._ask(Asked("GET", key, "bytes=0-0")))
 
     async def _page(self, prefix: str, after: str, token: str) -> tuple[list[ObjectInfo], str]:
-        arguments: dict[str, Any] = {"Bucket": self._at.bucket, "Prefix": prefix, **self._payer}
-        arguments |= {name: value for name, value in (("StartAfter", after), ("ContinuationToken", token)) if value}
-        page = await self._control(self.url, lambda client: client.list_objects_v2(**arguments))
-        complaint = f"{self.url}: {_NONSENSE}"
-        infos = [
-            ObjectInfo(
-                key=self._at.relative(said_in(entry, "Key", str, complaint)),
-                size_bytes=said_in(entry, "Size", int, complaint),
-                tag=_tag(said_in(entry, "ETag", str, complaint)),
-            )
-            for entry in page.get("Contents", [])
-        ]
-        return infos, said_in(page, "NextContinuationToken", str, complaint) if page.get("IsTruncated") else ""
+        query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
+        query |= {name: value for name, value in (("start-after", after), ("continuation-token", token)) if value}
+        reply = await self._ask(Asked("GET", None, query=query))
+        try:
+            page = ElementTree.fromstring(reply.body)  # noqa: S314 - expat limits what entities expand to
+            decoded = unquote_plus if page.findtext("{*}EncodingType") == "url" else str
+            infos = [self._listed(entry, decoded) for entry in page.iterfind("{*}Contents")]
+            is_last = page.findtext("{*}IsTruncated") != "true"
+            return infos, "" if is_last else _text(page, "NextContinuationToken")
+        except (ElementTree.ParseError, ValueError, LookupError):  # the latter two: it is of no encoding that there is
+            raise UnexpectedAnswerError(f"{self.url}: {_NONSENSE}") from None
+
+    def _listed(self, entry: ElementTree.Element, decoded: Callable[[str], str]) -> ObjectInfo:
+        key, size, tag = decoded(_text(entry, "Key")), _text(entry, "Size"), _tag(_text(entry, "ETag"))
+        return ObjectInfo(key=self._at.relative(key), size_bytes=int(size), tag=tag)
 
     async def _put(self, key: str, data: Buffer, *, if_absent: bool, if_tag: str | None) -> ObjectInfo:
-        body, address = bytes(data), self._at.object_url(key)
-        arguments: dict[str, Any] = {"Bucket": self._at.bucket, "Key": self._at.full_key(key), "Body": body}
-        if if_absent:
-            arguments["IfNoneMatch"] = "*"
-        if if_tag is not None:
-            arguments["IfMatch"] = f'"{if_tag}"'
+        body = bytes(data)
         try:
-            answer = await self._control(
-                address, lambda client: client.put_object(**arguments, **self._payer), writing=True
-            )
+            reply = await self._ask(Asked("PUT", key, tag=if_tag, is_new=if_absent, body=body))
         except BucketNotFoundError:
             raise
         except NotFoundError as error:  # If-Match finds nothing to compare with
             raise PreconditionFailedError(
-                f"{address} was deleted by somebody else; read it again and decide"
+                f"{self._at.object_url(key)} was deleted by somebody else; read it again and decide"
             ) from error
-        return ObjectInfo(
-            key=key, size_bytes=len(body), tag=_tag(said_in(answer, "ETag", str, f"{address}: {_NONSENSE}"))
-        )
+        return replace(self._info(key, reply), size_bytes=len(body))
 
     async def _delete(self, key: str) -> None:
-        arguments: dict[str, Any] = {"Bucket": self._at.bucket, "Key": self._at.full_key(key), **self._payer}
-        await self._control(self._at.object_url(key), lambda client: client.delete_object(**arguments))
+        await self._ask(Asked("DELETE", key))
 
     def _call(self, access: S3Access, asked: Asked, proof: ReadOnlyCredentials | None, address: str) -> Call:
-        condition = {} if asked.tag is None else {"If-Match": f'"{asked.tag}"'}
-        return access.call(asked.method, self._at.full_key(asked.key), asked.headers | condition, proof, address)
+        return access.call(asked, "" if asked.key is None else self._at.full_key(asked.key), proof, address)
 
-    async def _refusal(self, _access: S3Access, _asked: Asked, _proof: Any, address: str, reply: Reply) -> StoreError:
-        return error_of(_failure(address, reply), _BY_CODE)
+    async def _refusal(self, _access: S3Access, asked: Asked, _proof: Any, address: str, reply: Reply) -> StoreError:
+        return error_of(_failure(address, reply, writing=asked.body is not None), _BY_CODE)
 
     def _info(self, key: str, reply: Reply) -> ObjectInfo:
         if "ETag" not in reply.headers:
@@ -196,66 +166,40 @@ class S3Store(BucketObjects[S3Access]):
             )
         return ObjectInfo(key=key, size_bytes=reply.size_bytes, tag=_tag(reply.headers["ETag"]))
 
-    async def _control(self, address: str, work: Callable[[S3Client], Awaitable[_T]], *, writing: bool = False) -> _T:
-        """Perform a call of the control plane, once more if the credentials had to be renewed."""
-        access = self._access.get()
-
-        async def once(_: ReadOnlyCredentials | None) -> _T:
-            with _control_errors(address, writing=writing):
-                return await work(await access.client())
-
-        return await with_renewal(access, once)
-
 
 def _tag(etag: str) -> str:
     return etag.strip('"')
 
 
-def _failure(address: str, reply: Reply) -> Failure:
+def _text(element: ElementTree.Element, name: str) -> str:
+    """Return the text of a part of an answer.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = element.findtext(f"{{*}}{name}")
+    if not found:
+        raise ValueError(name)
+    return found
+
+
+def _failure(address: str, reply: Reply, *, writing: bool = False) -> Failure:
     """Read an error document; regular expressions, since an XML parser has more to fear from a hostile one."""
     code, text, region = (
         match[1].decode(errors="replace") if (match := re.search(pattern, reply.body)) else ""
         for pattern in (rb"<Code>([^<]+)</Code>", rb"<Message>([^<]+)</Message>", rb"<Region>([^<]+)</Region>")
     )
-    return _failure_of(address, reply.status, code, text, reply.headers, region=region)
-
-
-def _failure_of(
-    address: str, status: int, code: str, text: str, headers: Mapping[str, str], *, region: str, writing: bool = False
-) -> Failure:
-    region = headers.get("x-amz-bucket-region", region)
+    region = reply.headers.get("x-amz-bucket-region", region)
     region = region if re.fullmatch(r"[a-z0-9-]{1,32}", region) else ""
-    if status in (301, 307, 400) and region and code in ("", "301", "307", "400", "AuthorizationHeaderMalformed"):
+    is_elsewhere = region and code in ("", "AuthorizationHeaderMalformed")
+    if reply.status in (301, 307, 400) and is_elsewhere:
         code = "WrongRegion"
     return Failure(
-        address=address, status=status, code=code, text=text, region=region, headers=headers, writing=writing
+        address=address,
+        status=reply.status,
+        code=code,
+        text=text,
+        region=region,
+        headers=reply.headers,
+        writing=writing,
     )
-
-
-@contextmanager
-def _control_errors(address: str, *, writing: bool) -> Iterator[None]:
-    with translated(address):
-        try:
-            yield
-        except ClientError as error:
-            details, meta = error.response.get("Error", {}), error.response["ResponseMetadata"]
-            raise error_of(
-                _failure_of(
-                    address,
-                    meta["HTTPStatusCode"],
-                    details.get("Code", ""),
-                    details.get("Message", ""),
-                    meta["HTTPHeaders"],
-                    region=str(details.get("Region", "")),
-                    writing=writing,
-                ),
-                _BY_CODE,
-            ) from None
-        except BotoCoreError as error:
-            kind, what = next((kind, what) for types, kind, what in _BY_TYPE if isinstance(error, types))
-            raise kind(f"{address}: {what} ({error})") from error
-        except (StokerError, aiohttp.ClientError, OSError):
-            raise
-        except (ResponseParserError, ValueError, LookupError, TypeError, AttributeError):
-            # From a library that trusts its endpoint; what it says quotes the answer, which may quote our token.
-            raise UnexpectedAnswerError(f"{address}: {_NONSENSE}") from None

@@ -111,7 +111,7 @@ def _read_s3_refusal(data: bytes) -> str:
 
 def _read_gcs_refusal(data: bytes) -> str:
     status, headers, body = _http(data)
-    failure = gcs._failure("gs://bucket/key", status, body.decode(errors="replace"), headers)
+    failure = gcs._failure("gs://bucket/key", Reply(status=status, headers=headers, body=body))
     return _checked(error_of(failure, gcs._BY_CODE), headers)
 
 
@@ -127,7 +127,7 @@ def _s3_refusals() -> list[bytes]:
 def _gcs_refusals() -> list[bytes]:
     reasons = [(429, "rateLimitExceeded"), (401, "authError"), (404, "notFound"), (400, "userProjectMissing")]
     return [
-        f"{code}\nRetry-After: 3\n\nclient says: ".encode()
+        f"{code}\nRetry-After: 3\n\n".encode()
         + json.dumps({"error": {"code": code, "message": "no", "errors": [{"reason": reason}]}}).encode()
         for code, reason in reasons
     ]

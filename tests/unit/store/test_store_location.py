@@ -207,7 +207,7 @@ def test_options_do_not_show_their_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "module", "extra"), [("s3://b", "aioboto3", "s3"), ("gs://b", "gcloud.aio.auth", "gcs")]
+    ("url", "module", "extra"), [("s3://b", "botocore.auth", "s3"), ("gs://b", "gcloud.aio.auth", "gcs")]
 )
 def test_a_missing_sdk_names_the_extra_to_install(
     url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
