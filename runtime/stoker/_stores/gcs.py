@@ -9,23 +9,20 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, urlencode
 
-import aiohttp
-from gcloud.aio.auth import AioSession, Token
+from gcloud.aio.auth import Token
 from gcloud.aio.auth.token import Type
-from jwt import PyJWTError
 
 from stoker._base.meter import PriceKey
 from stoker._format.manifest import POINTER_KEY
 from stoker._stores.credentials import Endpoint, ExpiredCredentialsError, Identity, RenewedCredentials, parse_date
-from stoker._stores.google_credentials import Signature, is_google_machine, signed_url, transient_failure
+from stoker._stores.google_credentials import signed_url, source_of_tokens, token_session
 from stoker._stores.http import Call, Failure, Reply, Rule, error_of
 from stoker._stores.http_objects import Asked, BucketObjects, said_in
 from stoker._stores.http_session import Connections
 from stoker._stores.location import Location
-from stoker._stores.network import check_endpoint, proxy_of, trusted
+from stoker._stores.network import check_endpoint
 from stoker._stores.options import GcsOptions
 from stoker.abc import Buffer, ObjectInfo
 from stoker.errors import (
@@ -39,9 +36,6 @@ from stoker.errors import (
     UnexpectedAnswerError,
 )
 
-if TYPE_CHECKING:
-    from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
-
 __all__ = ["GcsAccess", "GcsStore"]
 
 _GOOGLE = "https://storage.googleapis.com"
@@ -50,6 +44,7 @@ _LOCATION = re.compile(rb'"location"\s*:\s*"([A-Za-z0-9-]{1,40})"')
 _TOKEN_TIMEOUT_SECONDS = 10
 # Below five minutes, until when a machine's metadata service gives the old token again; Google's own library has this.
 _TOKEN_MARGIN_SECONDS = 225
+_CHECK = "GOOGLE_APPLICATION_CREDENTIALS or GcsOptions(credentials_file=...)"
 _NO_CREDENTIALS = (
     "no Google credentials were found: run 'gcloud auth application-default login', set "
     "GOOGLE_APPLICATION_CREDENTIALS, run where a service account is attached, or send none with "
@@ -148,57 +143,18 @@ class GcsAccess(Connections):
         source = self._source()
         token = None if source.token_type is Type.SERVICE_ACCOUNT else await self.current()
         payer = {"userProject": self._options.user_project} if self._options.user_project else {}
-        what = Signature(bucket=self._bucket, key=key, seconds=seconds, query={**query, **payer})
-        return await signed_url(what, source, token)
+        return await signed_url(self._bucket, key, seconds, {**query, **payer}, source=source, token=token)
 
     def _source(self) -> Token:
-        """Return where tokens come from.
-
-        Raises:
-            CredentialsError: the credentials file is not one.
-        """
         file = str(self._options.credentials_file) if self._options.credentials_file else None
-        try:
-            return Token(file, None, [_SCOPE])
-        except (OSError, ValueError, LookupError) as error:
-            raise _malformed(error) from None
+        return source_of_tokens(file, _SCOPE, _CHECK)
 
     async def _fetch_token(self) -> tuple[str, float]:
         """Get a token and its life, past the library's own cache, which retries for a minute and leaves a task."""
-        source = self._source()
-        is_machine = source.token_type is Type.GCE_METADATA
-        try:
-            # The machine's own account is asked on the machine, never through a proxy.
-            proxy = None if is_machine else proxy_of(source.token_uri)
-            connector = aiohttp.TCPConnector(ssl=trusted())
-            # Not our session: that one leaves bodies as they come, and this endpoint compresses its own.
-            async with aiohttp.ClientSession(connector=connector, proxy=proxy) as session:
-                source.session = AioSession(cast("Session", session))
-                fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
-        except StokerError:
-            raise
-        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, PyJWTError) as error:
-            # Not chained: the client's error holds the request, or a proxy's password.
-            raise self._token_error(error, is_machine=is_machine) from None
-        return fresh.value, fresh.expires_in
-
-    def _token_error(self, error: Exception, *, is_machine: bool) -> StoreError:
-        is_unreached = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
-        if is_unreached and is_machine and not (self._token.were_fetched or is_google_machine()):
-            return CredentialsError(_NO_CREDENTIALS)
-        if (transient := transient_failure(error)) is not None:
-            return transient
-        if isinstance(error, aiohttp.ClientResponseError):
-            return CredentialsError(f"Google refused the credentials ({error.status}); log in again")
-        return _malformed(error)
-
-
-def _malformed(error: Exception) -> CredentialsError:
-    """Return our error for what is wrong with a credentials file; the cause may quote it and is not repeated."""
-    return CredentialsError(
-        f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
-        "check GOOGLE_APPLICATION_CREDENTIALS or GcsOptions(credentials_file=...)"
-    )
+        source, no_credentials = self._source(), "" if self._token.were_fetched else _NO_CREDENTIALS
+        async with token_session(source, no_credentials, refused="Google refused the credentials", check=_CHECK):
+            fresh = await source.refresh(timeout=_TOKEN_TIMEOUT_SECONDS)
+            return fresh.value, fresh.expires_in
 
 
 def _emulator(options: GcsOptions, environment: Mapping[str, str]) -> str | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -28,14 +29,16 @@ from gcloud.aio.storage import Blob, Bucket, Storage
 from stoker._stores.credentials import RenewedCredentials
 from stoker._stores.http import Failure, error_of
 from stoker._stores.network import machine_vendor, proxy_of, trusted
-from stoker.errors import ConnectionLostError, CredentialsError, ServerError, StokerError, StoreError, TransientError
+from stoker.errors import ConnectionLostError, CredentialsError, ServerError, StokerError, TransientError
 
 if TYPE_CHECKING:
     from requests import Session  # what the library's annotations say; its asyncio half takes aiohttp's
 
-__all__ = ["is_google_machine", "transient_failure", "IdentityTokens", "Signature", "signed_url"]
+__all__ = ["IdentityTokens", "signed_url", "source_of_tokens", "token_session"]
 
 _ENDPOINT = "Google's token endpoint"
+_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+_ROLE_WANTED = "log in again, or ask for the role roles/iam.serviceAccountOpenIdTokenCreator"
 _VARIABLES = ("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB")
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
@@ -53,7 +56,7 @@ _CANNOT = (
 )
 
 
-def transient_failure(error: Exception) -> TransientError | None:
+def _transient_failure(error: Exception) -> TransientError | None:
     """Return our error for a failure of Google's token endpoint that may pass; None for a refusal."""
     if isinstance(error, json.JSONDecodeError) or (
         isinstance(error, aiohttp.ClientResponseError) and error.status < 300
@@ -68,9 +71,66 @@ def transient_failure(error: Exception) -> TransientError | None:
     return None
 
 
-def is_google_machine() -> bool:
+def _is_google_machine() -> bool:
     """Return whether this is a machine, container or function of Google's, which has an account to ask for tokens."""
     return any(map(os.environ.get, _VARIABLES)) or machine_vendor() == "Google"
+
+
+def source_of_tokens(file: str | None, scope: str, check: str = _VARIABLE) -> Token:
+    """Return where tokens come from; ``check`` says where a credentials file is configured.
+
+    Raises:
+        CredentialsError: the credentials file is not one.
+    """
+    try:
+        return Token(file, None, [scope])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _malformed(error, check) from None
+
+
+def _malformed(error: Exception, check: str) -> CredentialsError:
+    """Return our error for what is wrong with a credentials file; the cause may quote it and is not repeated."""
+    return CredentialsError(
+        f"the Google credentials file is unreadable or malformed ({type(error).__name__}); check {check}"
+    )
+
+
+@asynccontextmanager
+async def token_session(
+    source: Token, no_credentials: str, *, refused: str, remedy: str = "log in again", check: str = _VARIABLE
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """Give ``source`` a session to ask for tokens with, and yield it; what fails within becomes one of our errors.
+
+    The session is none of a store's, which leave bodies as they come: token endpoints compress their own.
+
+    Args:
+        source: of tokens.
+        no_credentials: what to say if this machine has none; empty if it had some.
+        refused: what to say if Google refuses; the status follows in parentheses.
+        remedy: what the user can do then.
+        check: where a credentials file is configured.
+    """
+    is_machine = source.token_type is Type.GCE_METADATA
+    try:
+        # The machine's own account is asked on the machine, never through a proxy.
+        proxy = None if is_machine else proxy_of(source.token_uri)
+        connector = aiohttp.TCPConnector(ssl=trusted())
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, proxy=proxy, timeout=timeout) as session:
+            source.session = AioSession(cast("Session", session))
+            yield session
+    except StokerError:
+        raise
+    except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
+        # Not chained, here and below: the client's error holds the request, or a proxy's password.
+        is_unreached = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
+        if is_unreached and is_machine and no_credentials and not _is_google_machine():
+            raise CredentialsError(no_credentials) from None
+        if (transient := _transient_failure(error)) is not None:
+            raise transient from None
+        if isinstance(error, aiohttp.ClientResponseError):
+            raise CredentialsError(f"{refused} ({error.status}); {remedy}") from None
+        raise _malformed(error, check) from None
 
 
 class IdentityTokens:
@@ -111,44 +171,19 @@ class IdentityTokens:
         return token, _good_seconds(token) + _MARGIN_SECONDS
 
     async def _fresh(self, audience: str) -> str:
-        is_machine = False
-        try:
-            source = Token(None, None, [_SCOPE])
-            is_machine = source.token_type is Type.GCE_METADATA
-            proxy = None if is_machine else proxy_of(source.token_uri)
-            connector = aiohttp.TCPConnector(ssl=trusted())
-            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
-            async with aiohttp.ClientSession(connector=connector, proxy=proxy, timeout=timeout) as session:
-                if self._service_account is not None:
-                    return await _impersonated(source, session, self._service_account, audience)
-                if is_machine:
-                    return await _of_this_machine(session, audience)
-                if source.token_type is Type.SERVICE_ACCOUNT:
-                    return await _self_signed(source, session, audience)
-        except StokerError:
-            raise
-        except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
-            # Not chained: the client's error holds the request, or a proxy's password.
-            raise self._token_error(error, audience, is_machine=is_machine) from None
+        source = source_of_tokens(None, _SCOPE)
+        refused = f"Google refused to identify the caller of {audience}"
+        no_credentials = "" if self._kept[audience].were_fetched else f"{_NO_CREDENTIALS}{self._otherwise}"
+        async with token_session(source, no_credentials, refused=refused, remedy=_ROLE_WANTED) as session:
+            if self._service_account is not None:
+                return await _impersonated(source, session, self._service_account, audience)
+            if source.token_type is Type.GCE_METADATA:
+                return await _of_this_machine(session, audience)
+            if source.token_type is Type.SERVICE_ACCOUNT:
+                return await _self_signed(source, session, audience)
         raise CredentialsError(
             f"credentials of kind {source.token_type.value} identify no caller; name a service account that you may "
             "act for (--function-account, ServedOptions(service_account=...)), or use a service account's key"
-        )
-
-    def _token_error(self, error: Exception, audience: str, *, is_machine: bool) -> StoreError:
-        is_unreached = isinstance(error, aiohttp.ClientConnectionError | TimeoutError)
-        if is_unreached and is_machine and not (self._kept[audience].were_fetched or is_google_machine()):
-            return CredentialsError(f"{_NO_CREDENTIALS}{self._otherwise}")
-        if (transient := transient_failure(error)) is not None:
-            return transient
-        if isinstance(error, aiohttp.ClientResponseError):
-            return CredentialsError(
-                f"Google refused to identify the caller of {audience} ({error.status}); log in again, or ask for the "
-                "role roles/iam.serviceAccountOpenIdTokenCreator"
-            )
-        return CredentialsError(
-            f"the Google credentials file is unreadable or malformed ({type(error).__name__}); "
-            "check GOOGLE_APPLICATION_CREDENTIALS"
         )
 
 
@@ -187,30 +222,12 @@ async def _self_signed(source: Token, session: aiohttp.ClientSession, audience: 
 
 
 async def _impersonated(source: Token, session: aiohttp.ClientSession, service_account: str, audience: str) -> str:
-    source.session = AioSession(cast("Session", session))
     access = await source.refresh(timeout=_TIMEOUT_SECONDS)
     url = GCLOUD_ENDPOINT_GENERATE_ID_TOKEN.format(service_account=quote(service_account, safe="@"))
     asked: dict[str, Any] = {"audience": audience, "includeEmail": True}
     headers = {"Authorization": f"Bearer {access.value}"}
     async with session.post(url, json=asked, headers=headers, raise_for_status=True) as response:
         return str((await response.json())["token"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
-    """What is signed.
-
-    Attributes:
-        bucket: its name.
-        key: within the bucket.
-        seconds: that the URL holds.
-        query: more parameters of the request.
-    """
-
-    bucket: str
-    key: str
-    seconds: int
-    query: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +243,18 @@ class _Identity:
         return self.token
 
 
-async def signed_url(what: Signature, source: Token, token: str | None) -> str:
-    """Return a URL that stands for a GET by the account that ``source`` is of; ``token`` is its access token.
+async def signed_url(
+    bucket: str, key: str, seconds: int, query: Mapping[str, str], *, source: Token, token: str | None
+) -> str:
+    """Return a URL that stands for a GET by the account that ``source`` is of.
+
+    Args:
+        bucket: its name.
+        key: within the bucket.
+        seconds: that the URL holds.
+        query: more parameters of the request.
+        source: of the account's tokens.
+        token: authorises the request to Google's signer; None for an account whose key is here.
 
     Raises:
         CredentialsError: that account has no key here, and Google does not sign for it either.
@@ -235,35 +262,30 @@ async def signed_url(what: Signature, source: Token, token: str | None) -> str:
     """
     try:
         connector = aiohttp.TCPConnector(ssl=trusted())
-        async with aiohttp.ClientSession(connector=connector, proxy=proxy_of(_IAM_URL)) as session:
-            identity = await _identity(source, token or "")
-            return await _signed(what, identity, cast("Session", session))
+        async with aiohttp.ClientSession(connector=connector, proxy=proxy_of(_IAM_URL)) as client:
+            identity, session = await _identity(source, token or ""), cast("Session", client)
+            stand_in = cast("Token", identity)
+            storage = Storage(session=session, api_is_dev=True, token=stand_in)
+            url: str = await Blob(Bucket(storage, bucket), key, {"size": 0}).get_signed_url(
+                seconds,
+                query_params=dict(query),
+                iam_client=IamClient(token=stand_in, session=session),
+                service_account_email=identity.service_data["client_email"],
+                token=stand_in,
+                session=session,
+            )
+            return url
     except StokerError:
         raise
     except (aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
         # Not chained, here and below: the client's error holds the request, and so the token.
-        if (transient := transient_failure(error)) is not None:
+        if (transient := _transient_failure(error)) is not None:
             raise transient from None
         if isinstance(error, aiohttp.ClientResponseError):
             raise CredentialsError(f"{_CANNOT} (Google answered {error.status})") from None
         raise ConnectionLostError(f"Google could not be asked to sign ({type(error).__name__})") from None
     except (ValueError, LookupError, TypeError) as error:
         raise CredentialsError(f"{_CANNOT} ({type(error).__name__})") from None
-
-
-async def _signed(what: Signature, identity: _Identity, session: Session) -> str:
-    stand_in = cast("Token", identity)
-    storage = Storage(session=session, api_is_dev=True, token=stand_in)
-    blob = Blob(Bucket(storage, what.bucket), what.key, {"size": 0})
-    url: str = await blob.get_signed_url(
-        what.seconds,
-        query_params=dict(what.query),
-        iam_client=IamClient(token=stand_in, session=session),
-        service_account_email=identity.service_data["client_email"],
-        token=stand_in,
-        session=session,
-    )
-    return url
 
 
 async def _identity(source: Token, token: str) -> _Identity:
